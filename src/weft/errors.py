@@ -1,0 +1,25 @@
+"""The errors weft raises on purpose: each names the input, what was expected, and the remedy."""
+
+from __future__ import annotations
+
+__all__ = ["BackendError", "DataError", "InputError", "ShapeError", "WeftError"]
+
+
+class WeftError(Exception):
+    """Something the caller can mend. The command line prints it as one line, exit code 2."""
+
+
+class InputError(WeftError, ValueError):
+    """An argument, option or configuration value that cannot be used."""
+
+
+class ShapeError(InputError):
+    """Tensors whose shapes do not fit together."""
+
+
+class BackendError(InputError):
+    """A backend asked for by name that cannot serve the request. There is no silent fallback."""
+
+
+class DataError(WeftError, OSError):
+    """A file or folder that is missing, damaged, half-written or of another format."""
