@@ -1,0 +1,293 @@
+// Streaming attention: output, and in the same pass the strongest edges and totals of each row.
+//
+// For each block of queries, the keys stream by in tiles: a tile of scores is one product of
+// packed queries and keys; rules and masks are applied to it; then row by row its candidates for
+// the strongest edges are taken, and the scores become exponentials that weigh the values. What a
+// mask hides from a whole group of rows is never computed.
+#pragma once
+
+#include "packing.h"
+#include "rules.h"
+#include "softmax.h"
+#include "strongest.h"
+#include "workspace.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+constexpr int block_queries = 8 * group_rows;
+constexpr int tile_keys = 256;
+constexpr int tile_row = tile_keys + 16;  // no power of two: rows fall into different cache sets
+
+// The state of one block of queries while its keys stream by.
+struct Block {
+    float* queries;    // (rows, depth), scaled
+    float* scores;     // (rows, tile_row)
+    float* sums;       // (rows, sums_row): weighted values so far
+    float* relation;   // (rows, table_row): relative scores by distance, or nullptr
+    float* by_distance;  // (rows, table_row): weights summed by distance, or nullptr
+    float* key_panel;    // the key table as panels
+    float* value_table;  // the value table in whole vectors
+    Running running[block_queries];
+    Range visible[block_queries];
+    int32_t count[block_queries];
+    Candidates candidates[block_queries];
+    int64_t sums_row, table_row, capacity;
+    int64_t batch, head, first_query;
+    int rows;
+    float guess;
+};
+
+inline bool keeps_edges(const Call& call) { return call.kept > 0; }
+
+inline Block* lay_out_block(const Call& call, Workspace& space) {
+    Block* block = space.take<Block>(1);
+    Block measured;
+    Block& b = block ? *block : measured;
+    b.sums_row = round_up(call.value_depth, lanes);
+    b.table_row = round_up(2 * call.clip + 1, panel_columns);
+    b.queries = space.take<float>(block_queries * call.depth);
+    b.scores = space.take<float>(block_queries * tile_row + lanes);
+    b.sums = space.take<float>(block_queries * b.sums_row);
+    b.relation = b.by_distance = b.key_panel = b.value_table = nullptr;
+    if (call.key_table) {
+        b.relation = space.take<float>(block_queries * b.table_row);
+        b.key_panel = space.take<float>(b.table_row * call.depth);
+    }
+    if (call.value_table) {
+        b.by_distance = space.take<float>(block_queries * b.table_row);
+        b.value_table = space.take<float>(b.table_row * b.sums_row);
+    }
+    if (keeps_edges(call)) {
+        b.capacity = candidate_capacity(call.kept, tile_keys);
+        float* scores = space.take<float>(block_queries * (b.capacity + lanes));
+        int32_t* keys = space.take<int32_t>(block_queries * (b.capacity + lanes));
+        if (block)
+            for (int row = 0; row < block_queries; ++row) {
+                b.candidates[row].scores = scores + row * (b.capacity + lanes);
+                b.candidates[row].keys = keys + row * (b.capacity + lanes);
+            }
+    }
+    return block;
+}
+
+// Rows of a relative table of one head as a tensor that packing reads.
+inline Tensor table_rows(const float* table, int64_t head_stride, int64_t columns) {
+    Tensor rows;
+    rows.data = table;
+    rows.head = head_stride;
+    rows.row = columns;
+    return rows;
+}
+
+inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first) {
+    block.batch = b;
+    block.head = h;
+    block.first_query = first;
+    block.rows = (int)smaller(block_queries, call.queries_count - first);
+    block.guess = infinity;
+    for (int row = 0; row < block.rows; ++row) {
+        float* to = block.queries + row * call.depth;
+        copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, to);
+        for (int64_t d = 0; d < call.depth; ++d) to[d] *= call.scale;
+        block.running[row] = Running{};
+        block.visible[row] = visible_keys(call, b, first + row);
+        block.count[row] = 0;
+        block.candidates[row].number = 0;
+        block.candidates[row].threshold = -infinity;
+    }
+    std::memset(block.sums, 0, block.rows * block.sums_row * sizeof(float));
+    const int64_t distances = 2 * call.clip + 1;
+    if (block.relation) {
+        const Tensor table = table_rows(call.key_table, call.key_table_head, call.depth);
+        pack_panels(table, false, 0, h, 0, distances, distances, call.depth, block.key_panel);
+        for (int row = 0; row < block.rows; row += group_rows) {
+            const int rows = (int)smaller(group_rows, block.rows - row);
+            for (int64_t r = 0; r < distances; r += panel_columns)
+                multiply<false>(rows, panel_columns, block.queries + row * call.depth, call.depth,
+                                1, block.key_panel + r * call.depth, panel_columns,
+                                block.relation + row * block.table_row + r, block.table_row,
+                                call.depth);
+        }
+    }
+    if (block.by_distance) {
+        const Tensor table = table_rows(call.value_table, call.value_table_head, call.value_depth);
+        pack_rows(table, false, 0, h, 0, distances, call.value_depth, block.value_table);
+        std::memset(block.by_distance, 0, block.rows * block.table_row * sizeof(float));
+    }
+}
+
+// The keys that at least one row of a group sees in a tile.
+inline Range group_range(const Block& block, int row, int rows, Range tile) {
+    Range range;
+    for (int r = row; r < row + rows; ++r)
+        range = hull(range, intersection(block.visible[r], tile));
+    return range;
+}
+
+// One row of a tile: scores to exponentials. `group`: what the product computed.
+template <bool with_statistics>
+inline void soften_row(const Call& call, Block& block, int row, Range group, Range tile,
+                       bool rules) {
+    float* scores = block.scores + row * tile_row;
+    const Range keys = intersection(block.visible[row], tile);
+    if (keys.empty()) {
+        for (int64_t j = group.first; j < group.end; ++j) scores[j - tile.first] = 0;
+        return;
+    }
+    float* first = scores + (keys.first - tile.first);
+    const int64_t length = keys.end - keys.first, vectors = vectors_of(length);
+    const int64_t query = block.first_query + row;
+    if (rules)
+        apply_rules(call, block.batch, block.head, query, keys,
+                    block.relation ? block.relation + row * block.table_row : nullptr, first);
+    for (int64_t j = length; j < vectors * lanes; ++j) first[j] = -infinity;
+
+    Floats best = broadcast(-infinity);
+    for (int64_t v = 0; v < vectors; ++v) best = maximum(load(first + v * lanes), best);
+    const float highest = largest(best);
+    if (with_statistics) {
+        int64_t seen = length;
+        if (call.allowed.data || call.bias.data || call.offset_bias) {
+            seen = 0;
+            for (int64_t j = 0; j < length; ++j) seen += first[j] != -infinity;
+        }
+        block.count[row] += (int32_t)seen;
+        if (call.kept)
+            offer(block.candidates[row], call.kept, block.capacity, first, vectors,
+                  (int32_t)keys.first, highest, block.guess);
+    }
+    Running& running = block.running[row];
+    const float factor = running.raise(highest);
+    if (factor != 1.0f) {
+        float* sums = block.sums + row * block.sums_row;
+        for (int64_t d = 0; d < block.sums_row; d += lanes)
+            store(sums + d, load(sums + d) * factor);
+        if (block.by_distance)
+            for (int64_t r = 0; r < block.table_row; r += lanes) {
+                float* weights = block.by_distance + row * block.table_row + r;
+                store(weights, load(weights) * factor);
+            }
+    }
+    exponentiate<with_statistics>(running, first, vectors);
+    if (block.by_distance)
+        sum_by_distance(call, first, query, keys, block.by_distance + row * block.table_row);
+    for (int64_t j = group.first; j < keys.first; ++j) scores[j - tile.first] = 0;
+    for (int64_t j = keys.first + vectors * lanes; j < group.end; ++j) scores[j - tile.first] = 0;
+}
+
+// Let one tile of keys pass a block of queries.
+template <bool with_statistics>
+inline void pass_tile(const Call& call, Block& block, const float* packed_keys, Matrix values,
+                      Range tile) {
+    const bool rules = has_rules(call);
+    Range groups[block_queries / group_rows + 1];
+    for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g)
+        groups[g] = group_range(block, row, (int)smaller(group_rows, block.rows - row), tile);
+
+    for (int64_t panel = tile.first; panel < tile.end; panel += panel_columns) {
+        const float* keys = packed_keys + panel * call.depth;
+        for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
+            if (groups[g].end <= panel || groups[g].first >= panel + panel_columns) continue;
+            multiply_rows<2, false>((int)smaller(group_rows, block.rows - row),
+                                    block.queries + row * call.depth, call.depth, 1, keys,
+                                    panel_columns, block.scores + row * tile_row + (panel - tile.first),
+                                    tile_row, call.depth);
+        }
+    }
+    for (int row = 0; row < block.rows; ++row) {
+        const Range group = groups[row / group_rows];
+        if (!group.empty()) soften_row<with_statistics>(call, block, row, group, tile, rules);
+    }
+    for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
+        if (groups[g].empty()) continue;
+        multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
+                       block.scores + row * tile_row + (groups[g].first - tile.first), tile_row, 1,
+                       values.data + groups[g].first * values.row, values.row,
+                       block.sums + row * block.sums_row, block.sums_row,
+                       groups[g].end - groups[g].first);
+    }
+}
+
+inline void write_output(const Call& call, int64_t row, const float* sums, float factor) {
+    if (call.bfloat16) {
+        uint16_t* to = (uint16_t*)call.output + row * call.value_depth;
+        for (int64_t d = 0; d < call.value_depth; ++d) to[d] = to_bfloat16(sums[d] * factor);
+    } else {
+        float* to = (float*)call.output + row * call.value_depth;
+        for (int64_t d = 0; d < call.value_depth; ++d) to[d] = sums[d] * factor;
+    }
+}
+
+// From the streamed sums to the results of the block's rows.
+inline void finish_block(const Call& call, Block& block) {
+    if (block.by_distance)
+        for (int row = 0; row < block.rows; row += group_rows)
+            multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
+                           block.by_distance + row * block.table_row, block.table_row, 1,
+                           block.value_table, block.sums_row, block.sums + row * block.sums_row,
+                           block.sums_row, 2 * call.clip + 1);
+    for (int row = 0; row < block.rows; ++row) {
+        const int64_t at = (block.batch * call.heads + block.head) * call.queries_count +
+                           block.first_query + row;
+        Running& running = block.running[row];
+        float factor = 1.0f, with_sink = running.total;
+        if (call.sinks) {
+            const float sink = call.sinks[block.head];
+            factor = running.raise(sink);
+            with_sink = running.total +
+                        (sink == -infinity ? 0.0f : __builtin_expf(sink - running.maximum));
+        }
+        // A row that saw no key: no mass, and minus infinity for its logarithm.
+        const bool blind = with_sink == 0;
+        const float inverse = blind ? 0.0f : 1.0f / with_sink;
+        const float logarithm = __builtin_logf(with_sink);
+        write_output(call, at, block.sums + row * block.sums_row, factor * inverse);
+        call.lse[at] = blind ? -infinity : running.maximum + logarithm;
+        if (!call.entropy) continue;
+        call.entropy[at] =
+            blind ? 0.0f : (running.total * logarithm - running.moment) * inverse;
+        call.count[at] = block.count[row];
+        float mass = 0;
+        if (call.kept) {
+            float* scores = call.kept_scores + at * call.kept;
+            float* weights = call.kept_weights + at * call.kept;
+            int32_t* keys = call.kept_keys + at * call.kept;
+            const int64_t kept = order_strongest(block.candidates[row], call.kept, scores, keys);
+            for (int64_t n = 0; n < kept; n += lanes) {
+                const Floats x = load_part(scores + n, kept - n) - running.maximum;
+                float part[lanes];
+                store(part, exponential(x) * inverse);
+                for (int64_t lane = 0; lane < lanes && n + lane < kept; ++lane)
+                    mass += weights[n + lane] = part[lane];
+            }
+            for (int64_t n = kept; n < call.kept; ++n) {
+                scores[n] = -infinity;
+                weights[n] = 0;
+                keys[n] = -1;
+            }
+        }
+        const float rest = (blind ? 0.0f : inverse * with_sink) - mass;
+        call.rest[at] = rest < 0 ? 0.0f : rest;
+    }
+}
+
+// One block of queries from beginning to end.
+inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
+                          const float* packed_keys, Matrix values) {
+    begin_block(call, block, b, h, first);
+    Range keys;
+    for (int row = 0; row < block.rows; ++row) keys = hull(keys, block.visible[row]);
+    const int64_t start = keys.first / panel_columns * panel_columns;
+    for (int64_t tile = start; tile < keys.end; tile += tile_keys) {
+        const Range range{tile, smaller(tile + tile_keys, keys.end)};
+        if (call.entropy)
+            pass_tile<true>(call, block, packed_keys, values, range);
+        else
+            pass_tile<false>(call, block, packed_keys, values, range);
+    }
+    finish_block(call, block);
+}
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft

@@ -1,0 +1,108 @@
+// Laying queries, keys and values out as the products read them.
+#pragma once
+
+#include "call.h"
+#include "multiply.h"
+#include "visible.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+inline float from_bfloat16(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+}
+
+// To the nearest bfloat16, ties to even.
+inline uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Copy a row of `columns` elements as float32.
+inline void copy_row(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
+                     int64_t columns, float* to) {
+    if (bfloat16) {
+        const uint16_t* from = tensor.at<uint16_t>(b, h, i);
+        for (int64_t d = 0; d < columns; ++d) to[d] = from_bfloat16(from[d]);
+    } else {
+        std::memcpy(to, tensor.at<float>(b, h, i), columns * sizeof(float));
+    }
+}
+
+// Rows first .. first + panel_columns of a tensor, turned: panel[d * panel_columns + j] is
+// element d of row first + j; rows from `count` on are zero.
+inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
+                       int64_t count, int64_t depth, float* panel) {
+    for (int64_t half = 0; half < panel_columns; half += lanes) {
+        const int64_t start = first + half;
+        const int64_t rows = smaller(larger(count - start, 0), lanes);
+        int64_t d = 0;
+        if (rows == lanes && !bfloat16) {
+            for (; d + lanes <= depth; d += lanes) {
+                Floats square[lanes];
+#pragma GCC unroll 16
+                for (int row = 0; row < lanes; ++row)
+                    square[row] = load(tensor.at<float>(b, h, start + row) + d);
+                transpose(square);
+#pragma GCC unroll 16
+                for (int row = 0; row < lanes; ++row)
+                    store(panel + (d + row) * panel_columns + half, square[row]);
+            }
+        }
+        for (int64_t rest = d; rest < depth; ++rest)
+            store(panel + rest * panel_columns + half, Floats{});
+        for (int64_t row = 0; row < rows; ++row) {
+            float* to = panel + half + row;
+            if (bfloat16) {
+                const uint16_t* from = tensor.at<uint16_t>(b, h, start + row);
+                for (int64_t rest = d; rest < depth; ++rest)
+                    to[rest * panel_columns] = from_bfloat16(from[rest]);
+            } else {
+                const float* from = tensor.at<float>(b, h, start + row);
+                for (int64_t rest = d; rest < depth; ++rest) to[rest * panel_columns] = from[rest];
+            }
+        }
+    }
+}
+
+// All keys of one head in panels: element d of key j lies at
+// (j / panel_columns * depth + d) * panel_columns + j % panel_columns.
+inline void pack_panels(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
+                        int64_t end, int64_t count, int64_t depth, float* packed) {
+    for (int64_t j = first; j < end; j += panel_columns)
+        pack_panel(tensor, bfloat16, b, h, j, count, depth, packed + j * depth);
+}
+
+inline int64_t packed_rows(int64_t rows) { return round_up(rows, panel_columns); }
+
+// Values in rows of whole vectors, the columns past value_depth zero.
+inline void pack_rows(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
+                      int64_t end, int64_t columns, float* packed) {
+    const int64_t width = round_up(columns, lanes);
+    for (int64_t j = first; j < end; ++j) {
+        float* row = packed + j * width;
+        copy_row(tensor, bfloat16, b, h, j, columns, row);
+        for (int64_t d = columns; d < width; ++d) row[d] = 0;
+    }
+}
+
+// A matrix of float32 as the products read it.
+struct Matrix {
+    const float* data;
+    int64_t row;
+};
+
+// Whether the products can read the values where they are.
+inline bool values_in_place(const Call& call) {
+    return !call.bfloat16 && call.value_depth % lanes == 0;
+}
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft

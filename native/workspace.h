@@ -1,0 +1,31 @@
+// Scratch memory of one thread, dealt out piece by piece.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+// Deals out aligned pieces of a block of memory; without a block it only adds up their sizes, so
+// that one function both measures and lays out a workspace.
+class Workspace {
+public:
+    explicit Workspace(char* memory) : memory_(memory) {}
+
+    template <typename Element>
+    Element* take(int64_t count) {
+        char* piece = memory_ ? memory_ + used_ : nullptr;
+        used_ += (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64;
+        return reinterpret_cast<Element*>(piece);
+    }
+
+    size_t used() const { return used_; }
+
+private:
+    char* memory_;
+    size_t used_ = 0;
+};
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft
