@@ -6,6 +6,6 @@
 
 namespace weft {
 
-void forward(const Kernels& kernels, Call call, int threads);
+void forward(const Kernels& kernels, const Call& call, int threads);
 
 }  // namespace weft

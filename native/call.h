@@ -61,11 +61,6 @@ struct Call {
     int32_t* kept_keys = nullptr;  // (rows, kept)
     float* kept_scores = nullptr;
     float* kept_weights = nullptr;
-
-    // Scratch memory: keys and values packed for the kernel, shared by its tasks; nullptr where
-    // each task packs its own.
-    float* packed_keys = nullptr;
-    float* packed_values = nullptr;
 };
 
 }  // namespace weft

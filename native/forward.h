@@ -100,7 +100,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     const int64_t distances = 2 * call.clip + 1;
     if (block.relation) {
         const Tensor table = table_rows(call.key_table, call.key_table_head, call.depth);
-        pack_panels(table, false, 0, h, 0, distances, distances, call.depth, block.key_panel);
+        pack_panels(table, false, 0, h, 0, distances, call.depth, block.key_panel);
         for (int row = 0; row < block.rows; row += group_rows) {
             const int rows = (int)smaller(group_rows, block.rows - row);
             for (int64_t r = 0; r < distances; r += panel_columns)
@@ -178,21 +178,21 @@ inline void soften_row(const Call& call, Block& block, int row, Range group, Ran
 
 // Let one tile of keys pass a block of queries.
 template <bool with_statistics>
-inline void pass_tile(const Call& call, Block& block, const float* packed_keys, Matrix values,
-                      Range tile) {
+inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
     const bool rules = has_rules(call);
     Range groups[block_queries / group_rows + 1];
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g)
         groups[g] = group_range(block, row, (int)smaller(group_rows, block.rows - row), tile);
 
     for (int64_t panel = tile.first; panel < tile.end; panel += panel_columns) {
-        const float* keys = packed_keys + panel * call.depth;
+        const float* columns = keys.panel(panel, call.depth);
         for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
             if (groups[g].end <= panel || groups[g].first >= panel + panel_columns) continue;
             multiply_rows<2, false>((int)smaller(group_rows, block.rows - row),
-                                    block.queries + row * call.depth, call.depth, 1, keys,
-                                    panel_columns, block.scores + row * tile_row + (panel - tile.first),
-                                    tile_row, call.depth);
+                                    block.queries + row * call.depth, call.depth, 1, columns,
+                                    panel_columns,
+                                    block.scores + row * tile_row + (panel - tile.first), tile_row,
+                                    call.depth);
         }
     }
     for (int row = 0; row < block.rows; ++row) {
@@ -203,7 +203,7 @@ inline void pass_tile(const Call& call, Block& block, const float* packed_keys, 
         if (groups[g].empty()) continue;
         multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
                        block.scores + row * tile_row + (groups[g].first - tile.first), tile_row, 1,
-                       values.data + groups[g].first * values.row, values.row,
+                       keys.value(groups[g].first), keys.value_row,
                        block.sums + row * block.sums_row, block.sums_row,
                        groups[g].end - groups[g].first);
     }
@@ -274,17 +274,17 @@ inline void finish_block(const Call& call, Block& block) {
 
 // One block of queries from beginning to end.
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
-                          const float* packed_keys, Matrix values) {
+                          const PackedKeys& keys) {
     begin_block(call, block, b, h, first);
-    Range keys;
-    for (int row = 0; row < block.rows; ++row) keys = hull(keys, block.visible[row]);
-    const int64_t start = keys.first / panel_columns * panel_columns;
-    for (int64_t tile = start; tile < keys.end; tile += tile_keys) {
-        const Range range{tile, smaller(tile + tile_keys, keys.end)};
+    Range seen;
+    for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
+    const int64_t start = seen.first / panel_columns * panel_columns;
+    for (int64_t tile = start; tile < seen.end; tile += tile_keys) {
+        const Range range{tile, smaller(tile + tile_keys, seen.end)};
         if (call.entropy)
-            pass_tile<true>(call, block, packed_keys, values, range);
+            pass_tile<true>(call, block, keys, range);
         else
-            pass_tile<false>(call, block, packed_keys, values, range);
+            pass_tile<false>(call, block, keys, range);
     }
     finish_block(call, block);
 }

@@ -4,6 +4,7 @@
 #include "call.h"
 #include "multiply.h"
 #include "visible.h"
+#include "workspace.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -72,36 +73,66 @@ inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h
     }
 }
 
-// All keys of one head in panels: element d of key j lies at
-// (j / panel_columns * depth + d) * panel_columns + j % panel_columns.
+// Rows `first` to `end` of one head in panels; `first` is a multiple of panel_columns. Element d of
+// row first + j lies at (j / panel_columns * depth + d) * panel_columns + j % panel_columns.
 inline void pack_panels(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
-                        int64_t end, int64_t count, int64_t depth, float* packed) {
+                        int64_t end, int64_t depth, float* packed) {
     for (int64_t j = first; j < end; j += panel_columns)
-        pack_panel(tensor, bfloat16, b, h, j, count, depth, packed + j * depth);
+        pack_panel(tensor, bfloat16, b, h, j, end, depth, packed + (j - first) * depth);
 }
-
-inline int64_t packed_rows(int64_t rows) { return round_up(rows, panel_columns); }
 
 // Values in rows of whole vectors, the columns past value_depth zero.
 inline void pack_rows(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
                       int64_t end, int64_t columns, float* packed) {
     const int64_t width = round_up(columns, lanes);
     for (int64_t j = first; j < end; ++j) {
-        float* row = packed + j * width;
+        float* row = packed + (j - first) * width;
         copy_row(tensor, bfloat16, b, h, j, columns, row);
         for (int64_t d = columns; d < width; ++d) row[d] = 0;
     }
 }
 
-// A matrix of float32 as the products read it.
-struct Matrix {
-    const float* data;
-    int64_t row;
+// The keys and values of one head as the products read them, from key `first` on.
+struct PackedKeys {
+    float* panels;
+    float* value_space;   // for values that cannot be read in place
+    const float* values;  // row of key `first`
+    int64_t value_row;
+    int64_t first;
+
+    const float* panel(int64_t key, int64_t depth) const { return panels + (key - first) * depth; }
+    const float* value(int64_t key) const { return values + (key - first) * value_row; }
 };
 
 // Whether the products can read the values where they are.
 inline bool values_in_place(const Call& call) {
     return !call.bfloat16 && call.value_depth % lanes == 0;
+}
+
+inline PackedKeys lay_out_keys(const Call& call, Workspace& space) {
+    PackedKeys keys{};
+    keys.panels =
+        space.take<float>((round_up(call.keys_count, panel_columns) + panel_columns) * call.depth);
+    if (!values_in_place(call))
+        keys.value_space = space.take<float>((call.keys_count + panel_columns) *
+                                             round_up(call.value_depth, lanes));
+    return keys;
+}
+
+// Pack the keys and values of a range.
+inline void pack_keys(const Call& call, int64_t b, int64_t kv_head, Range range, PackedKeys& keys) {
+    keys.first = range.first / panel_columns * panel_columns;
+    pack_panels(call.keys, call.bfloat16, b, kv_head, keys.first, range.end, call.depth,
+                keys.panels);
+    if (values_in_place(call)) {
+        keys.value_row = call.values.row;
+        keys.values = call.values.at<float>(b, kv_head, keys.first);
+    } else {
+        keys.value_row = round_up(call.value_depth, lanes);
+        keys.values = keys.value_space;
+        pack_rows(call.values, call.bfloat16, b, kv_head, keys.first, range.end, call.value_depth,
+                  keys.value_space);
+    }
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -35,7 +35,8 @@ inline Floats load(const float* from) { return (Floats)(*(const UnalignedFloats*
 inline void store(float* to, Floats x) { *(UnalignedFloats*)to = (UnalignedFloats)x; }
 inline Integers load(const int32_t* from) { return (Integers)(*(const UnalignedIntegers*)from); }
 inline void store(int32_t* to, Integers x) { *(UnalignedIntegers*)to = (UnalignedIntegers)x; }
-inline Floats broadcast(float x) { return Floats{} + x; }
+// (x - 0 is x for every x, -0 too; the compiler knows, and loads straight into all lanes.)
+inline Floats broadcast(float x) { return x - Floats{}; }
 inline Integers broadcast(int32_t x) { return Integers{} + x; }
 
 inline Integers first_integers() {
