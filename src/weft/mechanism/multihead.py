@@ -210,7 +210,8 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, projected: Tensor, heads: int) -> Tensor:
         """(batch, positions, heads * depth) -> (batch, heads, positions, depth)."""
-        return projected.unflatten(-1, (heads, self.depth)).transpose(1, 2)
+        batch, positions, _ = projected.shape
+        return projected.view(batch, positions, heads, self.depth).transpose(1, 2)
 
     def _join(self, output: Tensor) -> Tensor:
         """(batch, heads, positions, depth) -> (batch, positions, heads * depth)."""
@@ -253,7 +254,7 @@ class MultiHeadAttention(nn.Module):
             dropout=module.dropout,
             source_width=module.kdim,
         )
-        if module.in_proj_weight is not None:
+        if module.kdim == module.embed_dim:
             weights = module.in_proj_weight.chunk(3)
         else:
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -286,7 +287,7 @@ class MultiHeadAttention(nn.Module):
         )  # fmt: skip
         inputs = (self.w_q, self.w_k, self.w_v)
         with torch.no_grad():
-            if module.in_proj_weight is not None:
+            if source_width == width:
                 module.in_proj_weight.copy_(torch.cat([linear.weight for linear in inputs]))
             else:
                 module.q_proj_weight.copy_(self.w_q.weight)

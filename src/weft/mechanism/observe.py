@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from weft.mechanism.graph import AttentionGraph, Keep
 if TYPE_CHECKING:
     from weft.mechanism.multihead import MultiHeadAttention
 
-__all__ = ["Observation", "Observer", "layers_of", "watching"]
+__all__ = ["Observation", "Observer", "Recorder", "layers_of", "watching"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,28 @@ def layers_of(model: nn.Module) -> list[tuple[str, MultiHeadAttention]]:
         for name, module in model.named_modules()
         if isinstance(module, MultiHeadAttention)
     ]
+
+
+class Recorder:
+    """An observer that keeps what it sees: name, layer and observation of each call, in order.
+
+    Names are the layers' paths in the model. Everything is cut off from autograd.
+    """
+
+    def __init__(self, model: nn.Module, keep: Keep) -> None:
+        self.keep = keep
+        self.calls: list[tuple[str, MultiHeadAttention, Observation]] = []
+        self._names = {id(layer): name for name, layer in layers_of(model)}
+
+    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+        caught = observation.caught.detach()
+        detached = replace(
+            observation,
+            queries=observation.queries.detach(),
+            keys=observation.keys.detach(),
+            caught=caught,
+        )
+        self.calls.append((self._names[id(layer)], layer, detached))
 
 
 @contextmanager

@@ -41,11 +41,11 @@ def symmetry(left: Tensor, right: Tensor) -> Tensor:
     Source: Saponati et al. 2025.
 
     >>> matrix = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
-    >>> symmetry(matrix, matrix)                               # M = W W^T is symmetric
-    tensor(1.)
+    >>> round(float(symmetry(matrix, matrix)), 6)              # M = W W^T is symmetric
+    1.0
     >>> quarter_turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-    >>> symmetry(quarter_turn, torch.eye(2))
-    tensor(-1.)
+    >>> round(float(symmetry(quarter_turn, torch.eye(2))), 6)
+    -1.0
     """
     cross = right.transpose(-2, -1) @ left
     trace = (cross * cross.transpose(-2, -1)).sum((-2, -1))
@@ -54,9 +54,9 @@ def symmetry(left: Tensor, right: Tensor) -> Tensor:
 
 
 def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
-    """Whether the long directions of ``M = left right^T`` are its rows (+) or its columns (-).
+    """Whether ``M = left right^T`` has more exceptionally long columns (+) or rows (-).
 
-        (c - r) / (c + r), r = sum of row norms above mean + spread * std, c likewise of columns
+        (c - r) / (c + r), c = sum of column norms above mean + spread * std, r likewise of rows
 
     0: as many long rows as long columns, as in a random or symmetric M.
 
@@ -89,7 +89,8 @@ def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
     """
     left_triangle = torch.linalg.qr(left, mode="r").R
     right_triangle = torch.linalg.qr(right, mode="r").R
-    return torch.linalg.svdvals(left_triangle @ right_triangle.transpose(-2, -1))
+    singular_values: Tensor = torch.linalg.svdvals(left_triangle @ right_triangle.transpose(-2, -1))
+    return singular_values
 
 
 def effective_rank(singular_values: Tensor) -> Tensor:
@@ -101,8 +102,8 @@ def effective_rank(singular_values: Tensor) -> Tensor:
     Returns: (...): from 1 to rank; 0 for the zero matrix.
     Source: Roy and Vetterli 2007.
 
-    >>> effective_rank(torch.tensor([[1.0, 1.0, 1.0], [5.0, 0.0, 0.0]]))
-    tensor([3.0000, 1.0000])
+    >>> effective_rank(torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]]))
+    tensor([4., 1.])
     """
     total = singular_values.sum(-1, keepdim=True)
     share = singular_values / total.clamp(min=torch.finfo(singular_values.dtype).tiny)
