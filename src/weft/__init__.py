@@ -1,0 +1,96 @@
+"""weft: the attention weight matrix - train it, trace it, see it.
+
+The face of the library:
+
+    out = weft.attention(q, k, v, mask=weft.causal())
+    out, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(32))
+
+    trace = weft.trace(model, inputs, tokenizer=tokenizer, keep=weft.Top(32))
+    trace.save("run.weft")
+
+Heavier parts load when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import BackendError, DataError, InputError, ShapeError, WeftError
+from weft.mechanism.function import attend, attention
+from weft.mechanism.graph import All, AttentionGraph, Top
+from weft.mechanism.masks import Mask, causal, neighbours, padding, window
+from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
+from weft.mechanism.scores import (
+    Additive,
+    Bilinear,
+    Dot,
+    GraphAttention,
+    GraphAttentionV2,
+    ScaledDot,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weft.formats.trace import Trace
+    from weft.tracing.capture import trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALiBi",
+    "Additive",
+    "All",
+    "AttentionGraph",
+    "BackendError",
+    "Bilinear",
+    "Buckets",
+    "DataError",
+    "Dot",
+    "GraphAttention",
+    "GraphAttentionV2",
+    "InputError",
+    "Mask",
+    "ScaledDot",
+    "ShapeError",
+    "Shaw",
+    "Top",
+    "Trace",
+    "WeftError",
+    "alibi_slopes",
+    "attend",
+    "attention",
+    "causal",
+    "neighbours",
+    "open",
+    "padding",
+    "rotary",
+    "sinusoidal",
+    "trace",
+    "window",
+]
+
+
+def open(path: "Path | str") -> "Trace":
+    """Open a trace folder; its layers are read when they are first asked for.
+
+    Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+    """
+    from weft.formats.trace import Trace
+
+    return Trace.open(path)
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules are heavy: loaded when first used."""
+    if name == "trace":
+        from weft.tracing.capture import trace
+
+        return trace
+    if name == "Trace":
+        from weft.formats.trace import Trace
+
+        return Trace
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

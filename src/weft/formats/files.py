@@ -1,0 +1,150 @@
+"""Writing so that nothing is lost or half-written: a temporary name first, then a rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DataError
+
+__all__ = ["atomic_file", "atomic_folder", "read_json", "read_text", "write_json"]
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_file(path: Path | str) -> Iterator[Path]:
+    """A temporary path to write to; becomes `path` when the block ends well, else is removed.
+
+    Raises: DataError: the disk is full, the folder is missing or not writable. What was at `path`
+    before is then untouched.
+    """
+    path = Path(path)
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."
+        ) from error
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"cannot write {path}: {_reason(error)}. Nothing was changed; free some space or "
+            "choose another place, and try again."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
+
+    Args:
+        path: the folder to be.
+        overwrite: replace a folder that is there; otherwise that is an error.
+
+    Raises: DataError: as for atomic_file, or `path` exists.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise DataError(f"{path} exists already. Choose another name, or remove it first.")
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."
+        ) from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        for file in temporary.rglob("*"):
+            _sync(file)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            path.rename(old / path.name)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
+        _sync(path.parent)
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"cannot write {path}: {_reason(error)}. Nothing was changed; free some space or "
+            "choose another place, and try again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: Path | str, content: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_json(path: Path | str, what: str = "file") -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: where it is.
+        what: what the error calls it.
+
+    Raises: DataError: it is missing, not readable or not JSON.
+    """
+    text = read_text(path, what)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}: this {what} is damaged: line {error.lineno} is not JSON ({error.msg})."
+        ) from error
+
+
+def read_text(path: Path | str, what: str = "file") -> str:
+    """Read a UTF-8 text file.
+
+    Raises: DataError: it is missing, not readable or not UTF-8 (says at which line).
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such {what}. Check the path.") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot read this {what}: {_reason(error)}.") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}: line {line} is not UTF-8 text (byte {error.start} is "
+            f"0x{content[error.start]:02x}). Convert the file, as in: iconv -f latin1 -t utf-8."
+        ) from None

@@ -1,0 +1,160 @@
+"""The folder of a training run: what is where.
+
+run.json               format, version, state ("training" or "finished")
+config.json            the whole configuration, defaults filled in
+vocabulary.json        the tokenizer (format of the `tokenizers` library)
+checkpoint.safetensors everything needed to go on: weights, optimiser, random state
+best.safetensors       the weights to use: those with the best validation loss
+metrics.jsonl          one line a report: losses, learning rate, speed
+history/               snapshots of the weight matrices, see weft.formats.history
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import DataError, InputError
+from weft.formats.files import atomic_file, read_json, read_text, write_json
+
+__all__ = ["RunFolder"]
+
+_FORMAT, _VERSION = "weft run", 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder on disk."""
+
+    path: Path
+
+    @property
+    def vocabulary(self) -> Path:
+        """The tokenizer."""
+        return self.path / "vocabulary.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Everything needed to go on."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The weights to use."""
+        return self.path / "best.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """Reports, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def history(self) -> Path:
+        """Snapshots of the weight matrices."""
+        return self.path / "history"
+
+    @classmethod
+    def create_or_open(cls, path: Path, config: dict[str, Any]) -> RunFolder:
+        """A new run's folder, or the folder of the same run to go on with.
+
+        Raises: InputError: there is a run with another configuration, or something else.
+        """
+        folder = cls(path)
+        if (path / "run.json").exists():
+            folder.check()
+            changed = list(_differences(folder.config(), config))
+            if changed:
+                raise InputError(
+                    f"{path}: this run was started with another configuration: {changed[0]}"
+                    + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
+                    + ". Choose another folder with --run, or remove this one."
+                )
+            return folder
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path}: exists and is not a run. Choose another folder with --run.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder.history.mkdir(exist_ok=True)
+        except OSError as error:
+            raise DataError(f"cannot make {path}: {error.strerror}.") from error
+        write_json(path / "config.json", config)
+        folder.set_state("training")
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing run's folder, checked."""
+        folder = cls(path)
+        folder.check()
+        return folder
+
+    def check(self) -> None:
+        """Raise a DataError unless this is a run of a version that this weft reads."""
+        if not self.path.exists():
+            raise DataError(f"{self.path}: no such run. Check the path, or train one: weft train.")
+        if not (self.path / "run.json").is_file():
+            raise DataError(f"{self.path}: not a weft run (it has no run.json).")
+        content = read_json(self.path / "run.json", "run")
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise DataError(f"{self.path}: not a weft run (its run.json says otherwise).")
+        if content.get("version") != _VERSION:
+            raise DataError(
+                f"{self.path}: a run of version {content.get('version')}; this weft reads "
+                f"{_VERSION}. Install a newer weft."
+            )
+
+    def config(self) -> dict[str, Any]:
+        """The run's configuration."""
+        content = read_json(self.path / "config.json", "configuration")
+        if not isinstance(content, dict):
+            raise DataError(f"{self.path / 'config.json'}: this configuration is damaged.")
+        return content
+
+    @property
+    def state(self) -> str:
+        """ "training" or "finished"."""
+        return str(read_json(self.path / "run.json", "run").get("state"))
+
+    def set_state(self, state: str) -> None:
+        """Write the state."""
+        write_json(self.path / "run.json", {"format": _FORMAT, "version": _VERSION, "state": state})
+
+    def append_metrics(self, report: dict[str, Any]) -> None:
+        """Add a report."""
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(report) + "\n")
+        except OSError as error:
+            raise DataError(f"cannot write {self.metrics}: {error.strerror}.") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All reports; a last line that was cut off is left out."""
+        if not self.metrics.exists():
+            return []
+        reports = []
+        lines = read_text(self.metrics, "metrics").splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                reports.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number < len(lines):
+                    raise DataError(f"{self.metrics}: line {number} is damaged.") from error
+        return reports
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forget reports of later steps, before the run goes on from this one."""
+        reports = [report for report in self.read_metrics() if report["step"] <= step]
+        with atomic_file(self.metrics) as temporary:
+            temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
+
+
+def _differences(before: Any, after: Any, place: str = "") -> Any:
+    """Each key at which two configurations differ, as "model.width was 256, is 128"."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted({*before, *after}):
+            where = f"{place}.{key}" if place else key
+            yield from _differences(before.get(key), after.get(key), where)
+    elif before != after:
+        yield f"{place} was {before!r}, is {after!r}"

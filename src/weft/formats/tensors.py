@@ -1,0 +1,82 @@
+"""Tensors on disk: safetensors with a digest, so that a damaged file is refused as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.formats.files import atomic_file
+
+__all__ = ["load_tensors", "read_notes", "save_tensors"]
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and bytes of all tensors, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write tensors and notes (anything JSON holds), whole or not at all."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"notes": json.dumps(notes, ensure_ascii=False), "sha256": _digest(tensors)}
+    with atomic_file(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:
+            raise OSError(None, str(error)) from error
+
+
+def read_notes(path: Path, what: str) -> dict[str, Any]:
+    """The notes alone, without reading the tensors."""
+    _, notes = _read(path, what, names=[])
+    return notes
+
+
+def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """All tensors and the notes.
+
+    Args:
+        path: where they are.
+        what: what the errors call the file.
+
+    Raises: DataError: missing, half-written, or changed since it was written.
+    """
+    return _read(path, what, names=None)
+
+
+def _read(
+    path: Path, what: str, names: list[str] | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such {what}. Check the path.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()} if names is None else {}  # noqa: SIM118
+        notes = json.loads(metadata["notes"])
+        if not isinstance(notes, dict):
+            raise ValueError("its notes are no object")
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise DataError(
+            f"{path}: this {what} is damaged or half-written ({error}). Remove it, or restore it "
+            "from a copy."
+        ) from error
+    if names is None and _digest(tensors) != metadata.get("sha256"):
+        raise DataError(
+            f"{path}: this {what} is damaged: its content does not match its digest. Remove it, or "
+            "restore it from a copy."
+        )
+    return tensors, notes

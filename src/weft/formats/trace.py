@@ -1,0 +1,228 @@
+"""`Trace`: the tokens and the layers of one input through one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.mechanism.graph import AttentionGraph
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Held", "LayerData", "Trace", "TraceLayer"]
+
+
+class LayerData(Protocol):
+    """Where the numbers of a layer are."""
+
+    def graph(self) -> AttentionGraph:
+        """The graph."""
+
+    def queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        """(heads, queries, depth) and (kv_heads, keys, depth), or None where they were not kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The numbers of a layer, in memory."""
+
+    attention_graph: AttentionGraph
+    tensors: tuple[Tensor, Tensor] | None = None
+
+    def graph(self) -> AttentionGraph:
+        """See LayerData."""
+        return self.attention_graph
+
+    def queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        """See LayerData."""
+        return self.tensors
+
+
+@dataclass(frozen=True, eq=False)
+class TraceLayer:
+    """One attention call of a model.
+
+        name           its path in the model
+        kind           "encoder" (a sequence looks at itself), "decoder" (likewise, never ahead)
+                       or "cross" (the target looks at the source)
+        index          its place among the layers of its kind, from 0
+        shape          (heads, queries, keys)
+        queries_from   the sequence its queries are made from: "tokens", "source" or "target"
+        keys_from      the sequence its keys are made from
+        query_tokens   a token for each row of the weight matrix
+        key_tokens     a token for each column
+        scale          the factor on the scores
+        positions      relative positions: "none", "shaw", "alibi" or "rotary". With "shaw" and
+                       "alibi", scores are more than scale * queries . keys
+        mask           "all" or "causal" where the rule is known, else None
+        graph          the kept edges and the rows
+        queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
+
+    What lies on disk is read when it is first asked for.
+    """
+
+    name: str
+    kind: str
+    index: int
+    shape: tuple[int, int, int]
+    queries_from: str
+    keys_from: str
+    query_tokens: list[str]
+    key_tokens: list[str]
+    scale: float
+    data: LayerData = field(repr=False)
+    positions: str = "none"
+    mask: str | None = None
+
+    @property
+    def heads(self) -> int:
+        """How many heads it has."""
+        return self.shape[0]
+
+    @cached_property
+    def graph(self) -> AttentionGraph:
+        """The attention graph of the layer."""
+        return self.data.graph()
+
+    @cached_property
+    def _queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        return self.data.queries_keys()
+
+    @property
+    def queries(self) -> Tensor | None:
+        """The queries as they were scored, (heads, queries, depth), where they were kept."""
+        return None if self._queries_keys is None else self._queries_keys[0]
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys as they were scored, (kv_heads, keys, depth), where they were kept."""
+        return None if self._queries_keys is None else self._queries_keys[1]
+
+    def __repr__(self) -> str:
+        return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape})"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Tokens and layers of one input through one model.
+
+    sequences   the tokens: {"tokens": [...]} of a model that reads one sequence,
+                {"source": [...], "target": [...]} of an encoder-decoder
+    layers      every attention call, in the order of the model's run
+    model       what is known of the model
+    """
+
+    sequences: Mapping[str, list[str]]
+    layers: tuple[TraceLayer, ...]
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens the model read: of an encoder-decoder, those of its source."""
+        for name in ("tokens", "source"):
+            if name in self.sequences:
+                return self.sequences[name]
+        return next(iter(self.sequences.values()), [])
+
+    def __repr__(self) -> str:
+        kinds: dict[str, int] = {}
+        for layer in self.layers:
+            kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
+        layers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
+        tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
+        return f"Trace({layers or 'no'} layers, {tokens} tokens)"
+
+    def layer(self, kind: str, index: int) -> TraceLayer:
+        """The layer of a kind by its index: ``trace.layer("cross", 0)``.
+
+        Raises: InputError: there is none.
+        """
+        for layer in self.layers:
+            if (layer.kind, layer.index) == (kind, index):
+                return layer
+        known = sorted({layer.kind for layer in self.layers})
+        count = sum(layer.kind == kind for layer in self.layers)
+        there = f"{count} of that kind, from 0" if count else f"the kinds {', '.join(known)}"
+        raise InputError(f"trace: no {kind} layer {index}; this trace has {there}.")
+
+    def save(
+        self, path: Path | str, *, dtype: torch.dtype | None = None, overwrite: bool = False
+    ) -> None:
+        """Write the trace as a folder of open formats, whole or not at all.
+
+        Args:
+            path: the folder to be.
+            dtype: in which queries and keys are stored: float32, bfloat16 or float16; None: as
+                they are.
+            overwrite: replace a folder that is there.
+
+        Raises: DataError: the folder exists, or cannot be written.
+        """
+        from weft.formats.trace_folder import writing_trace
+
+        with writing_trace(
+            path, self.sequences, self.model, dtype=dtype, overwrite=overwrite
+        ) as writer:
+            for layer in self.layers:
+                writer.append(
+                    layer.name,
+                    layer.kind,
+                    layer.index,
+                    layer.data.graph(),
+                    queries_from=layer.queries_from,
+                    keys_from=layer.keys_from,
+                    scale=layer.scale,
+                    positions=layer.positions,
+                    mask=layer.mask,
+                    queries_keys=layer.data.queries_keys(),
+                )
+
+    @classmethod
+    def open(cls, path: Path | str) -> Trace:
+        """Open a trace folder. Layers are read when they are first asked for.
+
+        Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+        """
+        from weft.formats.trace_reader import StoredLayer, open_folder
+
+        folder, manifest = open_folder(path)
+        sequences: dict[str, list[str]] = manifest["sequences"]
+        layers = tuple(
+            TraceLayer(
+                name=entry["name"],
+                kind=entry["kind"],
+                index=entry["index"],
+                shape=(entry["shape"][0], entry["shape"][1], entry["shape"][2]),
+                queries_from=entry["queries"],
+                keys_from=entry["keys"],
+                query_tokens=sequences[entry["queries"]],
+                key_tokens=sequences[entry["keys"]],
+                scale=entry["scale"],
+                positions=entry["positions"],
+                mask=entry["mask"],
+                data=StoredLayer(folder, number, entry),
+            )
+            for number, entry in enumerate(manifest["layers"])
+        )
+        return cls(sequences, layers, manifest["model"])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
+        from weft.formats.trace_folder import edge_table
+
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("to_pandas: pandas is not installed. pip install pandas") from None
+        frames = [
+            edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
+        ]
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()

@@ -1,0 +1,329 @@
+"""The trace folder: an attention trace on disk, in open formats that other tools read.
+
+    trace.json                   model, token sequences, layers, sizes of the other files
+    edges.parquet                layer, head, query, key, score, weight: one row per kept edge
+    rows.parquet                 layer, head, query, lse, entropy, rest, count: one per query
+    queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys
+
+`layer` is the position in the list of layers of trace.json, from 0, as are head, query and key.
+Both tables are in the order layer, head, query; a query's edges come strongest first. Each layer
+is a row group of its own, so that one is read without the others. Nothing is ever unpickled.
+
+A trace is written layer by layer, so that memory holds one layer at most, into a temporary folder
+that is renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+import weft
+from weft.errors import DataError, InputError
+from weft.formats.files import atomic_folder
+from weft.mechanism.graph import AttentionGraph
+
+__all__ = [
+    "EDGES",
+    "EDGE_COLUMNS",
+    "FORMAT",
+    "MANIFEST",
+    "QUERIES_KEYS",
+    "ROWS",
+    "ROW_COLUMNS",
+    "STORED_TYPES",
+    "VERSION",
+    "TraceWriter",
+    "edge_table",
+    "row_table",
+    "writing_trace",
+]
+
+FORMAT = "weft-trace"
+#: Raised when an older weft could not read what this one writes.
+VERSION = 1
+
+MANIFEST = "trace.json"
+EDGES = "edges.parquet"
+ROWS = "rows.parquet"
+QUERIES_KEYS = "queries_keys.safetensors"
+
+EDGE_COLUMNS = ("layer", "head", "query", "key", "score", "weight")
+ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
+
+#: Number types of stored queries and keys, by the names of safetensors.
+STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": ["layer", "head", "query"],
+    "write_page_checksum": True,
+    "store_schema": False,
+}
+
+
+def _numbers(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().cpu().contiguous().float().numpy().ravel()
+
+
+def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """The kept edges of a graph, as they lie in edges.parquet."""
+    keys = graph.keys.detach().cpu()
+    kept = keys >= 0
+    heads, queries, _ = kept.nonzero(as_tuple=True)
+    return pa.table(
+        {
+            "layer": pa.array(np.full(len(heads), layer, np.int16)),
+            "head": pa.array(heads.numpy().astype(np.int16)),
+            "query": pa.array(queries.numpy().astype(np.int32)),
+            "key": pa.array(keys[kept].numpy().astype(np.int32)),
+            "score": pa.array(_numbers(graph.scores.detach().cpu()[kept])),
+            "weight": pa.array(_numbers(graph.weights.detach().cpu()[kept])),
+        }
+    )
+
+
+def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """The rows of a graph, as they lie in rows.parquet."""
+    heads, queries = graph.lse.shape
+    return pa.table(
+        {
+            "layer": pa.array(np.full(heads * queries, layer, np.int16)),
+            "head": pa.array(np.repeat(np.arange(heads, dtype=np.int16), queries)),
+            "query": pa.array(np.tile(np.arange(queries, dtype=np.int32), heads)),
+            "lse": pa.array(_numbers(graph.lse)),
+            "entropy": pa.array(_numbers(graph.entropy)),
+            "rest": pa.array(_numbers(graph.rest)),
+            "count": pa.array(graph.count.detach().cpu().numpy().ravel().astype(np.int32)),
+        }
+    )
+
+
+class _Table:
+    """A Parquet file that grows by one row group a layer."""
+
+    def __init__(self, path: Path, template: pa.Table) -> None:
+        self.rows = 0
+        floats = [f.name for f in template.schema if pa.types.is_floating(f.type)]
+        self._writer = pq.ParquetWriter(
+            path, template.schema, use_byte_stream_split=floats, **_PARQUET
+        )
+
+    def append(self, table: pa.Table) -> None:
+        if table.num_rows:
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self.rows += table.num_rows
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _TensorFile:
+    """A safetensors file that grows by a tensor at a time.
+
+    The format puts its table of contents first, so the numbers are written beside it and joined
+    to it at the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part = path, path.with_suffix(".part")
+        self._file: BinaryIO = self._part.open("wb")
+        self._contents: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
+        self._names = {dtype: name for name, dtype in STORED_TYPES.items()}
+
+    def append(self, name: str, tensor: Tensor) -> None:
+        start = self._file.tell()
+        numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        self._file.write(numbers.data)
+        self._contents[name] = {
+            "dtype": self._names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, self._file.tell()],
+        }
+
+    def close(self) -> None:
+        self._file.close()
+
+    def join(self) -> None:
+        """Make the file of its two parts."""
+        self.close()
+        header = json.dumps(self._contents).encode()
+        header += b" " * (-len(header) % 8)
+        with self._path.open("wb") as whole, self._part.open("rb") as numbers:
+            whole.write(len(header).to_bytes(8, "little") + header)
+            shutil.copyfileobj(numbers, whole, 1 << 20)
+        self._part.unlink()
+
+
+class TraceWriter:
+    """Takes the layers of a trace one after the other; made by `writing_trace`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sequences: Mapping[str, Sequence[str]],
+        model: Mapping[str, Any],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._folder = folder
+        self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
+        self._model, self._dtype = dict(model), dtype
+        self._layers: list[dict[str, Any]] = []
+        self._tables: tuple[_Table, _Table] | None = None
+        self._tensors: _TensorFile | None = None
+
+    def append(
+        self,
+        name: str,
+        kind: str,
+        index: int,
+        graph: AttentionGraph,
+        *,
+        queries_from: str,
+        keys_from: str,
+        scale: float,
+        positions: str = "none",
+        mask: str | None = None,
+        queries_keys: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Write the next layer.
+
+        Args:
+            name: its path in the model.
+            kind: "encoder", "decoder" or "cross".
+            index: its place among the layers of its kind, from 0.
+            graph: without a batch.
+            queries_from, keys_from: the sequences that its queries and keys are made from.
+            scale: the factor on its scores.
+            positions: its relative positions: "none", "shaw", "alibi" or "rotary".
+            mask: the rule of its mask where it is known: "all" or "causal".
+            queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
+        """
+        self._check(name, graph, queries_from, keys_from)
+        number = len(self._layers)
+        tables = edge_table(number, graph), row_table(number, graph)
+        if self._tables is None:
+            self._tables = (
+                _Table(self._folder / EDGES, tables[0]),
+                _Table(self._folder / ROWS, tables[1]),
+            )
+        for file, table in zip(self._tables, tables, strict=True):
+            file.append(table)
+        if queries_keys is not None:
+            if self._tensors is None:
+                self._tensors = _TensorFile(self._folder / QUERIES_KEYS)
+            for part, tensor in zip(("queries", "keys"), queries_keys, strict=True):
+                dtype = self._dtype or tensor.dtype
+                if dtype not in STORED_TYPES.values():
+                    dtype = torch.float32
+                self._tensors.append(f"layers.{number}.{part}", tensor.to(dtype))
+        self._layers.append(
+            {
+                "name": name,
+                "kind": kind,
+                "index": index,
+                "queries": queries_from,
+                "keys": keys_from,
+                "shape": list(graph.shape),
+                "kept": min(graph.k, graph.length),
+                "edges": tables[0].num_rows,
+                "scale": scale,
+                "positions": positions,
+                "mask": mask,
+                "symmetric": graph.symmetric,
+                "queries_keys": queries_keys is not None,
+            }
+        )
+
+    def _check(self, name: str, graph: AttentionGraph, queries_from: str, keys_from: str) -> None:
+        if graph.batched:
+            raise InputError(
+                f"trace layer {name}: the graph holds a batch. A trace is of one input: graph[b]."
+            )
+        for what, sequence, size in (
+            ("queries", queries_from, graph.shape[1]),
+            ("keys", keys_from, graph.shape[2]),
+        ):
+            tokens = self._sequences.get(sequence)
+            if tokens is None or len(tokens) != size:
+                found = "is missing" if tokens is None else f"has {len(tokens)} tokens"
+                raise InputError(
+                    f"trace layer {name}: {size} {what} of the sequence {sequence!r}, which "
+                    f"{found}. Give every sequence with a token for each position."
+                )
+
+    def finish(self) -> None:
+        """Close the tables and write the manifest: without it, a folder is no trace."""
+        if self._tables is None:
+            raise InputError("a trace needs at least one layer; none was written.")
+        self.close()
+        if self._tensors is not None:
+            self._tensors.join()
+        files: dict[str, dict[str, int]] = {}
+        for name, table in zip((EDGES, ROWS), self._tables, strict=True):
+            files[name] = {"bytes": (self._folder / name).stat().st_size, "rows": table.rows}
+        if self._tensors is not None:
+            files[QUERIES_KEYS] = {"bytes": (self._folder / QUERIES_KEYS).stat().st_size}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "weft": weft.__version__,
+            "model": self._model,
+            "sequences": self._sequences,
+            "layers": self._layers,
+            "files": files,
+        }
+        # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (self._folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (*(self._tables or ()), self._tensors):
+            if file is not None:
+                file.close()
+
+
+@contextmanager
+def writing_trace(
+    path: Path | str,
+    sequences: Mapping[str, Sequence[str]],
+    model: Mapping[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+) -> Iterator[TraceWriter]:
+    """Write a trace folder layer by layer: it is there when the block ends well, else nothing is.
+
+    Args:
+        path: the folder to be.
+        sequences: the tokens: {"tokens": ...}, or {"source": ..., "target": ...}.
+        model: what is known of the model; JSON.
+        dtype: of stored queries and keys: float32, bfloat16 or float16; None: as they come.
+        overwrite: replace a folder that is there.
+
+    Raises: DataError: the folder exists, or cannot be written.
+    """
+    if dtype is not None and dtype not in STORED_TYPES.values():
+        raise InputError(f"a trace keeps queries and keys as float32, bfloat16 or float16, not "
+                         f"{dtype}.")  # fmt: skip
+    with atomic_folder(path, overwrite) as folder:
+        writer = TraceWriter(folder, sequences, model or {}, dtype)
+        try:
+            yield writer
+            writer.finish()
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"cannot write {path}: {reason}. Nothing was changed.") from error
+        finally:
+            writer.close()

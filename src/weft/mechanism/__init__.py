@@ -1,0 +1,1 @@
+"""The ground floor: the attention mechanism as pure functions of queries, keys and values."""

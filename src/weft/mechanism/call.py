@@ -1,0 +1,53 @@
+"""One attention call, checked: what every backend receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.mechanism.masks import Mask
+from weft.mechanism.positions import Relative
+from weft.mechanism.scores import Score
+
+__all__ = ["AttentionCall"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The arguments of one attention call, with a batch dimension and every default filled in.
+
+    The scores of a call are
+
+        softcap(scale * (score(q, k) + relative key scores)) + relative bias + bias
+
+    with minus infinity where the mask hides a key. A cap comes before the biases, so that a bias
+    of minus infinity hides a key for good.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    score: Score
+    scale: float
+    mask: Mask | None = None
+    relative: Relative | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    dropout: float = 0.0
+
+    @property
+    def heads(self) -> int:
+        """Heads of the queries."""
+        return self.queries.shape[1]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether score(i, j) = score(j, i): one sequence looks at itself by a symmetric score."""
+        return (
+            self.queries is self.keys
+            and self.score.symmetric
+            and self.relative is None
+            and self.bias is None
+        )

@@ -1,0 +1,246 @@
+"""attention() and attend(): check the inputs, choose a backend, run.
+
+A backend named by the caller serves the call or raises; nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from weft.errors import BackendError, InputError, ShapeError
+from weft.mechanism import torch_ops
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.graph import All, AttentionGraph, Keep, Top
+from weft.mechanism.masks import Mask, as_mask
+from weft.mechanism.positions import Relative
+from weft.mechanism.scores import ScaledDot, Score
+from weft.mechanism.shapes import check_attention_inputs, describe
+
+__all__ = ["Backend", "attend", "attention"]
+
+Backend = Literal["native", "torch"]
+
+
+def attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    score: Score | None = None,
+    relative: Relative | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    backend: Backend | None = None,
+) -> Tensor:
+    """The attention output.
+
+        attention(Q, K, V) = softmax(Q K^T / sqrt(depth)) V
+
+    Args:
+        queries: (batch, heads, queries, depth); the batch may be left out everywhere.
+        keys: (batch, kv_heads, keys, depth); kv_heads divides heads.
+        values: (batch, kv_heads, keys, value_depth).
+        mask: who may look at whom: a `Mask`, or a bool tensor, True = may look.
+        score: how queries and keys match; `ScaledDot()` if None.
+        relative: relative positions: `Shaw`, `ALiBi` or `Buckets`.
+        bias: added to the scaled scores; broadcastable to (batch, heads, queries, keys).
+        scale: factor on the scores; if None the score's own, 1 / sqrt(depth) for `ScaledDot`.
+        softcap: c: scores become c tanh(score / c), before bias and mask.
+        sinks: (heads,): one extra logit a head that takes mass and gives no value.
+        dropout: probability that a weight is set to 0 (the others grow to match).
+        backend: "torch", "native", or None for the best that serves the call.
+
+    Returns: (batch, heads, queries, value_depth); 0 for a query that may look at no key.
+
+    Raises:
+        ShapeError: the shapes do not fit together.
+        InputError: an argument that cannot be used.
+        BackendError: the backend named does not serve this call.
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> import weft
+    >>> queries = keys = torch.eye(2)[None]                    # one head, two positions, depth 2
+    >>> values = torch.tensor([[[1.0], [0.0]]])
+    >>> attention(queries, keys, values)                       # 1 / (1 + exp(-1 / sqrt(2)))
+    tensor([[[0.6698],
+             [0.3302]]])
+    >>> attention(queries, keys, values, mask=weft.causal())
+    tensor([[[1.0000],
+             [0.3302]]])
+    """
+    batched = queries.ndim == 4
+    call = _checked(
+        "attention",
+        queries,
+        keys,
+        values,
+        mask,
+        score,
+        relative,
+        bias,
+        scale,
+        softcap,
+        sinks,
+        dropout,
+    )
+    _choose("attention", call, backend)
+    output = torch_ops.attention(call)
+    return output if batched else output[0]
+
+
+class _Options(TypedDict, total=False):
+    """The keywords that attend() shares with attention(), for the overloads below."""
+
+    mask: Mask | Tensor | None
+    score: Score | None
+    relative: Relative | None
+    bias: Tensor | None
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    dropout: float
+    backend: Backend | None
+
+
+@overload
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, *, keep: Top = ..., **options: Unpack[_Options]
+) -> tuple[Tensor, AttentionGraph]: ...
+@overload
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, *, keep: All, **options: Unpack[_Options]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, *, keep: Keep, **options: Unpack[_Options]
+) -> tuple[Tensor, AttentionGraph | Tensor]: ...
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    mask: Mask | Tensor | None = None,
+    score: Score | None = None,
+    relative: Relative | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    keep: Keep = Top(32),  # noqa: B008 - frozen
+    backend: Backend | None = None,
+) -> tuple[Tensor, AttentionGraph | Tensor]:
+    """The attention output, and who attended to whom.
+
+    Takes what `attention` takes, and:
+
+    Args:
+        keep: ``Top(k)`` for the graph of each query's k strongest edges, ``All()`` for the dense
+            weights. Weights are those before dropout.
+
+    Returns: the output, and
+        with ``Top``: an `AttentionGraph`, in memory linear in the length;
+        with ``All``: the weights, (batch, heads, queries, keys); rows sum to 1, or to 0 where
+        every key is hidden, less what sinks take.
+
+    >>> import weft
+    >>> tokens = torch.eye(3)[None]
+    >>> output, graph = attend(tokens, tokens, tokens, keep=weft.Top(2))
+    >>> graph.keys[0].tolist()
+    [[0, 1], [1, 0], [2, 0]]
+    >>> graph
+    AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
+    """
+    batched = queries.ndim == 4
+    call = _checked(
+        "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
+    )
+    _choose("attend", call, backend)
+    if isinstance(keep, All):
+        output, weights = torch_ops.attend_all(call)
+        return (output, weights) if batched else (output[0], weights[0])
+    if isinstance(keep, Top):
+        output, graph = torch_ops.attend(call, keep)
+        return (output, graph) if batched else (output[0], graph[0])
+    raise InputError(f"attend: keep={keep!r}; expected weft.Top(k) or weft.All().")
+
+
+def _choose(operation: str, call: AttentionCall, backend: Backend | None) -> None:
+    if backend not in (None, "torch", "native"):
+        raise InputError(f'{operation}: backend={backend!r}; expected "native", "torch" or None.')
+    if backend == "native":
+        raise BackendError(
+            f'{operation}: backend="native" does not serve this call. Use backend="torch", or None.'
+        )
+
+
+def _checked(
+    operation: str,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Mask | Tensor | None,
+    score: Score | None,
+    relative: Relative | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> AttentionCall:
+    """The call with a batch dimension and its defaults filled in, or an error that says why not."""
+    score = ScaledDot() if score is None else score
+    same = queries is keys
+    if queries.ndim == keys.ndim == values.ndim == 3:
+        queries, keys, values = queries[None], keys[None], values[None]
+    if same:
+        keys = queries
+    check_attention_inputs(operation, queries, keys, values, same_depth=score.same_depth)
+    batch, heads, rows, depth = queries.shape
+    length, value_depth = keys.shape[2], values.shape[3]
+    if mask is not None:
+        mask = as_mask(mask)
+        mask.check(batch, heads, rows, length)
+    if relative is not None:
+        relative.check(heads, depth, value_depth)
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            raise InputError(f"{operation}: the bias is bool. Give it as mask=.")
+        sizes = (1,) * (4 - bias.ndim) + tuple(bias.shape)
+        expected = (batch, heads, rows, length)
+        if bias.ndim > 4 or any(
+            size not in (1, want) for size, want in zip(sizes, expected, strict=True)
+        ):
+            raise ShapeError(
+                f"{operation}: the bias is {describe(bias)}, which does not broadcast to (batch, "
+                f"heads, queries, keys) = {expected}."
+            )
+        bias = bias.reshape(sizes)
+    if sinks is not None and sinks.shape != (heads,):
+        raise ShapeError(
+            f"{operation}: the sinks are {describe(sinks)}; expected one logit a head, ({heads},)."
+        )
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
+    if not 0 <= dropout < 1:
+        raise InputError(f"{operation}: dropout={dropout}; expected a probability in [0, 1).")
+    return AttentionCall(
+        queries,
+        keys,
+        values,
+        score,
+        score.default_scale(depth) if scale is None else float(scale),
+        mask,
+        relative,
+        bias,
+        softcap,
+        sinks,
+        dropout,
+    )

@@ -1,0 +1,262 @@
+"""The attention graph: the strongest edges of every query, and what is known of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.mechanism.shapes import describe
+
+if TYPE_CHECKING:
+    import networkx
+    import scipy.sparse
+
+__all__ = ["All", "AttentionGraph", "Keep", "Row", "Top"]
+
+#: Cells above which `AttentionGraph.dense` asks to be forced: 1 GiB of float32.
+DENSE_LIMIT = 2**28
+
+
+@dataclass(frozen=True)
+class Top:
+    """Keep the k strongest edges of every query."""
+
+    k: int = 32
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
+            raise InputError(f"Top: k is {self.k!r}; expected a whole number of edges, 0 or more.")
+
+
+@dataclass(frozen=True)
+class All:
+    """Keep every edge: the dense matrix of weights."""
+
+
+Keep = Top | All
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One query of one head: its kept edges, strongest first, and its totals."""
+
+    keys: Tensor
+    scores: Tensor
+    weights: Tensor
+    lse: float
+    entropy: float
+    rest: float
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionGraph:
+    """The kept edges and the rows of one attention call.
+
+    A weighted, directed graph: an edge leads from a query (row) to a key (column) that it looks
+    at. Exact: the kept edges are each row's true strongest ones, ties going to the lower key;
+    ``weight = exp(score - lse)``; ``rest`` says how much mass was left out.
+
+    A batch gives a graph with a batch dimension in front of every tensor; ``graph[b]`` is one.
+
+        keys, scores, weights   (heads, queries, k): key index, score before and weight after the
+                                softmax, strongest first; past the last edge -1, -inf and 0
+        lse                     (heads, queries): log-sum-exp of the row's scores
+        entropy                 (heads, queries): of the row's weights, in nats
+        rest                    (heads, queries): mass that is on no kept edge (a sink's included)
+        count                   (heads, queries): number of keys that could be looked at
+        length                  number of keys: the columns of the matrix
+        symmetric               whether score(i, j) = score(j, i) by construction
+    """
+
+    keys: Tensor
+    scores: Tensor
+    weights: Tensor
+    lse: Tensor
+    entropy: Tensor
+    rest: Tensor
+    count: Tensor
+    length: int
+    symmetric: bool = False
+
+    @property
+    def batched(self) -> bool:
+        """Whether there is a batch dimension."""
+        return self.keys.ndim == 4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix behind it: (heads, queries, keys), the batch before it if any."""
+        return (*self.keys.shape[:-1], self.length)
+
+    @property
+    def k(self) -> int:
+        """How many edges of a row are kept at most."""
+        return self.keys.shape[-1]
+
+    def __repr__(self) -> str:
+        edges = int((self.keys >= 0).sum())
+        return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Any:
+        """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch."""
+        if isinstance(index, tuple):
+            self._one("graph[head, query]")
+            head, query = index
+            kept = self.keys[head, query] >= 0
+            return Row(
+                self.keys[head, query][kept],
+                self.scores[head, query][kept],
+                self.weights[head, query][kept],
+                float(self.lse[head, query]),
+                float(self.entropy[head, query]),
+                float(self.rest[head, query]),
+                int(self.count[head, query]),
+            )
+        if not self.batched:
+            raise InputError(
+                f"graph[{index}]: this graph has no batch. For one row, write graph[head, query]; "
+                "for one head as a matrix, graph.adjacency(head)."
+            )
+        return self._map(lambda tensor: tensor[index])
+
+    def __len__(self) -> int:
+        """The number of graphs in a batch."""
+        if not self.batched:
+            raise InputError("len(graph): this graph has no batch; its sizes are in graph.shape.")
+        return len(self.keys)
+
+    def _map(self, change: Any) -> AttentionGraph:
+        names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+        return replace(self, **{name: change(getattr(self, name)) for name in names})
+
+    def detach(self) -> AttentionGraph:
+        """The same graph, cut off from autograd."""
+        return self._map(Tensor.detach)
+
+    def cpu(self) -> AttentionGraph:
+        """The same graph in the memory of the CPU."""
+        return self._map(Tensor.cpu)
+
+    def _one(self, operation: str) -> None:
+        if self.batched:
+            raise InputError(
+                f"{operation}: the graph holds a batch of {len(self.keys)}. Choose one, as in "
+                "graph[0]."
+            )
+
+    def _edges(self, operation: str, head: int) -> tuple[np.ndarray, ...]:
+        """Query, key, score and weight of every kept edge of a head."""
+        self._one(operation)
+        heads = self.keys.shape[0]
+        if not -heads <= head < heads:
+            raise InputError(f"{operation}: head {head}; the graph has heads 0 to {heads - 1}.")
+        keys = self.keys[head].detach().cpu()
+        rows, places = (keys >= 0).nonzero(as_tuple=True)
+        return (
+            rows.numpy(),
+            keys[rows, places].numpy(),
+            self.scores[head].detach().cpu()[rows, places].float().numpy(),
+            self.weights[head].detach().cpu()[rows, places].float().numpy(),
+        )
+
+    def adjacency(self, head: int, of: str = "weights") -> scipy.sparse.csr_array:
+        """The kept edges of a head as a sparse matrix; rows are queries, columns keys.
+
+        Args:
+            head: which one.
+            of: "weights" or "scores".
+
+        Returns: scipy.sparse.csr_array, (queries, keys), columns of a row in ascending order.
+        """
+        import scipy.sparse
+
+        if of not in ("weights", "scores"):
+            raise InputError(f'adjacency: of={of!r}; expected "weights" or "scores".')
+        rows, columns, scores, weights = self._edges("adjacency", head)
+        _, queries, keys = self.shape
+        matrix = scipy.sparse.csr_array(
+            (weights if of == "weights" else scores, (rows, columns)), shape=(queries, keys)
+        )
+        matrix.sort_indices()
+        return matrix
+
+    def dense(self, force: bool = False) -> Tensor:
+        """The kept weights as a dense tensor, 0 elsewhere, of the graph's `shape`.
+
+        force: build it even where it takes more than 1 GiB.
+        """
+        cells = int(np.prod(self.shape))
+        if cells > DENSE_LIMIT and not force:
+            raise InputError(
+                f"dense: {describe(self.keys)} edges make a matrix of {self.shape}, "
+                f"{cells * self.weights.element_size() / 2**30:.1f} GiB. Use adjacency(head), or "
+                "dense(force=True)."
+            )
+        # Empty places write into one extra column, which is cut off.
+        columns = torch.where(self.keys >= 0, self.keys, self.length).long()
+        matrix = self.weights.new_zeros(*self.shape[:-1], self.length + 1)
+        return matrix.scatter(-1, columns, self.weights)[..., :-1]
+
+    def strength(self) -> Tensor:
+        """In-strength: what each key receives over the kept edges, (heads, keys).
+
+        A lower bound of the column sums of the whole matrix; the mass left out in all is
+        ``graph.rest.sum(-1)``.
+        """
+        columns = torch.where(self.keys >= 0, self.keys, self.length).long().flatten(-2)
+        received = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
+        return received.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
+
+    def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
+        """A head as a NetworkX graph with `score` and `weight` on its edges.
+
+        Self-attention has one node a token, 0, 1, ...; between two sequences the nodes are
+        ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the score is
+        symmetric (the weights never are: each row has its own sum).
+        """
+        import networkx
+
+        rows, columns, scores, weights = self._edges("to_networkx", head)
+        _, queries, keys = self.shape
+        graph = networkx.Graph() if self.symmetric else networkx.DiGraph()
+        one_sequence = queries == keys
+        if one_sequence:
+            graph.add_nodes_from(range(keys))
+        else:
+            graph.add_nodes_from(("query", i) for i in range(queries))
+            graph.add_nodes_from(("key", j) for j in range(keys))
+        for i, j, score, weight in zip(
+            rows.tolist(), columns.tolist(), scores.tolist(), weights.tolist(), strict=True
+        ):
+            ends = (i, j) if one_sequence else (("query", i), ("key", j))
+            values = {"score": score} if self.symmetric else {"score": score, "weight": weight}
+            graph.add_edge(*ends, **values)
+        return graph
+
+    def to_pyg(self, head: int) -> Any:
+        """A head as a `torch_geometric.data.Data`: edge_index (2, edges), edge_weight, edge_score.
+
+        Edges lead from query to key, as everywhere in weft. For two sequences, keys are numbered
+        after the queries.
+        """
+        try:
+            from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            raise InputError(
+                "to_pyg: PyTorch Geometric is not installed. pip install torch_geometric"
+            ) from None
+        rows, columns, scores, weights = self._edges("to_pyg", head)
+        _, queries, keys = self.shape
+        first_key, nodes = (0, keys) if queries == keys else (queries, queries + keys)
+        return Data(
+            edge_index=torch.as_tensor(np.stack((rows, columns + first_key))).long(),
+            edge_weight=torch.as_tensor(weights),
+            edge_score=torch.as_tensor(scores),
+            num_nodes=nodes,
+        )

@@ -1,0 +1,300 @@
+"""Multi-head attention: learned W_Q, W_K, W_V, W_O around the attention function.
+
+    head_i = attention(X W_Q_i, Y W_K_i, Y W_V_i)
+    output = Concat(head_1, ..., head_h) W_O
+
+Source: Vaswani et al. 2017, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError, ShapeError
+from weft.mechanism.function import attend, attention
+from weft.mechanism.masks import Mask
+from weft.mechanism.observe import Observation, Observer
+from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
+from weft.mechanism.shapes import describe
+
+__all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind"]
+
+RelativeKind = Literal["none", "shaw", "alibi", "rotary"]
+LayerKind = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(eq=False)
+class KeyValueCache:
+    """Keys and values that an attention layer has already computed, for step-by-step decoding.
+
+    Self-attention appends to it, cross-attention fills it once. Both tensors are
+    (batch, kv_heads, keys, depth), or None before the first call.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """How many keys it holds."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values of new positions; returns all of them."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat((self.keys, keys), 2)
+            values = torch.cat((self.values, values), 2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def reorder(self, order: Tensor) -> None:
+        """Take sequence ``order[b]`` as sequence b: beams survive, die or split.
+
+        order: indices into the batch, (new_batch,).
+        """
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[order], self.values[order]
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention for self, encoder-decoder and grouped-query use.
+
+    Args:
+        width: of the input and of the output.
+        heads: of the queries.
+        kv_heads: of keys and values; divides heads. None: as many as heads.
+        depth: of a head's queries and keys. None: width / heads.
+        bias: whether the four projections have one.
+        dropout: probability that a weight is set to 0 in training.
+        relative: relative positions: "none", "shaw", "alibi" or "rotary".
+        clip: the largest distance that Shaw's positions tell apart.
+        source_width: width of what keys and values are made from. None: width.
+        kind: what the layer is in its model: "encoder", "decoder" or "cross".
+
+    W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
+    layers hold the transpose: projected = x W^T).
+    """
+
+    w_q: nn.Linear
+    w_k: nn.Linear
+    w_v: nn.Linear
+    w_o: nn.Linear
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        depth: int | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        relative: RelativeKind = "none",
+        clip: int = 16,
+        source_width: int | None = None,
+        kind: LayerKind = "encoder",
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise InputError(
+                f"MultiHeadAttention: {heads} heads over {kv_heads} heads of keys and values; the "
+                "second number must divide the first."
+            )
+        if depth is None and width % heads:
+            raise InputError(
+                f"MultiHeadAttention: width {width} does not split into {heads} heads. Choose a "
+                "multiple, or give depth=."
+            )
+        if relative not in ("none", "shaw", "alibi", "rotary"):
+            raise InputError(
+                f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "alibi" or '
+                '"rotary".'
+            )
+        self.heads, self.kv_heads = heads, kv_heads
+        self.depth = width // heads if depth is None else depth
+        self.dropout, self.relative, self.kind = dropout, relative, kind
+        self.observer: Observer | None = None
+        source_width = width if source_width is None else source_width
+        self.w_q = nn.Linear(width, heads * self.depth, bias)
+        self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
+        self.w_v = nn.Linear(source_width, kv_heads * self.depth, bias)
+        self.w_o = nn.Linear(heads * self.depth, width, bias)
+        if relative == "shaw":
+            self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+            self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+        if relative == "alibi":
+            self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw W_Q, W_K, W_V, W_O at random (Glorot and Bengio 2010), the biases as 0."""
+        for linear in (self.w_q, self.w_k, self.w_v, self.w_o):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        if self.relative == "shaw":
+            nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
+            nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
+
+    def extra_repr(self) -> str:
+        """What print(model) says of this layer."""
+        return f"kind={self.kind}, heads={self.heads}, depth={self.depth}, relative={self.relative}"
+
+    def forward(
+        self,
+        queries_from: Tensor,
+        keys_from: Tensor | None = None,
+        values_from: Tensor | None = None,
+        *,
+        mask: Mask | Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Project, attend, project back.
+
+        Args:
+            queries_from: (batch, queries, width).
+            keys_from: (batch, keys, source_width); None: self-attention.
+            values_from: likewise; None: as keys_from.
+            mask: as in `weft.attention`.
+            cache: keys and values of earlier calls. In self-attention the new ones are appended;
+                otherwise a full cache is used as it is and keys_from is not looked at.
+
+        Returns: (batch, queries, width).
+        """
+        self_attention = keys_from is None
+        keys_from = queries_from if keys_from is None else keys_from
+        values_from = keys_from if values_from is None else values_from
+        # The position of the first query among the keys: they follow what the cache holds.
+        offset = cache.length if cache is not None and self_attention else 0
+
+        queries = self._split(self.w_q(queries_from), self.heads)
+        if cache is not None and not self_attention and cache.keys is not None:
+            assert cache.values is not None
+            keys, values = cache.keys, cache.values
+        else:
+            keys = self._split(self.w_k(keys_from), self.kv_heads)
+            values = self._split(self.w_v(values_from), self.kv_heads)
+            if self.relative == "rotary":
+                keys = rotary(keys, offset)
+            if cache is not None:
+                keys, values = cache.append(keys, values)
+        if self.relative == "rotary":
+            queries = rotary(queries, offset)
+
+        relative = self._relative_positions(offset)
+        dropout = self.dropout if self.training else 0.0
+        if self.observer is None:
+            output = attention(queries, keys, values, mask=mask, relative=relative, dropout=dropout)
+        else:
+            output, caught = attend(
+                queries, keys, values, mask=mask, relative=relative, dropout=dropout,
+                keep=self.observer.keep,
+            )  # fmt: skip
+            scale = 1 / math.sqrt(self.depth)
+            self.observer(self, Observation(queries, keys, caught, scale))
+        return self.w_o(self._join(output))  # type: ignore[no-any-return]
+
+    def _relative_positions(self, offset: int) -> Relative | None:
+        if self.relative == "shaw":
+            return Shaw(self.key_table, self.value_table, offset)
+        if self.relative == "alibi":
+            assert isinstance(self.slopes, Tensor)
+            return ALiBi(self.slopes, offset)
+        return None
+
+    def _split(self, projected: Tensor, heads: int) -> Tensor:
+        """(batch, positions, heads * depth) -> (batch, heads, positions, depth)."""
+        batch, positions, _ = projected.shape
+        return projected.view(batch, positions, heads, self.depth).transpose(1, 2)
+
+    def _join(self, output: Tensor) -> Tensor:
+        """(batch, heads, positions, depth) -> (batch, positions, heads * depth)."""
+        return output.transpose(1, 2).flatten(-2)
+
+    def head_weights(self, head: int) -> dict[str, Tensor]:
+        """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head, as the paper has them.
+
+        Heads of a group share W_K and W_V.
+        """
+        if not 0 <= head < self.heads:
+            raise InputError(f"head_weights: head {head}; the layer has 0 to {self.heads - 1}.")
+        own = slice(head * self.depth, (head + 1) * self.depth)
+        group = head // (self.heads // self.kv_heads)
+        shared = slice(group * self.depth, (group + 1) * self.depth)
+        return {
+            "W_Q": self.w_q.weight[own].T,
+            "W_K": self.w_k.weight[shared].T,
+            "W_V": self.w_v.weight[shared].T,
+            "W_O": self.w_o.weight[:, own].T,
+        }
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
+        """A layer with the weights of a torch.nn.MultiheadAttention, which gives equal outputs."""
+        if module.bias_k is not None or module.add_zero_attn:
+            raise InputError(
+                "from_torch: the layer adds a learned or zero key (add_bias_kv, add_zero_attn), "
+                "which weft's layer does not have."
+            )
+        if module.kdim != module.vdim:
+            raise InputError(
+                f"from_torch: keys come from width {module.kdim}, values from {module.vdim}; "
+                "weft's layer takes both from one width."
+            )
+        layer = cls(
+            module.embed_dim,
+            module.num_heads,
+            bias=module.in_proj_bias is not None,
+            dropout=module.dropout,
+            source_width=module.kdim,
+        )
+        if module.kdim == module.embed_dim:
+            weights = module.in_proj_weight.chunk(3)
+        else:
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        with torch.no_grad():
+            for linear, weight in zip((layer.w_q, layer.w_k, layer.w_v), weights, strict=True):
+                linear.weight.copy_(weight)
+            layer.w_o.weight.copy_(module.out_proj.weight)
+            if module.in_proj_bias is not None:
+                biases = module.in_proj_bias.chunk(3)
+                for linear, bias in zip((layer.w_q, layer.w_k, layer.w_v), biases, strict=True):
+                    linear.bias.copy_(bias)
+                layer.w_o.bias.copy_(module.out_proj.bias)
+        return layer.to(module.out_proj.weight)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """A torch.nn.MultiheadAttention (batch first) with the weights of this layer."""
+        width, source_width = self.w_q.in_features, self.w_k.in_features
+        if self.kv_heads != self.heads or self.heads * self.depth != width:
+            raise ShapeError(
+                f"to_torch: {self.heads} heads of depth {self.depth} over {self.kv_heads} heads of "
+                f"keys, width {width}; torch's layer needs as many heads of keys as of queries, "
+                f"with heads * depth = width. W_Q is {describe(self.w_q.weight)}."
+            )
+        if self.relative != "none":
+            raise InputError(f"to_torch: torch's layer has no {self.relative} positions.")
+        has_bias = self.w_q.bias is not None
+        module = nn.MultiheadAttention(
+            width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
+            batch_first=True,
+        )  # fmt: skip
+        inputs = (self.w_q, self.w_k, self.w_v)
+        with torch.no_grad():
+            if source_width == width:
+                module.in_proj_weight.copy_(torch.cat([linear.weight for linear in inputs]))
+            else:
+                module.q_proj_weight.copy_(self.w_q.weight)
+                module.k_proj_weight.copy_(self.w_k.weight)
+                module.v_proj_weight.copy_(self.w_v.weight)
+            module.out_proj.weight.copy_(self.w_o.weight)
+            if has_bias:
+                module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
+                module.out_proj.bias.copy_(self.w_o.bias)
+        return module.to(self.w_q.weight)

@@ -1,0 +1,95 @@
+"""How a tracer watches attention calls.
+
+Each attention layer has an attribute `observer`, normally None. While one is set, the layer
+computes with `weft.attend` and hands over what it caught. Nothing is global: what is watched is
+visible on the model, and `watching` puts everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor, nn
+
+from weft.mechanism.graph import AttentionGraph, Keep
+
+if TYPE_CHECKING:
+    from weft.mechanism.multihead import MultiHeadAttention
+
+__all__ = ["Observation", "Observer", "Recorder", "layers_of", "watching"]
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One attention call of a layer.
+
+    queries, keys: (batch, heads, queries, depth) and (batch, kv_heads, keys, depth), as scored:
+    projected, and turned where positions are rotary.
+    caught: the graph, or the dense weights, as the observer's `keep` asked.
+    scale: the factor on the scores.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    caught: AttentionGraph | Tensor
+    scale: float
+
+
+class Observer(Protocol):
+    """Who watches."""
+
+    #: What is kept of each call.
+    keep: Keep
+
+    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+        """Receive one call of a layer."""
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, MultiHeadAttention]]:
+    """The attention layers of a model with their names, in the order of the model."""
+    from weft.mechanism.multihead import MultiHeadAttention
+
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, MultiHeadAttention)
+    ]
+
+
+class Recorder:
+    """An observer that keeps what it sees: name, layer and observation of each call, in order.
+
+    Names are the layers' paths in the model. Everything is cut off from autograd.
+    """
+
+    def __init__(self, model: nn.Module, keep: Keep) -> None:
+        self.keep = keep
+        self.calls: list[tuple[str, MultiHeadAttention, Observation]] = []
+        self._names = {id(layer): name for name, layer in layers_of(model)}
+
+    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+        caught = observation.caught.detach()
+        detached = replace(
+            observation,
+            queries=observation.queries.detach(),
+            keys=observation.keys.detach(),
+            caught=caught,
+        )
+        self.calls.append((self._names[id(layer)], layer, detached))
+
+
+@contextmanager
+def watching(model: nn.Module, observer: Observer) -> Iterator[None]:
+    """Let an observer see every attention call of a model; afterwards nobody does."""
+    layers = [layer for _, layer in layers_of(model)]
+    before = [layer.observer for layer in layers]
+    try:
+        for layer in layers:
+            layer.observer = observer
+        yield
+    finally:
+        for layer, observer_before in zip(layers, before, strict=True):
+            layer.observer = observer_before

@@ -1,0 +1,289 @@
+"""Positions: how attention learns the order of tokens.
+
+Absolute positions (sinusoidal, learned) are added to the embeddings, rotary positions turn
+queries and keys, relative positions (Shaw, ALiBi, buckets) enter the scores.
+
+A query's position is its row plus ``offset``: 0 where queries and keys begin together,
+``keys - queries`` where the queries are the last ones, as with a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError, ShapeError
+from weft.mechanism.shapes import describe
+
+__all__ = [
+    "ALiBi",
+    "Buckets",
+    "Relative",
+    "Shaw",
+    "alibi_slopes",
+    "bucket_of_distance",
+    "distances",
+    "rotary",
+    "sinusoidal",
+]
+
+
+def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
+    """Sinusoidal positions, to be added to the embeddings.
+
+        PE(position, 2i)     = sin(position / base^(2i / width))
+        PE(position, 2i + 1) = cos(position / base^(2i / width))
+
+    Returns: (length, width).
+    Raises: InputError: the width is odd.
+    Source: Vaswani et al. 2017, section 3.5.
+
+    >>> sinusoidal(2, 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    if width % 2:
+        raise InputError(f"sinusoidal: width {width} is odd; sines and cosines come in pairs.")
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = position * frequency
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).to(torch.get_default_dtype())
+
+
+def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
+    """Turn queries or keys by their positions, so that their dot product knows the distance.
+
+    Each pair of coordinates (x_i, x_{i + depth/2}) is turned by the angle
+    ``position * base^(-2i / depth)``. Then ``rotary(q)_m . rotary(k)_n`` depends on q, k and
+    m - n only.
+
+    Args:
+        tensor: queries or keys, (..., positions, depth); the depth is even.
+        offset: the position of the first row.
+        base: sets the longest wavelength.
+
+    Returns: as the tensor.
+    Source: Su et al. 2021, equation 34, with the two halves paired as in GPT-NeoX.
+    """
+    depth = tensor.shape[-1]
+    if depth % 2:
+        raise ShapeError(
+            f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in pairs."
+        )
+    frequency = base ** (
+        -torch.arange(0, depth, 2, dtype=torch.float64, device=tensor.device) / depth
+    )
+    position = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float64) + offset
+    angle = position[:, None] * frequency
+    cos, sin = angle.cos().to(tensor.dtype), angle.sin().to(tensor.dtype)
+    first, second = tensor.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """The slopes of ALiBi, one a head: a geometric series from 2^(-8 / heads).
+
+    Where the number of heads is no power of two, the series of the next smaller power is
+    completed by every other term of the series of the next larger one.
+
+    Returns: (heads,).
+    Source: Press et al. 2022, section 3.
+
+    >>> alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
+    return torch.tensor(slopes[:heads])
+
+
+def distances(rows: range, keys: int, offset: int, device: torch.device) -> Tensor:
+    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys).
+
+    >>> distances(range(2), 3, 0, torch.device("cpu"))
+    tensor([[ 0,  1,  2],
+            [-1,  0,  1]])
+    """
+    position = torch.arange(rows.start, rows.stop, device=device) + offset
+    return torch.arange(keys, device=device)[None, :] - position[:, None]
+
+
+def bucket_of_distance(
+    distance: Tensor, buckets: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """The bucket of a distance: one each for near keys, logarithmic for far ones.
+
+    Args:
+        distance: j - i, any shape, integers.
+        buckets: how many there are.
+        max_distance: all keys farther away share the last bucket.
+        bidirectional: whether keys after the query have buckets of their own (the upper half);
+            otherwise they share bucket 0.
+
+    Source: Raffel et al. 2020, section 2.1.
+
+    >>> bucket_of_distance(torch.tensor([-200, -9, -1, 0, 1, 9]), 32, 128, True)
+    tensor([15,  8,  1,  0, 17, 24])
+    """
+    first = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        first = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    ratio = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
+    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return first + torch.where(distance < exact, distance, far)
+
+
+class Relative(ABC):
+    """Relative positions as `weft.attention` takes them: what they add to scores and output."""
+
+    offset: int
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:  # noqa: B027
+        """Raise a ShapeError where the tables do not fit a call of these sizes."""
+
+    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
+        """What is added to the raw scores and scaled with them.
+
+        queries: (batch, heads, rows, depth). Returns: (batch, heads, rows, keys), or None.
+        """
+        return None
+
+    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
+        """What is added to the scaled scores, (heads or 1, rows, keys), or None."""
+        return None
+
+    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
+        """What is added to the output.
+
+        weights: (batch, heads, rows, keys). Returns: (batch, heads, rows, value_depth), or None.
+        """
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Shaw(Relative):
+    """Relative positions learned for keys and for values.
+
+        e_ij = q_i . (k_j + a^K_{clip(j - i)}) / sqrt(depth)
+        z_i  = sum_j w_ij (v_j + a^V_{clip(j - i)})
+
+    with distances clipped to [-clip, clip]. Never a (queries, keys, depth) tensor: each query
+    takes 2 clip + 1 dot products with the table, each row of weights is summed by distance first.
+
+    key_table: a^K, (2 clip + 1, depth) or (heads, 2 clip + 1, depth); row 0 is distance -clip.
+    value_table: a^V, likewise with the values' depth, or None.
+    Source: Shaw et al. 2018, equations 3 to 5.
+    """
+
+    key_table: Tensor
+    value_table: Tensor | None = None
+    offset: int = 0
+
+    @property
+    def clip(self) -> int:
+        """The largest distance with an embedding of its own."""
+        return (self.key_table.shape[-2] - 1) // 2
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        tables = [("key", self.key_table, depth)]
+        if self.value_table is not None:
+            tables.append(("value", self.value_table, value_depth))
+        for name, table, expected in tables:
+            if (
+                table.ndim not in (2, 3)
+                or table.shape[-1] != expected
+                or table.shape[-2] % 2 == 0
+                or table.shape[-2] != self.key_table.shape[-2]
+                or (table.ndim == 3 and table.shape[0] != heads)
+            ):
+                raise ShapeError(
+                    f"Shaw: the {name} table is {describe(table)}; expected (2 clip + 1, "
+                    f"{expected}) or ({heads}, 2 clip + 1, {expected}), with one clip for both "
+                    "tables."
+                )
+
+    def _rows_of_table(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        clipped = distances(rows, keys, self.offset, device).clamp(-self.clip, self.clip)
+        return clipped + self.clip
+
+    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor:
+        """``q_i . a^K_{clip(j - i)}``, see Relative.key_scores."""
+        by_distance = queries @ self.key_table.transpose(-2, -1)
+        index = self._rows_of_table(rows, keys, queries.device)
+        return by_distance.gather(-1, index.expand(*queries.shape[:2], *index.shape))
+
+    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
+        """``sum_j w_ij a^V_{clip(j - i)}``, see Relative.value_output."""
+        if self.value_table is None:
+            return None
+        index = self._rows_of_table(rows, weights.shape[-1], weights.device)
+        by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[-2])
+        by_distance = by_distance.scatter_add(-1, index.expand_as(weights), weights)
+        return by_distance @ self.value_table
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(Relative):
+    """Scores fall linearly with the distance: ``bias_ij = -slope |j - i|``, one slope a head.
+
+    slopes: (heads,), see `alibi_slopes`.
+    Source: Press et al. 2022; symmetric about the query where keys after it may be seen.
+    """
+
+    slopes: Tensor
+    offset: int = 0
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        if self.slopes.shape != (heads,):
+            raise ShapeError(
+                f"ALiBi: the slopes are {describe(self.slopes)}; expected one a head, ({heads},)."
+            )
+
+    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Relative.bias."""
+        distance = distances(rows, keys, self.offset, device).abs()
+        return -self.slopes.to(device)[:, None, None] * distance
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets(Relative):
+    """A learned bias for each bucket of distances, one a head (T5).
+
+    table: (buckets, heads); see `bucket_of_distance`.
+    Source: Raffel et al. 2020, section 2.1.
+    """
+
+    table: Tensor
+    bidirectional: bool = True
+    max_distance: int = 128
+    offset: int = 0
+
+    def check(self, heads: int, depth: int, value_depth: int) -> None:
+        """See Relative.check."""
+        if self.table.ndim != 2 or self.table.shape[1] != heads:
+            raise ShapeError(
+                f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "
+                "column a head."
+            )
+
+    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Relative.bias."""
+        bucket = bucket_of_distance(
+            distances(rows, keys, self.offset, device),
+            self.table.shape[0],
+            self.max_distance,
+            self.bidirectional,
+        )
+        return self.table[bucket].permute(2, 0, 1)

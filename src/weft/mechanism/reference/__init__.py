@@ -1,0 +1,13 @@
+"""The reference: every formula as its paper writes it. Slow, dense, meant to be read.
+
+Each fast path of weft is tested against these functions in float64. They use nothing of weft.
+
+    attention   the six steps, the vector form, scores, many heads, graphs, images
+    positions   sinusoidal, rotary, ALiBi, buckets, Shaw
+    call        a whole call: masks, caps, biases, sinks, and the strongest edges
+    graphs      what a matrix of weights tells
+"""
+
+from weft.mechanism.reference import attention, call, graphs, positions
+
+__all__ = ["attention", "call", "graphs", "positions"]

@@ -1,0 +1,439 @@
+"""Attention as the papers write it: dense, one formula a function, made to be read and trusted.
+
+Six steps make the attention output: project, score, scale, mask, softmax, weigh. Each is a
+function here, and `attention` is all six. The scores of the literature follow, pair by pair, then
+multi-head attention, and attention on graphs and in images. (A whole call, with masks, caps,
+biases and sinks together, is in `call`.)
+
+Tensors are (positions, depth) unless a docstring says otherwise: no batch and no head, so that
+the formulas stay as they are in the papers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "additive",
+    "attention",
+    "attention_vector_form",
+    "bilinear",
+    "dot",
+    "encoder_decoder",
+    "graph_attention",
+    "graph_attention_v2",
+    "image_self_attention",
+    "mask",
+    "multi_head",
+    "multi_head_self",
+    "neighbourhood_attention",
+    "project",
+    "scale",
+    "score",
+    "self_attention",
+    "softmax",
+    "symmetric_bilinear",
+    "weigh",
+]
+
+
+def project(inputs: Tensor, matrix: Tensor) -> Tensor:
+    """Step 1: queries, keys or values are a linear map of the inputs.
+
+        Q = X W_Q
+
+    inputs: (positions, width); matrix: (width, depth). Returns: (positions, depth).
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> project(torch.tensor([[1., 2.]]), torch.tensor([[1., 0., 1.], [0., 1., 1.]]))
+    tensor([[1., 2., 3.]])
+    """
+    return inputs @ matrix
+
+
+def score(queries: Tensor, keys: Tensor) -> Tensor:
+    """Step 2: how well each query and each key match.
+
+        S = Q K^T
+
+    queries: (queries, depth); keys: (keys, depth). Returns: (queries, keys).
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> score(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.], [1., 0.]]))
+    tensor([[11.,  1.]])
+    """
+    return queries @ keys.T
+
+
+def scale(scores: Tensor, depth: int) -> Tensor:
+    """Step 3: scores of random queries and keys get variance 1, whatever the depth.
+
+        S / sqrt(depth)
+
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> scale(torch.tensor([[6., 8.]]), depth=4)
+    tensor([[3., 4.]])
+    """
+    return scores / math.sqrt(depth)
+
+
+def mask(scores: Tensor, allowed: Tensor) -> Tensor:
+    """Step 4: a key that may not be looked at has a score of minus infinity.
+
+    allowed: bool, True = may look; broadcastable to the scores.
+    Source: Vaswani et al. 2017, section 3.2.3.
+
+    >>> mask(torch.tensor([[1., 2.]]), torch.tensor([[True, False]]))
+    tensor([[1., -inf]])
+    """
+    return scores.masked_fill(~allowed, -math.inf)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Step 5: scores become weights, 0 or more, that sum to 1 in each row.
+
+        weights_j = exp(scores_j) / sum_k exp(scores_k)
+
+    The row's largest score is taken off all first, which changes nothing but avoids overflow. A
+    row without any key (all scores minus infinity) has weights 0.
+
+    scores: (..., keys). Returns: as the scores.
+    Source: Vaswani et al. 2017, equation 1; the last rule is ours.
+
+    >>> softmax(torch.tensor([[0., math.log(3.)], [-math.inf, -math.inf]]))
+    tensor([[0.2500, 0.7500],
+            [0.0000, 0.0000]])
+    """
+    if scores.shape[-1] == 0:
+        return scores
+    largest = scores.amax(-1, keepdim=True).detach()
+    largest = largest.masked_fill(largest == -math.inf, 0)
+    exponentials = (scores - largest).exp()
+    total = exponentials.sum(-1, keepdim=True)
+    return exponentials / total.masked_fill(total == 0, 1)
+
+
+def weigh(weights: Tensor, values: Tensor) -> Tensor:
+    """Step 6: the output is the mean of the values, weighted.
+
+        z_i = sum_j weights_ij v_j
+
+    weights: (queries, keys); values: (keys, value_depth). Returns: (queries, value_depth).
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> weigh(torch.tensor([[0.25, 0.75]]), torch.tensor([[4., 0.], [0., 4.]]))
+    tensor([[1., 3.]])
+    """
+    return weights @ values
+
+
+def attention(
+    queries: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None = None
+) -> Tensor:
+    """Steps 2 to 6 in matrix form.
+
+        attention(Q, K, V) = softmax(Q K^T / sqrt(depth)) V
+
+    allowed: bool, (queries, keys), True = may look; None: all.
+    Returns: (queries, value_depth).
+    Source: Vaswani et al. 2017, equation 1.
+
+    Weights 3/4 and 1/4, from scores log(3) and 0:
+
+    >>> queries, keys = torch.tensor([[math.log(3.)]]), torch.tensor([[1.], [0.]])
+    >>> attention(queries, keys, torch.tensor([[8.], [4.]]))
+    tensor([[7.0000]])
+    """
+    scores = scale(score(queries, keys), queries.shape[-1])
+    if allowed is not None:
+        scores = mask(scores, allowed)
+    return weigh(softmax(scores), values)
+
+
+def attention_vector_form(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scaled: bool = False
+) -> Tensor:
+    """The same without a matrix: each query is answered by a sum over the keys.
+
+        z(q) = sum_i ( e^{q . k_i} / sum_j e^{q . k_j} ) v_i
+
+    scaled: divide each q . k_i by sqrt(depth) first, as `attention` does.
+    Returns: (queries, value_depth). At least one key.
+    Source: Vaswani et al. 2017, equation 1, written out.
+
+    >>> queries, keys = torch.tensor([[math.log(3.)]]), torch.tensor([[1.], [0.]])
+    >>> attention_vector_form(queries, keys, torch.tensor([[8.], [4.]]))
+    tensor([[7.]])
+    """
+    divisor = math.sqrt(queries.shape[-1]) if scaled else 1.0
+    answers = []
+    for query in queries:
+        exponentials = [torch.exp(torch.dot(query, key) / divisor) for key in keys]
+        total = sum(exponentials, start=queries.new_zeros(()))
+        answer = values.new_zeros(values.shape[-1])
+        for exponential, value in zip(exponentials, values, strict=True):
+            answer = answer + exponential / total * value
+        answers.append(answer)
+    return torch.stack(answers)
+
+
+def self_attention(
+    inputs: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, allowed: Tensor | None = None
+) -> Tensor:
+    """All six steps: a sequence looks at itself.
+
+        attention(X W_Q, X W_K, X W_V)
+
+    inputs: X, (positions, width); W_Q, W_K, W_V: (width, depth).
+    Returns: (positions, depth).
+    Source: Vaswani et al. 2017, section 3.2.
+
+    With W_Q = 0 every score is 0, every weight 1/2, and each output the mean of the values:
+
+    >>> one = torch.ones(1, 1)
+    >>> self_attention(torch.tensor([[2.], [6.]]), 0 * one, one, one)
+    tensor([[4.],
+            [4.]])
+    """
+    return attention(project(inputs, W_Q), project(inputs, W_K), project(inputs, W_V), allowed)
+
+
+# Scores, pair by pair.
+
+
+def _each_pair(queries: Tensor, keys: Tensor, pair: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    rows = [[pair(query, key) for key in keys] for query in queries]
+    if not rows or not rows[0]:
+        return queries.new_zeros(len(queries), len(keys))
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def dot(queries: Tensor, keys: Tensor) -> Tensor:
+    """``score(q, k) = q . k``, (queries, keys).
+
+    Source: Luong et al. 2015, section 3.1.
+
+    >>> dot(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.], [0., 1.]]))
+    tensor([[11.,  2.]])
+    """
+    return _each_pair(queries, keys, lambda q, k: (q * k).sum())
+
+
+def bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
+    """``score(q, k) = q^T A k``, (queries, keys). A: (query_depth, key_depth).
+
+    Source: Luong et al. 2015, section 3.1 ("general").
+
+    >>> A = torch.tensor([[0., 1.], [0., 0.]])
+    >>> bilinear(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.]]), A)
+    tensor([[4.]])
+    """
+    return torch.einsum("ia,ab,jb->ij", queries, A, keys)
+
+
+def symmetric_bilinear(queries: Tensor, keys: Tensor, A: Tensor) -> Tensor:
+    """``score(x, y) = (x^T A y + y^T A x) / 2``: the score matrix of a sequence is symmetric.
+
+    A: (depth, depth), of which only the symmetric part counts. Returns: (queries, keys).
+    Source: ours; A symmetric makes attention an undirected graph.
+
+    >>> x = torch.tensor([[1., 0.], [0., 1.]])
+    >>> symmetric_bilinear(x, x, torch.tensor([[0., 4.], [0., 0.]]))
+    tensor([[0., 2.],
+            [2., 0.]])
+    """
+    return _each_pair(queries, keys, lambda x, y: (x @ (A @ y) + y @ (A @ x)) / 2)
+
+
+def additive(queries: Tensor, keys: Tensor, W: Tensor, U: Tensor, v: Tensor) -> Tensor:
+    """``score(q, k) = v . tanh(W q + U k)``, (queries, keys).
+
+    W: (hidden, query_depth); U: (hidden, key_depth); v: (hidden,).
+    Source: Bahdanau et al. 2015, appendix A.1.2.
+
+    >>> one = torch.ones(1, 1)
+    >>> additive(torch.tensor([[1.]]), torch.tensor([[-1.]]), one, one, torch.tensor([5.]))
+    tensor([[0.]])
+    """
+    return _each_pair(queries, keys, lambda q, k: v @ torch.tanh(W @ q + U @ k))
+
+
+def _leaky_relu(x: Tensor, slope: float) -> Tensor:
+    return torch.where(x > 0, x, slope * x)
+
+
+def graph_attention(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 0.2) -> Tensor:
+    """``score(i, j) = LeakyReLU(a^T [W h_i || W h_j])``, (queries, keys).
+
+    queries: W h_i, (queries, depth); keys: W h_j; a: (2 depth,), the two are concatenated.
+    Source: Velickovic et al. 2018, equation 3.
+
+    >>> graph_attention(torch.tensor([[1.]]), torch.tensor([[2.], [-6.]]), torch.tensor([1., 1.]))
+    tensor([[ 3., -1.]])
+    """
+    return _each_pair(queries, keys, lambda q, k: _leaky_relu(a @ torch.cat((q, k)), slope))
+
+
+def graph_attention_v2(queries: Tensor, keys: Tensor, a: Tensor, *, slope: float = 0.2) -> Tensor:
+    """``score(i, j) = a^T LeakyReLU(W_l h_i + W_r h_j)``, (queries, keys).
+
+    queries: W_l h_i, (queries, depth); keys: W_r h_j; a: (depth,).
+    Source: Brody et al. 2022, equation 7.
+
+    >>> graph_attention_v2(torch.tensor([[1.]]), torch.tensor([[2.], [-6.]]), torch.tensor([2.]))
+    tensor([[ 6., -2.]])
+    """
+    return _each_pair(queries, keys, lambda q, k: a @ _leaky_relu(q + k, slope))
+
+
+# Many heads.
+
+
+def multi_head(
+    queries_from: Tensor,
+    keys_from: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    W_O: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Several attentions side by side, each with projections of its own.
+
+        head_i = attention(X W_Q_i, Y W_K_g, Y W_V_g),  g = i // (heads / kv_heads)
+        output = Concat(head_1, ..., head_h) W_O
+
+    With as many heads of keys as of queries, g = i. With fewer, groups of queries share them.
+
+    Args:
+        queries_from: X, (queries, width).
+        keys_from: Y, (keys, source_width).
+        W_Q: (heads, width, depth).
+        W_K, W_V: (kv_heads, source_width, depth).
+        W_O: (heads * depth, width).
+        allowed: bool, (queries, keys).
+
+    Returns: (queries, width).
+    Source: Vaswani et al. 2017, section 3.2.2; groups: Ainslie et al. 2023.
+
+    Two heads, W_Q = 0: both give the mean of their values, 4 and 40; W_O adds them.
+
+    >>> zero, one = torch.zeros(2, 1, 1), torch.ones(2, 1, 1)
+    >>> W_V = torch.tensor([[[1.]], [[10.]]])
+    >>> multi_head(torch.ones(1, 1), torch.tensor([[2.], [6.]]), zero, one, W_V, torch.ones(2, 1))
+    tensor([[44.]])
+    """
+    group_size = len(W_Q) // len(W_K)
+    heads = []
+    for head, W_Q_head in enumerate(W_Q):
+        group = head // group_size
+        heads.append(
+            attention(
+                project(queries_from, W_Q_head),
+                project(keys_from, W_K[group]),
+                project(keys_from, W_V[group]),
+                allowed,
+            )
+        )
+    return torch.cat(heads, -1) @ W_O
+
+
+def multi_head_self(
+    inputs: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    W_O: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Multi-head self-attention: queries, keys and values from one sequence. See `multi_head`."""
+    return multi_head(inputs, inputs, W_Q, W_K, W_V, W_O, allowed)
+
+
+def encoder_decoder(
+    decoder: Tensor,
+    encoder: Tensor,
+    W_Q: Tensor,
+    W_K: Tensor,
+    W_V: Tensor,
+    W_O: Tensor,
+    allowed: Tensor | None = None,
+) -> Tensor:
+    """Encoder-decoder attention: queries from the decoder, keys and values from the encoder.
+
+    See `multi_head`. Source: Vaswani et al. 2017, section 3.2.3.
+    """
+    return multi_head(decoder, encoder, W_Q, W_K, W_V, W_O, allowed)
+
+
+# Graphs and images.
+
+
+def neighbourhood_attention(
+    scores: Tensor, values: Tensor, neighbours: Sequence[Sequence[int]]
+) -> tuple[Tensor, Tensor]:
+    """Attention on a graph: a node looks at its neighbours.
+
+        A_ij = exp(w(i, j)) / sum_{k in N(i)} exp(w(i, k)),  j in N(i)
+        z_i  = sum_{j in N(i)} A_ij v_j
+
+    scores: w, (nodes, nodes); values: (nodes, depth); neighbours: N(i) for each node i.
+    Returns: the output, (nodes, depth), and A, (nodes, nodes), 0 where there is no edge.
+    Source: Velickovic et al. 2018, equations 3 and 4.
+
+    >>> output, A = neighbourhood_attention(torch.zeros(2, 2), torch.eye(2), [[0, 1], [0]])
+    >>> A
+    tensor([[0.5000, 0.5000],
+            [1.0000, 0.0000]])
+    """
+    weights = torch.zeros_like(scores)
+    output = values.new_zeros(len(neighbours), values.shape[-1])
+    for i, nodes in enumerate(neighbours):
+        if not nodes:
+            continue
+        largest = max(float(scores[i, j]) for j in nodes)
+        total = sum(math.exp(float(scores[i, j]) - largest) for j in nodes)
+        for j in nodes:
+            weights[i, j] = math.exp(float(scores[i, j]) - largest) / total
+            output[i] += weights[i, j] * values[j]
+    return output, weights
+
+
+def image_self_attention(
+    image: Tensor, W_f: Tensor, W_g: Tensor, W_h: Tensor, W_v: Tensor, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """Self-attention over the places of an image.
+
+        s_ij    = f(x_i)^T g(x_j),  f(x) = W_f x,  g(x) = W_g x          (1x1 convolutions)
+        beta_ji = exp(s_ij) / sum_i exp(s_ij)                            (j looks at i)
+        o_j     = v( sum_i beta_ji h(x_i) ),  h(x) = W_h x,  v(x) = W_v x
+        y_j     = gamma o_j + x_j
+
+    Args:
+        image: x, (channels, height, width).
+        W_f, W_g, W_h: (inner, channels).
+        W_v: (channels, inner).
+        gamma: 0 at the start of training, which leaves the image as it is.
+
+    Returns: y, (channels, height, width), and beta, (places, places), rows j.
+    Source: Zhang et al. 2019, equations 1 to 3.
+
+    With f = 0 each place gets the mean, 2, of the picture:
+
+    >>> one = torch.ones(1, 1)
+    >>> y, beta = image_self_attention(torch.tensor([[[1., 3.]]]), 0 * one, one, one, one, 10.)
+    >>> y
+    tensor([[[21., 23.]]])
+    """
+    channels, height, width = image.shape
+    x = [image[:, row, column] for row in range(height) for column in range(width)]
+    f, g, h = ([W @ place for place in x] for W in (W_f, W_g, W_h))
+    beta = torch.stack([softmax(torch.stack([f_i @ g_j for f_i in f])) for g_j in g])
+    o = [W_v @ (beta[j, :, None] * torch.stack(h)).sum(0) for j in range(len(x))]
+    y = [gamma * o_j + x_j for o_j, x_j in zip(o, x, strict=True)]
+    return torch.stack(y, -1).reshape(channels, height, width), beta

@@ -1,0 +1,332 @@
+"""What a dense matrix of weights tells, as the papers define it.
+
+Rows of weights are queries, columns are keys; (positions, positions) for self-attention. Means
+over no query are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "broad",
+    "directionality",
+    "duplicate",
+    "effective_rank",
+    "entropy",
+    "first",
+    "flow",
+    "in_strength",
+    "induction",
+    "local",
+    "next_token",
+    "pagerank",
+    "previous",
+    "reciprocity",
+    "retrieval",
+    "rollout",
+    "same",
+    "separator",
+    "symmetry",
+    "with_residual",
+]
+
+
+def with_residual(weights: Tensor) -> Tensor:
+    """``0.5 W + 0.5 I``: half of what a position holds comes past the layer.
+
+    Source: Abnar and Zuidema 2020, section 3.
+
+    >>> with_residual(torch.tensor([[0., 1.], [1., 0.]]))
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+    return 0.5 * weights + 0.5 * torch.eye(len(weights), dtype=weights.dtype)
+
+
+def rollout(layers: Sequence[Tensor]) -> Tensor:
+    """How much of each input position is in each output position.
+
+        (0.5 W_L + 0.5 I) ... (0.5 W_1 + 0.5 I)
+
+    layers: the weights of each layer, the first layer first, (positions, positions) each.
+    Returns: (positions, positions); rows are positions of the last layer.
+    Source: Abnar and Zuidema 2020, equation 1.
+
+    >>> step = torch.tensor([[1., 0.], [1., 0.]])            # all look at position 0
+    >>> rollout([step, step])
+    tensor([[1.0000, 0.0000],
+            [0.7500, 0.2500]])
+    """
+    product = torch.eye(len(layers[0]), dtype=layers[0].dtype)
+    for weights in layers:
+        product = with_residual(weights) @ product
+    return product
+
+
+def flow(layers: Sequence[Tensor], position: int) -> Tensor:
+    """Attention flow: the largest flow from an output position to each input position.
+
+    The network has a node for each position of each layer; an edge from a position of layer l to
+    one of layer l - 1 has the weight as its capacity. Give ``with_residual`` of each layer's
+    weights to count the residual connections, as the paper does.
+
+    layers: as for `rollout`; position: of the last layer. Returns: (positions,), float64.
+    Source: Abnar and Zuidema 2020, section 3. For small graphs: one max-flow a position.
+
+    Two ways lead from position 1 to position 0, each as wide as its narrowest edge:
+
+    >>> first = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
+    >>> second = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    >>> flow([first, second], 1)                             # min(.5, .25) + min(.5, .5)
+    tensor([0.7500, 1.0000], dtype=torch.float64)
+    """
+    import networkx
+
+    network = networkx.DiGraph()
+    for layer, weights in enumerate(layers):
+        for i, row in enumerate(weights.tolist()):
+            for j, weight in enumerate(row):
+                network.add_edge((layer + 1, i), (layer, j), capacity=weight)
+    source = (len(layers), position)
+    largest = [networkx.maximum_flow_value(network, source, (0, j)) for j in range(len(layers[0]))]
+    return torch.tensor(largest, dtype=torch.float64)
+
+
+def in_strength(weights: Tensor) -> Tensor:
+    """What each key receives: the sums of the columns, (keys,).
+
+    >>> in_strength(torch.tensor([[0.25, 0.75], [1., 0.]]))
+    tensor([1.2500, 0.7500])
+    """
+    return weights.sum(0)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """``-sum_j w_ij log w_ij`` in nats, (queries,); 0 log 0 = 0.
+
+    >>> entropy(torch.tensor([[0.5, 0.5], [1., 0.]]))        # log 2, 0
+    tensor([0.6931, 0.0000])
+    """
+    return torch.stack(
+        [sum((-w * w.log() for w in row if w > 0), row.new_zeros(())) for row in weights]
+    )
+
+
+def pagerank(weights: Tensor, damping: float = 0.85) -> Tensor:
+    """Where a reader ends who follows the weights, and with 1 - damping starts anew anywhere.
+
+        r = damping P^T r + (1 - damping) / n
+
+    A row without mass leads everywhere alike. Solved as a linear system; sums to 1.
+
+    weights: (positions, positions). Returns: (positions,).
+    Source: Page et al. 1999.
+
+    >>> pagerank(torch.tensor([[0., 1.], [0., 1.]]), damping=0.5)    # r_0 = (1 - 0.5) / 2
+    tensor([0.2500, 0.7500])
+    """
+    n = len(weights)
+    total = weights.sum(-1, keepdim=True)
+    P = torch.where(total > 0, weights / total.masked_fill(total == 0, 1), 1 / n)
+    start = torch.full((n,), (1 - damping) / n, dtype=weights.dtype)
+    rank: Tensor = torch.linalg.solve(torch.eye(n, dtype=weights.dtype) - damping * P.T, start)
+    return rank
+
+
+def effective_rank(matrix: Tensor) -> Tensor:
+    """``exp(-sum_i p_i log p_i)``, p the singular values divided by their sum.
+
+    Source: Roy and Vetterli 2007.
+
+    >>> effective_rank(torch.tensor([[0., 1.], [2., 0.]])).log()      # log(3) - 2/3 log(2)
+    tensor(0.6365)
+    """
+    singular_values = torch.linalg.svdvals(matrix)
+    return entropy((singular_values / singular_values.sum())[None])[0].exp()
+
+
+def reciprocity(weights: Tensor) -> Tensor:
+    """How far looking is mutual: ``<P, P^T> / |P|^2``; 1 where P is symmetric.
+
+    >>> reciprocity(torch.tensor([[0., 1.], [1., 0.]]))
+    tensor(1.)
+    >>> reciprocity(torch.tensor([[0., 1.], [0., 0.]]))
+    tensor(0.)
+    """
+    return (weights * weights.T).sum() / (weights * weights).sum()
+
+
+def symmetry(M: Tensor) -> Tensor:
+    """``(|M_sym|^2 - |M_anti|^2) / |M|^2``: 1 symmetric, -1 antisymmetric, 0 in between.
+
+    M_sym = (M + M^T) / 2, M_anti = (M - M^T) / 2. (The authors' code returns |M_sym|^2 / |M|^2.)
+
+    M: W_Q W_K^T, (width, width).
+    Source: Saponati et al. 2025.
+
+    >>> symmetry(torch.tensor([[0., 2.], [0., 0.]])), symmetry(torch.tensor([[0., -1.], [1., 0.]]))
+    (tensor(0.), tensor(-1.))
+    """
+    symmetric, antisymmetric = (M + M.T) / 2, (M - M.T) / 2
+    return (symmetric.square().sum() - antisymmetric.square().sum()) / M.square().sum()
+
+
+def directionality(M: Tensor, spread: float = 2.0) -> Tensor:
+    """``(c - r) / (c + r)``: c is the sum of the long columns' norms, r of the long rows'.
+
+    A norm is long above mean + spread * standard deviation (of a sample). 0 where none is long.
+
+    M: W_Q W_K^T, (width, width).
+    Source: Saponati et al. 2025, definition 3.4.
+
+    One long column; the rows are all alike:
+
+    >>> M = torch.zeros(8, 8)
+    >>> M[:, 3] = 1.0
+    >>> directionality(M), directionality(M.T)
+    (tensor(1.), tensor(-1.))
+    """
+
+    def long_norms(norms: Tensor) -> Tensor:
+        return norms[norms > norms.mean() + spread * norms.std()].sum()
+
+    columns = long_norms(torch.stack([column.norm() for column in M.T]))
+    rows = long_norms(torch.stack([row.norm() for row in M]))
+    return (columns - rows) / (columns + rows) if columns + rows > 0 else columns
+
+
+# What a head is for: means over the queries of the mass on certain keys, 0 to 1.
+
+
+def _mean(masses: Sequence[Tensor | float]) -> float:
+    return sum(float(mass) for mass in masses) / len(masses) if masses else 0.0
+
+
+def previous(weights: Tensor) -> float:
+    """Mean weight on the token before, over the queries that have one.
+
+    Source: Clark et al. 2019, section 3.1.
+
+    >>> previous(torch.tensor([[1., 0.], [0.75, 0.25]]))
+    0.75
+    """
+    return _mean([weights[i, i - 1] for i in range(1, len(weights))])
+
+
+def next_token(weights: Tensor) -> float:
+    """Mean weight on the token after, over the queries that have one.
+
+    Source: Clark et al. 2019, section 3.1.
+
+    >>> next_token(torch.tensor([[0.25, 0.75], [0.5, 0.5]]))
+    0.75
+    """
+    return _mean([weights[i, i + 1] for i in range(len(weights) - 1)])
+
+
+def same(weights: Tensor) -> float:
+    """Mean weight of a token on itself.
+
+    >>> same(torch.tensor([[1., 0.], [0.5, 0.5]]))
+    0.75
+    """
+    return _mean([weights[i, i] for i in range(len(weights))])
+
+
+def first(weights: Tensor) -> float:
+    """Mean weight on the first token, the sink of many models.
+
+    Source: Clark et al. 2019, section 3.2; Xiao et al. 2024.
+
+    >>> first(torch.tensor([[1., 0.], [0.5, 0.5]]))
+    0.75
+    """
+    return _mean([weights[i, 0] for i in range(len(weights))])
+
+
+def separator(weights: Tensor, separators: Sequence[int]) -> float:
+    """Mean mass on separators. separators: their positions.
+
+    Source: Clark et al. 2019, section 3.2.
+
+    >>> separator(torch.tensor([[0.5, 0.25, 0.25]]), [0, 2])
+    0.75
+    """
+    return _mean([sum(float(row[j]) for j in separators) for row in weights])
+
+
+def duplicate(weights: Tensor, tokens: Sequence[int]) -> float:
+    """Mean mass on earlier copies of the query's token, over the queries that have one.
+
+    Source: Wang et al. 2023, section 3.
+
+    >>> duplicate(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0.75, 0., 0.25]]), [7, 8, 7])
+    0.75
+    """
+    masses = []
+    for i in range(len(tokens)):
+        copies = [j for j in range(i) if tokens[j] == tokens[i]]
+        if copies:
+            masses.append(sum(float(weights[i, j]) for j in copies))
+    return _mean(masses)
+
+
+def induction(weights: Tensor, tokens: Sequence[int]) -> float:
+    """Mean mass on the tokens after earlier copies of the query's, over the queries with one.
+
+    Source: Olsson et al. 2022.
+
+    >>> induction(torch.tensor([[1., 0., 0.], [0., 1., 0.], [0., 0.75, 0.25]]), [7, 8, 7])
+    0.75
+    """
+    masses = []
+    for i in range(len(tokens)):
+        followers = [j + 1 for j in range(i) if tokens[j] == tokens[i]]
+        if followers:
+            masses.append(sum(float(weights[i, j]) for j in followers))
+    return _mean(masses)
+
+
+def local(weights: Tensor, reach: int) -> float:
+    """Mean mass on keys at most `reach` positions away, on either side.
+
+    >>> local(torch.tensor([[0.5, 0.25, 0.25]]), 1)
+    0.75
+    """
+    return _mean(
+        [
+            sum(float(row[j]) for j in range(len(row)) if abs(j - i) <= reach)
+            for i, row in enumerate(weights)
+        ]
+    )
+
+
+def broad(weights: Tensor) -> float:
+    """Mean of entropy / log(keys): 1 where every key gets the same, 0 where one gets all.
+
+    A query with one key does not count.
+    Source: Clark et al. 2019, section 3.3 (there without the division).
+
+    >>> broad(torch.tensor([[0.5, 0.5], [1., 0.]]))
+    0.5
+    """
+    keys = weights.shape[-1]
+    return _mean([value / math.log(keys) for value in entropy(weights)] if keys > 1 else [])
+
+
+def retrieval(weights: Tensor, copied: Sequence[tuple[int, int]]) -> float:
+    """Share of the copied tokens that the head looks at most strongly while they are copied.
+
+    copied: (query, key) pairs: at this query, the token at this key was copied.
+    Source: Wu et al. 2024, equation 1.
+
+    >>> weights = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.2, 0.3]])
+    >>> retrieval(weights, [(0, 1), (1, 2)])
+    0.5
+    """
+    return _mean([float(int(weights[i].argmax()) == j) for i, j in copied])

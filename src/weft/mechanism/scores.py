@@ -1,0 +1,297 @@
+"""Scores: how well a query and a key match, before the softmax. One function a formula.
+
+All take queries (batch, heads, queries, depth) and keys (batch, heads, keys, depth) and return
+raw scores (batch, heads, queries, keys): any real number, before the mask. Leading dimensions may
+be left out. The classes carry a score's parameters into `weft.attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+
+from weft.errors import ShapeError
+from weft.mechanism.shapes import describe
+
+__all__ = [
+    "Additive",
+    "Bilinear",
+    "Dot",
+    "GraphAttention",
+    "GraphAttentionV2",
+    "ScaledDot",
+    "Score",
+    "additive",
+    "bilinear",
+    "dot",
+    "graph_attention",
+    "graph_attention_v2",
+    "scaled_dot",
+    "symmetrised",
+]
+
+
+def _check_one_depth(operation: str, queries: Tensor, keys: Tensor) -> None:
+    if queries.shape[-1] != keys.shape[-1]:
+        raise ShapeError(
+            f"{operation}: queries have depth {queries.shape[-1]}, keys {keys.shape[-1]}, from "
+            f"{describe(queries)} and {describe(keys)}. Project both to one depth."
+        )
+
+
+def dot(queries: Tensor, keys: Tensor) -> Tensor:
+    """Score by the dot product.
+
+        score(q, k) = q . k
+
+    Source: Luong et al. 2015, section 3.1.
+
+    >>> dot(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.], [0., 1.]]))
+    tensor([[11.,  2.]])
+    """
+    _check_one_depth("dot", queries, keys)
+    return queries @ keys.transpose(-2, -1)
+
+
+def scaled_dot(queries: Tensor, keys: Tensor, scale: float | None = None) -> Tensor:
+    """Score by the dot product, scaled so that its variance does not grow with the depth.
+
+        score(q, k) = q . k / sqrt(depth)
+
+    scale: the factor, instead of 1 / sqrt(depth).
+    Source: Vaswani et al. 2017, equation 1.
+
+    >>> scaled_dot(torch.tensor([[1., 2., 0., 0.]]), torch.tensor([[3., 4., 5., 6.]]))
+    tensor([[5.5000]])
+    """
+    _check_one_depth("scaled_dot", queries, keys)
+    factor = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+    return (queries * factor) @ keys.transpose(-2, -1)
+
+
+def bilinear(queries: Tensor, keys: Tensor, matrix: Tensor) -> Tensor:
+    """Score by a bilinear form.
+
+        score(q, k) = q^T A k
+
+    With A symmetric and queries = keys, the score matrix is symmetric: an undirected graph.
+
+    Args:
+        queries: (..., queries, query_depth).
+        keys: (..., keys, key_depth).
+        matrix: A, (query_depth, key_depth) or (heads, query_depth, key_depth).
+
+    Raises: ShapeError: A does not fit between queries and keys.
+    Source: Luong et al. 2015, section 3.1 ("general").
+
+    >>> A = torch.tensor([[0., 1.], [0., 0.]])
+    >>> bilinear(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.]]), A)
+    tensor([[4.]])
+    """
+    if matrix.shape[-2:] != (queries.shape[-1], keys.shape[-1]):
+        raise ShapeError(
+            f"bilinear: A is {describe(matrix)}, queries have depth {queries.shape[-1]}, keys "
+            f"{keys.shape[-1]}. A must be (query depth, key depth), alone or one for each head."
+        )
+    return queries @ matrix @ keys.transpose(-2, -1)
+
+
+def symmetrised(matrix: Tensor) -> Tensor:
+    """The symmetric part of a square matrix, ``(A + A^T) / 2``.
+
+    >>> symmetrised(torch.tensor([[0., 1.], [0., 0.]]))
+    tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]])
+    """
+    return (matrix + matrix.transpose(-2, -1)) / 2
+
+
+def additive(
+    queries: Tensor, keys: Tensor, query_matrix: Tensor, key_matrix: Tensor, vector: Tensor
+) -> Tensor:
+    """Score by a one-layer network (additive attention).
+
+        score(q, k) = v . tanh(W q + U k)
+
+    Args:
+        queries: (..., queries, query_depth).
+        keys: (..., keys, key_depth).
+        query_matrix: W, (hidden, query_depth).
+        key_matrix: U, (hidden, key_depth).
+        vector: v, (hidden,).
+
+    Raises: ShapeError: the matrices do not fit.
+    Source: Bahdanau et al. 2015, appendix A.1.2.
+    """
+    hidden = vector.shape[-1]
+    if query_matrix.shape != (hidden, queries.shape[-1]) or key_matrix.shape != (
+        hidden,
+        keys.shape[-1],
+    ):
+        raise ShapeError(
+            f"additive: W is {describe(query_matrix)}, U {describe(key_matrix)}, v "
+            f"{describe(vector)}, for queries of depth {queries.shape[-1]} and keys of depth "
+            f"{keys.shape[-1]}. They must be (hidden, query depth), (hidden, key depth) and "
+            "(hidden,)."
+        )
+    from_query = queries @ query_matrix.T
+    from_key = keys @ key_matrix.T
+    return torch.tanh(from_query[..., :, None, :] + from_key[..., None, :, :]) @ vector
+
+
+def _check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
+    if vector.shape[-1] != tensor.shape[-1]:
+        raise ShapeError(
+            f"{operation}: {name} is {describe(vector)}, nodes have depth {tensor.shape[-1]}. "
+            "It must be (depth,) or (heads, depth)."
+        )
+
+
+def graph_attention(
+    queries: Tensor, keys: Tensor, query_vector: Tensor, key_vector: Tensor, slope: float = 0.2
+) -> Tensor:
+    """Score of a graph attention network.
+
+        score(i, j) = LeakyReLU(a^T [W h_i, W h_j]) = LeakyReLU(a_1 . W h_i + a_2 . W h_j)
+
+    Args:
+        queries: W h, (..., queries, depth).
+        keys: W h, (..., keys, depth).
+        query_vector: a_1, the half of a for the looking node, (depth,) or (heads, depth).
+        key_vector: a_2, the half of a for the node looked at.
+        slope: of the LeakyReLU below 0.
+
+    Source: Velickovic et al. 2018, equation 3.
+    """
+    _check_per_head("graph_attention", "the query vector", query_vector, queries)
+    _check_per_head("graph_attention", "the key vector", key_vector, keys)
+    from_query = (queries * query_vector[..., None, :]).sum(-1)
+    from_key = (keys * key_vector[..., None, :]).sum(-1)
+    return leaky_relu(from_query[..., :, None] + from_key[..., None, :], slope)
+
+
+def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: float = 0.2) -> Tensor:
+    """Score of a graph attention network, version 2, which can rank keys differently per query.
+
+        score(i, j) = a . LeakyReLU(W_l h_i + W_r h_j)
+
+    Args:
+        queries: W_l h, (..., queries, depth).
+        keys: W_r h, (..., keys, depth).
+        vector: a, (depth,) or (heads, depth).
+        slope: of the LeakyReLU below 0.
+
+    Source: Brody et al. 2022, equation 7.
+    """
+    _check_one_depth("graph_attention_v2", queries, keys)
+    _check_per_head("graph_attention_v2", "the vector", vector, queries)
+    summed = queries[..., :, None, :] + keys[..., None, :, :]
+    return (leaky_relu(summed, slope) * vector[..., None, None, :]).sum(-1)
+
+
+class Score(ABC):
+    """A score function with its parameters, as `weft.attention` takes it."""
+
+    #: Whether queries and keys must have one depth.
+    same_depth: bool = True
+    #: Whether exchanging a query and a key leaves the score unchanged.
+    symmetric: bool = False
+
+    @abstractmethod
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Raw scores, (batch, heads, queries, keys), before the scale."""
+
+    def default_scale(self, depth: int) -> float:
+        """The factor on the scores where the caller names none."""
+        return 1.0
+
+    def cells_per_score(self, depth: int) -> int:
+        """How many numbers in memory one score costs on the way."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Dot(Score):
+    """``q . k``. See `dot`."""
+
+    symmetric = True
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return dot(queries, keys)
+
+
+@dataclass(frozen=True)
+class ScaledDot(Score):
+    """``q . k / sqrt(depth)``. See `scaled_dot`."""
+
+    symmetric = True
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return dot(queries, keys)
+
+    def default_scale(self, depth: int) -> float:
+        """One over the square root of the depth (1 where the depth is 0)."""
+        return 1 / math.sqrt(max(depth, 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(Score):
+    """``q^T A k``. See `bilinear`. ``Bilinear(A, symmetric=True)`` uses ``(A + A^T) / 2``."""
+
+    matrix: Tensor
+    symmetric: bool = False
+    same_depth = False
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        matrix = symmetrised(self.matrix) if self.symmetric else self.matrix
+        return bilinear(queries, keys, matrix)
+
+
+@dataclass(frozen=True, eq=False)
+class Additive(Score):
+    """``v . tanh(W q + U k)``. See `additive`."""
+
+    query_matrix: Tensor
+    key_matrix: Tensor
+    vector: Tensor
+    same_depth = False
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return additive(queries, keys, self.query_matrix, self.key_matrix, self.vector)
+
+    def cells_per_score(self, depth: int) -> int:
+        """The hidden size: each pair has its own hidden vector."""
+        return self.vector.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphAttention(Score):
+    """``LeakyReLU(a_1 . q + a_2 . k)``. See `graph_attention`."""
+
+    query_vector: Tensor
+    key_vector: Tensor
+    slope: float = 0.2
+    same_depth = False
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return graph_attention(queries, keys, self.query_vector, self.key_vector, self.slope)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphAttentionV2(Score):
+    """``a . LeakyReLU(q + k)``. See `graph_attention_v2`."""
+
+    vector: Tensor
+    slope: float = 0.2
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return graph_attention_v2(queries, keys, self.vector, self.slope)
+
+    def cells_per_score(self, depth: int) -> int:
+        """The depth: each pair has its own sum."""
+        return depth

@@ -1,0 +1,94 @@
+"""Checks that tensors fit together, and the errors that say how they do not."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft.errors import InputError, ShapeError
+
+__all__ = ["check_attention_inputs", "describe", "repeat_kv_heads"]
+
+
+def describe(tensor: Tensor) -> str:
+    """A tensor's shape as the errors print it.
+
+    >>> import torch
+    >>> describe(torch.zeros(2, 8, 5, 64))
+    '(2, 8, 5, 64)'
+    """
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+
+
+def check_attention_inputs(
+    operation: str, queries: Tensor, keys: Tensor, values: Tensor, *, same_depth: bool
+) -> None:
+    """Raise a ShapeError unless queries, keys and values can enter one attention call.
+
+    Args:
+        operation: the name that the error begins with.
+        queries: (batch, heads, queries, depth).
+        keys: (batch, kv_heads, keys, depth).
+        values: (batch, kv_heads, keys, value_depth).
+        same_depth: whether the score compares queries and keys of one depth.
+    """
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"{operation}: {name} have {tensor.ndim} dimensions, from {describe(tensor)}; "
+                "expected (batch, heads, positions, depth), or the same without the batch."
+            )
+        if not tensor.is_floating_point():
+            raise InputError(
+                f"{operation}: {name} are {tensor.dtype}; expected a floating-point type. "
+                f"Convert them, as in {name}.float()."
+            )
+    shapes = f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
+    if not (queries.dtype == keys.dtype == values.dtype):
+        raise InputError(
+            f"{operation}: queries are {queries.dtype}, keys {keys.dtype}, values {values.dtype}. "
+            "Convert all three to one type."
+        )
+    if not (queries.device == keys.device == values.device):
+        raise InputError(
+            f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
+            f"{values.device}. Move all three to one device."
+        )
+    if not (queries.shape[0] == keys.shape[0] == values.shape[0]):
+        raise ShapeError(
+            f"{operation}: batches of {queries.shape[0]}, {keys.shape[0]} and {values.shape[0]}, "
+            f"{shapes}. Give all three the same batch."
+        )
+    if keys.shape[1] != values.shape[1]:
+        raise ShapeError(
+            f"{operation}: keys have {keys.shape[1]} heads, values {values.shape[1]}, {shapes}. "
+            "Keys and values share their heads."
+        )
+    if keys.shape[1] == 0 or queries.shape[1] % keys.shape[1]:
+        raise ShapeError(
+            f"{operation}: {queries.shape[1]} heads of queries over {keys.shape[1]} heads of keys, "
+            f"{shapes}. The heads of the keys must divide those of the queries."
+        )
+    if keys.shape[2] != values.shape[2]:
+        raise ShapeError(
+            f"{operation}: {keys.shape[2]} keys, {values.shape[2]} values, {shapes}. "
+            "Each key has one value."
+        )
+    if same_depth and queries.shape[3] != keys.shape[3]:
+        raise ShapeError(
+            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, {shapes}. "
+            "Project both to one depth."
+        )
+
+
+def repeat_kv_heads(tensor: Tensor, heads: int) -> Tensor:
+    """Repeat keys or values of grouped-query attention so that every query head has its own.
+
+    Args:
+        tensor: (batch, kv_heads, keys, depth); kv_heads divides heads.
+        heads: heads of the queries.
+
+    Returns: (batch, heads, keys, depth).
+    Source: Ainslie et al. 2023.
+    """
+    groups = heads // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)

@@ -1,0 +1,1 @@
+"""Transformers built from the attention layers of the ground floor."""

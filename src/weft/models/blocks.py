@@ -1,0 +1,147 @@
+"""The layers that Transformers are stacked from: attention and feed-forward, each added on.
+
+    pre-norm:   x + sublayer(norm(x))
+    post-norm:  norm(x + sublayer(x))
+
+Source: Vaswani et al. 2017, section 3.1 (post); Xiong et al. 2020 (pre).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from weft.mechanism.masks import Mask
+from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
+from weft.models.configuration import Architecture
+
+__all__ = ["BlockCache", "DecoderBlock", "EncoderBlock", "FeedForward"]
+
+
+@dataclass(eq=False)
+class BlockCache:
+    """What a decoder block remembers between steps: of its own tokens and of the source."""
+
+    own: KeyValueCache = field(default_factory=KeyValueCache)
+    source: KeyValueCache = field(default_factory=KeyValueCache)
+
+    def reorder(self, order: Tensor) -> None:
+        """Take sequence ``order[b]`` as sequence b."""
+        self.own.reorder(order)
+        self.source.reorder(order)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a non-linearity in between: ``activation(x W_1 + b_1) W_2 + b_2``.
+
+    Source: Vaswani et al. 2017, equation 2.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.rise = nn.Linear(architecture.width, architecture.feed_forward)
+        self.fall = nn.Linear(architecture.feed_forward, architecture.width)
+        self.activation = nn.ReLU() if architecture.activation == "relu" else nn.GELU()
+        for linear in (self.rise, self.fall):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(..., width) to (..., width)."""
+        return self.fall(self.activation(self.rise(inputs)))  # type: ignore[no-any-return]
+
+
+def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        architecture.width,
+        architecture.heads,
+        kv_heads=architecture.kv_heads,
+        dropout=architecture.attention_dropout,
+        # Between two texts there is no distance to speak of.
+        relative="none" if kind == "cross" else architecture.relative,
+        clip=architecture.clip,
+        kind=kind,
+    )
+
+
+class _Block(nn.Module):
+    """What both kinds of block share: how a sublayer's result is added."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.pre_norm = architecture.norm == "pre"
+        self.dropout = nn.Dropout(architecture.dropout)
+
+    def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre_norm:
+            return inputs + self.dropout(sublayer(norm(inputs)))  # type: ignore[no-any-return]
+        return norm(inputs + self.dropout(sublayer(inputs)))  # type: ignore[no-any-return]
+
+
+class EncoderBlock(_Block):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__(architecture)
+        self.self_attention = _attention(architecture, "encoder")
+        self.feed_forward = FeedForward(architecture)
+        self.self_attention_norm = nn.LayerNorm(architecture.width)
+        self.feed_forward_norm = nn.LayerNorm(architecture.width)
+
+    def forward(self, inputs: Tensor, mask: Mask | None) -> Tensor:
+        """(batch, positions, width) to the same."""
+        attended = self._add(
+            inputs, self.self_attention_norm, lambda x: self.self_attention(x, mask=mask)
+        )
+        return self._add(attended, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderBlock(_Block):
+    """Causal self-attention, attention to the source where there is one, then feed-forward."""
+
+    def __init__(self, architecture: Architecture, *, source: bool) -> None:
+        super().__init__(architecture)
+        self.self_attention = _attention(architecture, "decoder")
+        self.self_attention_norm = nn.LayerNorm(architecture.width)
+        self.cross_attention = _attention(architecture, "cross") if source else None
+        self.cross_attention_norm = nn.LayerNorm(architecture.width) if source else None
+        self.feed_forward = FeedForward(architecture)
+        self.feed_forward_norm = nn.LayerNorm(architecture.width)
+
+    def forward(
+        self,
+        inputs: Tensor,
+        mask: Mask,
+        source: Tensor | None = None,
+        source_mask: Mask | None = None,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        """One block.
+
+        Args:
+            inputs: (batch, positions, width).
+            mask: of the self-attention.
+            source: what the encoder gave, (batch, source positions, width).
+            source_mask: which of it may be looked at.
+            cache: what earlier steps left, for step-by-step decoding.
+
+        Returns: as inputs.
+        """
+        own = cache.own if cache else None
+        outputs = self._add(
+            inputs,
+            self.self_attention_norm,
+            lambda x: self.self_attention(x, mask=mask, cache=own),
+        )
+        cross_attention = self.cross_attention
+        if cross_attention is not None:
+            assert self.cross_attention_norm is not None
+            from_source = cache.source if cache else None
+            outputs = self._add(
+                outputs,
+                self.cross_attention_norm,
+                lambda x: cross_attention(x, source, mask=source_mask, cache=from_source),
+            )
+        return self._add(outputs, self.feed_forward_norm, self.feed_forward)

@@ -1,0 +1,68 @@
+"""Tokens and absolute positions as vectors."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.mechanism.positions import sinusoidal
+from weft.models.configuration import Architecture
+
+__all__ = ["Embedding"]
+
+
+class Embedding(nn.Module):
+    """Token embeddings times sqrt(width), plus absolute positions, and the way back to logits.
+
+        x_t = E[token_t] sqrt(width) + position_t
+        logits = y E^T
+
+    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Press and Wolf 2017 for the tied output.
+    """
+
+    sinusoids: Tensor
+
+    def __init__(self, vocabulary: int, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        width = architecture.width
+        self.tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=1 / math.sqrt(width))
+        self.dropout = nn.Dropout(architecture.dropout)
+        if architecture.positions == "learned":
+            self.positions = nn.Embedding(architecture.max_length, width)
+            nn.init.normal_(self.positions.weight, std=1 / math.sqrt(width))
+        if architecture.positions == "sinusoidal":
+            self.register_buffer("sinusoids", sinusoidal(128, width), persistent=False)
+
+    def forward(self, ids: Tensor, offset: int = 0) -> Tensor:
+        """Embed.
+
+        Args:
+            ids: (batch, positions).
+            offset: the position of the first column.
+
+        Returns: (batch, positions, width).
+        """
+        vectors = self.tokens(ids) * math.sqrt(self.architecture.width)
+        end = offset + ids.shape[1]
+        if self.architecture.positions == "learned":
+            if end > self.architecture.max_length:
+                raise InputError(
+                    f"the text has {end} tokens, the model's positions end at "
+                    f"{self.architecture.max_length}. Shorten it, or train with a larger "
+                    "model.max_length."
+                )
+            vectors = vectors + self.positions.weight[offset:end]
+        if self.architecture.positions == "sinusoidal":
+            if end > len(self.sinusoids):
+                table = sinusoidal(2 * end, self.architecture.width)
+                self.sinusoids = table.to(self.sinusoids)
+            vectors = vectors + self.sinusoids[offset:end]
+        return self.dropout(vectors)  # type: ignore[no-any-return]
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of every token of the vocabulary, (..., vocabulary), from outputs (..., width)."""
+        return outputs @ self.tokens.weight.T

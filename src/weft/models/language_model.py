@@ -1,0 +1,74 @@
+"""The decoder-only Transformer: predicts each next token from those before it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from weft.mechanism.masks import causal
+from weft.models.blocks import BlockCache, DecoderBlock
+from weft.models.configuration import Architecture
+from weft.models.decoding import DecodingState
+from weft.models.embeddings import Embedding
+
+__all__ = ["LanguageModel"]
+
+
+class LanguageModel(nn.Module):
+    """A language model.
+
+    Args:
+        vocabulary: number of tokens.
+        architecture: sizes and choices; its encoder layers are not used.
+        padding: the id that fills short sequences, at their end.
+
+    Source: Radford et al. 2018, on the blocks of Vaswani et al. 2017.
+    """
+
+    def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
+        super().__init__()
+        self.architecture, self.padding = architecture, padding
+        self.embedding = Embedding(vocabulary, architecture)
+        self.output_embedding = nn.Linear(architecture.width, vocabulary, bias=False)
+        nn.init.xavier_uniform_(self.output_embedding.weight)
+        if architecture.tied:
+            self.output_embedding.weight = self.embedding.tokens.weight
+        self.decoder = nn.ModuleList(
+            DecoderBlock(architecture, source=False) for _ in range(architecture.decoder_layers)
+        )
+        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
+        self.decoder_norm = closing(architecture.width)
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """What the blocks give before the vocabulary, (batch, positions, width)."""
+        outputs = self.embedding(tokens)
+        for block in self.decoder:
+            outputs = block(outputs, causal())
+        return self.decoder_norm(outputs)  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of each next token: ids (batch, positions) to (batch, positions, vocabulary)."""
+        return self.logits(self.outputs(tokens))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of every token, (..., vocabulary), from outputs (..., width)."""
+        return self.output_embedding(outputs)  # type: ignore[no-any-return]
+
+    def start(self) -> DecodingState:
+        """An empty state for `step`."""
+        return DecodingState([BlockCache() for _ in self.decoder])
+
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Logits after new tokens, given those that the state has seen.
+
+        Args:
+            tokens: ids, (batch, new positions).
+            state: advanced in place.
+
+        Returns: (batch, new positions, vocabulary).
+        """
+        outputs = self.embedding(tokens, offset=state.position)
+        mask = causal(offset=state.position)
+        for block, cache in zip(self.decoder, state.caches, strict=True):
+            outputs = block(outputs, mask, cache=cache)
+        state.position += tokens.shape[1]
+        return self.logits(self.decoder_norm(outputs))

@@ -1,0 +1,1 @@
+"""Catching the attention graphs of models, and handing them to other tools."""

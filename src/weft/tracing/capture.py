@@ -1,0 +1,281 @@
+"""`trace`: run a model once and catch the attention graph of every layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.mechanism.graph import All, AttentionGraph, Keep, Top
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.observe import Observation, Recorder, layers_of, watching
+from weft.tracing.names import token_names
+
+__all__ = ["trace"]
+
+#: The sequences that the queries and the keys of a layer come from, of a model that reads two.
+_TWO = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
+
+def trace(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | Tensor,
+    *,
+    tokenizer: Any = None,
+    keep: Keep = Top(32),  # noqa: B008 - frozen
+    queries_keys: bool = True,
+) -> Trace | list[Trace]:
+    """Run a model once and catch the attention graph of every layer.
+
+    The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
+    ``model.padding``) at either end of a sequence is cut off its graphs.
+
+    Args:
+        model: made of weft's attention layers.
+        inputs: token ids, (length,) or (batch, length): a tensor (the model's first argument), or
+            a tensor for each argument: {"source": ids, "target": ids}.
+        tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
+            weft vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
+            name of id 17 is "#17".
+        keep: ``Top(k)``, or ``All()`` for every edge.
+        queries_keys: whether to keep the queries and keys of each layer too.
+
+    Returns: a Trace; for a batch of several inputs a list with a Trace for each.
+
+    Raises: InputError: the model has no attention layers of weft, or the inputs do not fit it.
+    """
+    given = _as_inputs(model, inputs)
+    sequences = {name: ids for name, ids in given.items() if _is_sequence(ids)}
+    if not layers_of(model):
+        raise InputError(
+            f"trace: {type(model).__name__} has no attention layers of weft "
+            "(weft.mechanism.multihead.MultiHeadAttention). Only weft's own models can be traced."
+        )
+    if not sequences:
+        raise InputError(
+            "trace: the inputs hold no token ids; expected integers of shape (length,) or "
+            "(batch, length)."
+        )
+    batch = {len(ids) for ids in sequences.values()}
+    if len(batch) > 1:
+        sizes = ", ".join(f"{name}: {len(ids)}" for name, ids in sequences.items())
+        raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
+    (samples,) = batch
+
+    longest = max(ids.shape[1] for ids in sequences.values())
+    recorder = Recorder(model, Top(longest) if isinstance(keep, All) else keep)
+    with _at_rest(model), torch.no_grad(), watching(model, recorder):
+        model(**given)
+
+    padding = getattr(model, "padding", None)
+    description = _describe(model)
+    traces = []
+    for sample in range(samples):
+        spans = {name: _span(ids[sample], padding) for name, ids in sequences.items()}
+        names = {
+            name: token_names(ids[sample, spans[name]].tolist(), _namer(tokenizer, name))
+            for name, ids in sequences.items()
+        }
+        taken = {name: _Sequence(spans[name], names[name], ids.shape[1])
+                 for name, ids in sequences.items()}  # fmt: skip
+        layers = _layers(recorder.calls, sample, taken, queries_keys)
+        used = {layer.queries_from for layer in layers} | {layer.keys_from for layer in layers}
+        # A model that reads one sequence calls it "tokens", whatever its argument is called.
+        shown = {"tokens": next(iter(names.values()))} if used == {"tokens"} else names
+        traces.append(Trace(shown, layers, description))
+    return traces[0] if samples == 1 else traces
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """The part of an input that is not padding, its tokens, and the length of the whole input."""
+
+    span: slice
+    tokens: list[str]
+    length: int
+
+
+def _as_inputs(model: nn.Module, inputs: Mapping[str, Tensor] | Tensor) -> dict[str, Any]:
+    """The inputs by the names of the model's arguments, ids with a batch dimension."""
+    if isinstance(inputs, Tensor):
+        first = next(iter(inspect.signature(model.forward).parameters), None)
+        if first is None:
+            raise InputError(f"trace: {type(model).__name__}.forward takes no arguments.")
+        inputs = {first: inputs}
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"trace: the inputs are {type(inputs).__name__}; expected a tensor of token ids, or a "
+            "dict with a tensor for each argument of the model."
+        )
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    given: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            value = value.to(device)
+            if value.ndim == 1 and not value.is_floating_point():
+                value = value[None]
+        given[str(name)] = value
+    return given
+
+
+def _is_sequence(value: Any) -> bool:
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return isinstance(value, Tensor) and value.ndim == 2 and value.dtype in integers
+
+
+def _namer(tokenizer: Any, sequence: str) -> Any:
+    return tokenizer.get(sequence) if isinstance(tokenizer, Mapping) else tokenizer
+
+
+@contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each of its modules as it was."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def _span(ids: Tensor, padding: int | None) -> slice:
+    """From the first to the last position that is not padding."""
+    if padding is None:
+        return slice(0, len(ids))
+    (real,) = (ids != padding).nonzero(as_tuple=True)
+    return slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
+
+
+def _describe(model: nn.Module) -> dict[str, Any]:
+    """What a trace says of its model."""
+    kind = type(model)
+    return {
+        "name": kind.__name__,
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+
+
+def _layers(
+    calls: Sequence[tuple[str, MultiHeadAttention, Observation]],
+    sample: int,
+    sequences: Mapping[str, _Sequence],
+    queries_keys: bool,
+) -> tuple[TraceLayer, ...]:
+    layers = []
+    counts: dict[str, int] = {}
+    for name, layer, seen in calls:
+        assert isinstance(seen.caught, AttentionGraph)
+        queries_from, keys_from = _ends(name, layer.kind, sequences)
+        of_queries, of_keys = (
+            sequences.get(end) or next(iter(sequences.values()))
+            for end in (queries_from, keys_from)
+        )
+        caught = seen.caught[sample]
+        if caught.shape[1:] != (of_queries.length, of_keys.length):
+            raise InputError(
+                f"trace: layer {name} ({layer.kind}) has {caught.shape[1]} queries and "
+                f"{caught.shape[2]} keys, its inputs {of_queries.length} and {of_keys.length} "
+                "tokens. trace names positions by input tokens: give the inputs as the model "
+                "reads them."
+            )
+        graph = cut(caught, of_queries.span, of_keys.span).cpu()
+        tensors = None
+        if queries_keys:
+            tensors = (
+                seen.queries[sample, :, of_queries.span].cpu().clone(),
+                seen.keys[sample, :, of_keys.span].cpu().clone(),
+            )
+        index = counts.get(layer.kind, 0)
+        counts[layer.kind] = index + 1
+        heads, queries, keys = graph.shape
+        layers.append(
+            TraceLayer(
+                name=name,
+                kind=layer.kind,
+                index=index,
+                shape=(heads, queries, keys),
+                queries_from=queries_from,
+                keys_from=keys_from,
+                query_tokens=of_queries.tokens,
+                key_tokens=of_keys.tokens,
+                scale=seen.scale,
+                positions=layer.relative,
+                mask=proven_mask(graph),
+                data=Held(graph, tensors),
+            )
+        )
+    return tuple(layers)
+
+
+def _ends(name: str, kind: str, sequences: Mapping[str, _Sequence]) -> tuple[str, str]:
+    """The sequences that a layer's queries and keys come from."""
+    if "source" in sequences and "target" in sequences:
+        return _TWO[kind]
+    if kind == "cross":
+        raise InputError(
+            f"trace: layer {name} looks from a target at a source; the inputs are "
+            f"{', '.join(sequences)}. Give both, as {{'source': ids, 'target': ids}}."
+        )
+    return "tokens", "tokens"
+
+
+def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
+    """The part of a graph between some queries and some keys.
+
+    Mass on an edge to a key that is cut off goes to `rest`; from padding, which no query may look
+    at, there is none.
+    """
+    columns = graph.keys[:, queries]
+    inside = (columns >= keys.start) & (columns < keys.stop)
+    # Edges that stay move forward, in their order, and empty places to the end.
+    order = (~inside).to(torch.uint8).sort(dim=-1, stable=True).indices
+    kept = min(graph.k, keys.stop - keys.start)
+    order = order[..., :kept]
+    inside_now = inside.gather(-1, order)
+    weights = graph.weights[:, queries]
+    lost = torch.where(inside | (columns < 0), 0.0, weights).sum(-1)
+
+    def taken(tensor: Tensor, empty: float) -> Tensor:
+        return torch.where(inside_now, tensor.gather(-1, order), empty)
+
+    return AttentionGraph(
+        keys=taken(columns - keys.start, -1),
+        scores=taken(graph.scores[:, queries], -torch.inf),
+        weights=taken(weights, 0),
+        lse=graph.lse[:, queries].clone(),
+        entropy=graph.entropy[:, queries].clone(),
+        rest=graph.rest[:, queries] + lost,
+        count=graph.count[:, queries].clone(),
+        length=keys.stop - keys.start,
+        symmetric=graph.symmetric,
+    )
+
+
+def proven_mask(graph: AttentionGraph) -> str | None:
+    """The rule of the mask, where the graph proves it: "all", "causal", or None.
+
+    Every key allowed in every row is "all". Rows that allow as many keys as they have kept edges,
+    namely those up to themselves, are "causal".
+    """
+    _, queries, keys = graph.shape
+    if bool((graph.count == keys).all()):
+        return "all"
+    positions = torch.arange(queries, device=graph.keys.device)
+    ahead = graph.keys > positions[:, None]
+    if queries == keys and bool((graph.count == positions + 1).all()) and not bool(ahead.any()):
+        complete = bool((graph.k >= graph.count).all())
+        return "causal" if complete else None
+    return None

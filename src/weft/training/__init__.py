@@ -1,0 +1,1 @@
+"""Training: from random matrices to learned ones, with the way there kept."""

@@ -1,0 +1,91 @@
+"""Batches: sequences of like length together, under a budget of tokens, in a repeatable order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batch", "bucketed", "padded", "share_of_real_tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's input.
+
+    inputs: what the model's `outputs` takes, by name; ids (sequences, positions).
+    targets: the ids to predict, (sequences, positions); padding does not count.
+    tokens: how many real tokens there are, source and target together.
+    """
+
+    inputs: dict[str, Tensor]
+    targets: Tensor
+    tokens: int
+
+
+def padded(sequences: Sequence[Sequence[int]], filler: int) -> Tensor:
+    """Ids as one tensor, short sequences filled at their end.
+
+    >>> padded([[5, 6, 7], [8]], filler=0)
+    tensor([[5, 6, 7],
+            [8, 0, 0]])
+    """
+    longest = max(map(len, sequences), default=0)
+    rows = [[*sequence, *[filler] * (longest - len(sequence))] for sequence in sequences]
+    return torch.tensor(rows, dtype=torch.long).reshape(len(sequences), longest)
+
+
+def bucketed(
+    lengths: Sequence[tuple[int, ...]], budget: int, *, seed: int | None = None
+) -> list[list[int]]:
+    """Indices of sequences, in batches of like lengths that fill a budget of tokens.
+
+    Args:
+        lengths: of each example: the lengths of its sequences, (source, target) or (text,).
+        budget: at most so many tokens in a batch, padding included. A single longer example
+            still makes a batch.
+        seed: shuffles which examples of like length meet, and the order of the batches; None
+            keeps the order of lengths.
+
+    Returns: batches of indices; each index once.
+
+    >>> bucketed([(4, 4), (1, 1), (4, 3), (2, 1)], budget=16)
+    [[1, 3], [2, 0]]
+    """
+    random_numbers = random.Random(seed)
+    order = list(range(len(lengths)))
+    if seed is not None:
+        random_numbers.shuffle(order)
+    # The longest part first: padding is paid on each part of its own.
+    order.sort(key=lambda index: (max(lengths[index]), lengths[index][::-1]))
+    batches: list[list[int]] = []
+    current: list[int] = []
+    widths: tuple[int, ...] = ()
+    for index in order:
+        wider = tuple(map(max, widths, lengths[index])) if current else tuple(lengths[index])
+        if current and (len(current) + 1) * sum(wider) > budget:
+            batches.append(current)
+            current, wider = [], tuple(lengths[index])
+        current.append(index)
+        widths = wider
+    if current:
+        batches.append(current)
+    if seed is not None:
+        random_numbers.shuffle(batches)
+    return batches
+
+
+def share_of_real_tokens(
+    lengths: Sequence[tuple[int, ...]], batches: Sequence[Sequence[int]]
+) -> float:
+    """The share of a set of batches that is not padding, 0 to 1."""
+    real = sum(sum(lengths[index]) for batch in batches for index in batch)
+    cells = sum(
+        len(batch) * sum(max(lengths[index][part] for index in batch) for part in range(parts))
+        for batch in batches
+        for parts in (len(lengths[batch[0]]),)
+    )
+    return real / cells if cells else 1.0

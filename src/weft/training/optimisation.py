@@ -1,0 +1,78 @@
+"""Learning rates and the loss."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+__all__ = ["Schedule", "learning_rate", "smoothed_cross_entropy"]
+
+Schedule = Literal["inverse-sqrt", "cosine", "linear", "constant"]
+
+
+def learning_rate(
+    step: int, *, peak: float, warmup: int, last: int, schedule: Schedule, floor: float = 0.0
+) -> float:
+    """The learning rate of a step: linear warm-up to the peak, then the schedule.
+
+        inverse-sqrt:  peak * sqrt(warmup / step)
+        cosine:        from the peak to floor * peak at the last step, along half a cosine
+        linear:        the same along a line
+        constant:      the peak
+
+    Args:
+        step: from 0.
+        peak: the highest rate.
+        warmup: steps of the warm-up.
+        last: the last step of the training.
+        schedule: which.
+        floor: the lowest rate of cosine and linear, as a share of the peak.
+
+    Source: Vaswani et al. 2017, equation 3 (inverse-sqrt); Loshchilov and Hutter 2017 (cosine).
+
+    >>> learning_rate(9, peak=1.0, warmup=10, last=100, schedule="cosine")
+    1.0
+    >>> learning_rate(39, peak=1.0, warmup=10, last=100, schedule="inverse-sqrt")
+    0.5
+    """
+    if step + 1 <= warmup:
+        return peak * (step + 1) / warmup
+    if schedule == "constant":
+        return peak
+    if schedule == "inverse-sqrt":
+        return peak * math.sqrt(max(warmup, 1) / (step + 1))
+    progress = min(1.0, (step + 1 - warmup) / max(1, last - warmup))
+    remaining = 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return peak * (floor + (1 - floor) * remaining)
+
+
+def smoothed_cross_entropy(
+    logits: Tensor, targets: Tensor, *, smoothing: float, ignore: int
+) -> Tensor:
+    """Cross-entropy with label smoothing, summed over the tokens that count, in nats.
+
+        loss = -(1 - smoothing) log p(target) - smoothing * mean over v of log p(v)
+
+    Args:
+        logits: (..., vocabulary).
+        targets: ids, (...).
+        smoothing: share of the target's mass that is spread over the vocabulary.
+        ignore: the id that does not count (padding).
+
+    Source: Szegedy et al. 2016, section 7.
+
+    >>> import torch
+    >>> round(float(smoothed_cross_entropy(
+    ...     torch.zeros(1, 4), torch.tensor([2]), smoothing=0.1, ignore=0)), 4)   # log 4
+    1.3863
+    """
+    return cross_entropy(
+        logits.flatten(0, -2),
+        targets.flatten(),
+        ignore_index=ignore,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )

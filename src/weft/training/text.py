@@ -1,0 +1,146 @@
+"""Text to token ids and back, by the `tokenizers` library: characters, or byte-pair encoding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from weft.errors import DataError, InputError
+from weft.formats.files import atomic_file, read_text
+
+__all__ = ["Vocabulary"]
+
+#: Ids of the special tokens: filler, unknown, start and end of a sequence.
+SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
+
+
+class Vocabulary:
+    """The tokens of a model.
+
+    >>> vocabulary = Vocabulary.of_characters(["3 May"])
+    >>> vocabulary.encode("3 Ma")
+    [6, 4, 5, 7]
+    >>> vocabulary.decode([6, 4, 5, 7])
+    '3 Ma'
+    """
+
+    pad, unknown, start, end = range(4)
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        for index, special in enumerate(SPECIALS):
+            if tokenizer.token_to_id(special) != index:
+                raise DataError(
+                    f"the tokenizer has {special} at {tokenizer.token_to_id(special)}, expected "
+                    f"{index}. It was not made by weft."
+                )
+
+    @classmethod
+    def of_characters(cls, texts: Iterable[str]) -> Vocabulary:
+        """One token for each character of the texts (after Unicode normal form C)."""
+        normalizer = normalizers.NFC()
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(normalizer.normalize_str(text))
+        if not counts:
+            raise InputError("the texts are empty; a vocabulary needs at least one character.")
+        # Frequent characters first, equal ones in code point order: the same texts give the
+        # same ids whatever their order.
+        characters = sorted(counts, key=lambda character: (-counts[character], character))
+        words = [*SPECIALS, *characters]
+        tokenizer = Tokenizer(
+            models.WordLevel({word: index for index, word in enumerate(words)}, SPECIALS[1])
+        )
+        tokenizer.normalizer = normalizer
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return cls(tokenizer)
+
+    @classmethod
+    def of_pieces(cls, texts: Iterable[str], size: int) -> Vocabulary:
+        """Byte-pair encoding over bytes, learned from the texts; no text is out of its reach.
+
+        size: number of tokens, the 256 bytes and 4 specials among them.
+        Source: Sennrich et al. 2016.
+        """
+        if size < 300:
+            raise InputError(f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more.")
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without start and end."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many texts."""
+        encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; special tokens vanish."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        if any(index < len(SPECIALS) for index in ids):
+            text = self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
+        # Byte-pair encoding writes a space before the first word.
+        return text.removeprefix(" ") if self.has_pieces else text
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether tokens are pieces of words rather than characters."""
+        return isinstance(self.tokenizer.model, models.BPE)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as a person reads it; specials by name, bytes that are no text as <0xE2>."""
+        strings = []
+        for index in ids:
+            name = self.tokenizer.id_to_token(index)
+            if name is None:
+                raise InputError(f"token id {index}: the vocabulary has 0 to {len(self) - 1}.")
+            if index >= len(SPECIALS) and self.has_pieces:
+                text = self.tokenizer.decode([index])
+                name = text if "\ufffd" not in text else _bytes_of(name)
+            strings.append(name)
+        return strings
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json, whole or not at all."""
+        with atomic_file(path) as temporary:
+            temporary.write_text(self.tokenizer.to_str(pretty=False), "utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Read what `save` wrote."""
+        try:
+            return cls(Tokenizer.from_str(read_text(path, "vocabulary")))
+        except DataError:
+            raise
+        except Exception as error:  # tokenizers raises plain Exception
+            raise DataError(f"{path}: this vocabulary is damaged: {error}.") from error
+
+
+def _bytes_of(piece: str) -> str:
+    """The bytes behind a byte-level piece, as <0xE2><0x80>."""
+    # The byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes for
+    # the code points from 256 on, in order.
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    table |= {chr(256 + place): byte for place, byte in enumerate(others)}
+    return "".join(f"<0x{table[character]:02X}>" for character in piece)
