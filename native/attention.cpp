@@ -53,4 +53,18 @@ void forward(const Kernels& kernels, const Call& call, int threads) {
     });
 }
 
+void backward(const Kernels& kernels, const Call& call, const Gradients& gradients, int threads) {
+    const int64_t tasks = call.batch * call.kv_heads * gradients.pieces;
+    if (tasks == 0 || call.queries_count == 0 || call.keys_count == 0) return;
+    threads = static_cast<int>(std::min<int64_t>(std::max(threads, 1), tasks));
+    const size_t workspace = kernels.backward_workspace(call, gradients);
+    const Memory workspaces = allocate(workspace * static_cast<size_t>(threads));
+    run_tasks(threads, tasks, [&](int64_t task, int worker) {
+        const int64_t head = task / gradients.pieces;
+        kernels.backward(call, gradients, head / call.kv_heads, head % call.kv_heads,
+                         task % gradients.pieces,
+                         workspaces.get() + workspace * static_cast<size_t>(worker));
+    });
+}
+
 }  // namespace weft

@@ -3,6 +3,7 @@
 // could share with code for other processors (no standard library templates).
 #include "kernels.h"
 
+#include "backward.h"
 #include "forward.h"
 
 namespace weft {
@@ -40,6 +41,18 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
                       keys);
 }
 
+static size_t backward_workspace(const Call& call, const Gradients& gradients) {
+    Workspace space(nullptr);
+    lay_out_backward(call, gradients, space);
+    return space.used();
+}
+
+static void backward(const Call& call, const Gradients& gradients, int64_t b, int64_t kv_head,
+                     int64_t piece, char* workspace) {
+    Workspace space(workspace);
+    backward_piece(call, gradients, b, kv_head, piece, space);
+}
+
 #define WEFT_STRING(name) #name
 #define WEFT_NAME(name) WEFT_STRING(name)
 
@@ -50,6 +63,8 @@ const Kernels kernels = {
     block_queries,
     forward_workspace,
     forward,
+    backward_workspace,
+    backward,
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call.h"
+#include "gradients.h"
 
 namespace weft {
 
@@ -20,6 +21,11 @@ struct Kernels {
     // keys and values they see within its workspace.
     void (*forward)(const Call& call, int64_t batch, int64_t kv_head, int64_t first_block,
                     int64_t end_block, char* workspace);
+
+    size_t (*backward_workspace)(const Call& call, const Gradients& gradients);
+    // All queries of a group of heads against one piece of their keys.
+    void (*backward)(const Call& call, const Gradients& gradients, int64_t batch, int64_t kv_head,
+                     int64_t piece, char* workspace);
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

@@ -31,7 +31,7 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
         Floats right[vectors];
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; ++v) right[v] = load(b + v * lanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < rows; ++r) {
             const Floats left = broadcast(a[r * a_row]);
 #pragma GCC unroll 4
@@ -40,7 +40,7 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
         a += a_step;
         b += b_step;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
         for (int v = 0; v < vectors; ++v) store(c + r * c_row + v * lanes, sums[r][v]);
 }

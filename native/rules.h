@@ -96,14 +96,18 @@ inline void sum_by_distance(const Call& call, const float* weights, int64_t quer
 
 // Apply every rule of the call to the scores of one query with the keys of a range; scores[0] is
 // the score of keys.first. `relation`: the query's relative scores by distance, or nullptr.
+// `slopes`: where to write the soft cap's derivative 1 - tanh^2, or nullptr.
 inline void apply_rules(const Call& call, int64_t b, int64_t h, int64_t query, Range keys,
-                        const float* relation, float* scores) {
+                        const float* relation, float* scores, float* slopes = nullptr) {
     const int64_t length = keys.end - keys.first;
     if (relation) add_relation(call, relation, query, keys, scores);
     if (call.softcap != 0) {
         const float cap = call.softcap, inverse = 1.0f / cap;
-        for (int64_t j = 0; j < length; j += lanes)
-            store(scores + j, cap * hyperbolic_tangent(load(scores + j) * inverse));
+        for (int64_t j = 0; j < length; j += lanes) {
+            const Floats bent = hyperbolic_tangent(load(scores + j) * inverse);
+            store(scores + j, cap * bent);
+            if (slopes) store(slopes + j, 1.0f - bent * bent);
+        }
     }
     if (call.offset_bias) {
         const float* bias = call.offset_bias + h * call.offset_bias_head +

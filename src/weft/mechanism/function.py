@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import BackendError, InputError, ShapeError
-from weft.mechanism import torch_ops
+from weft.mechanism import native, torch_ops
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.masks import Mask, as_mask
@@ -90,8 +90,8 @@ def attention(
         sinks,
         dropout,
     )
-    _choose("attention", call, backend)
-    output = torch_ops.attention(call)
+    served = _served_natively("attention", call, backend)
+    output = native.attention(call) if served else torch_ops.attention(call)
     return output if batched else output[0]
 
 
@@ -162,23 +162,33 @@ def attend(
     call = _checked(
         "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
     )
-    _choose("attend", call, backend)
+    served = _served_natively("attend", call, backend, keep)
     if isinstance(keep, All):
         output, weights = torch_ops.attend_all(call)
         return (output, weights) if batched else (output[0], weights[0])
     if isinstance(keep, Top):
-        output, graph = torch_ops.attend(call, keep)
+        output, graph = (native if served else torch_ops).attend(call, keep)
         return (output, graph) if batched else (output[0], graph[0])
     raise InputError(f"attend: keep={keep!r}; expected weft.Top(k) or weft.All().")
 
 
-def _choose(operation: str, call: AttentionCall, backend: Backend | None) -> None:
+def _served_natively(
+    operation: str, call: AttentionCall, backend: Backend | None, keep: Keep | None = None
+) -> bool:
+    """Whether the native kernels run a call; an error where they are asked for and cannot."""
     if backend not in (None, "torch", "native"):
         raise InputError(f'{operation}: backend={backend!r}; expected "native", "torch" or None.')
-    if backend == "native":
+    if backend == "torch":
+        return False
+    reason = native.why_not_served(call)
+    if isinstance(keep, All):
+        reason = "keep=All() asks for the dense weights, which the kernels never form"
+    if backend == "native" and reason is not None:
         raise BackendError(
-            f'{operation}: backend="native" does not serve this call. Use backend="torch", or None.'
+            f'{operation}: backend="native" does not serve this call: {reason}. Use '
+            'backend="torch", or None for whichever serves it.'
         )
+    return reason is None
 
 
 def _checked(

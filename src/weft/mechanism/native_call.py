@@ -1,0 +1,260 @@
+"""From an attention call to what the native kernels are asked: plain tensors, ranges and numbers.
+
+The kernels know ranges of keys (a band around the query, a range for each sequence, a range for
+each query), masks cell by cell, biases by distance, biases cell by cell, and relative tables. A
+mask that is none of these is formed as bool cells, up to a size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.masks import Both, Mask, Padding, Window
+from weft.mechanism.packed import Packed
+from weft.mechanism.positions import Shaw
+from weft.mechanism.scores import Bilinear, Dot, ScaledDot, symmetrised
+
+try:
+    from weft import _native
+except ImportError:  # built without a compiler: torch serves every call
+    _native = None  # type: ignore[assignment]
+
+__all__ = ["NativeCall", "prepare", "why_not_served"]
+
+#: Cells of a mask that may be formed for a call: 256 MiB.
+MASK_CELLS = 2**28
+#: Depths the kernels are written for.
+DEPTHS = range(1, 1025)
+
+
+@dataclass(frozen=True, eq=False)
+class NativeCall:
+    """The differentiable tensors of a call, and the rules that are none.
+
+        queries, keys, values    as in AttentionCall, the last dimension contiguous
+        bias                     (batch, heads, queries, keys), the first three whole or 1, the last
+                                 contiguous
+        offset_bias              (heads, queries + keys - 1): by distance, from 1 - queries on
+        key_table, value_table   (heads or 1, 2 clip + 1, depth)
+        sinks                    (heads,)
+        band                     query i sees keys i + band[0] to i + band[1]
+        key_range                (2, batch): first key and end for each sequence
+        row_range                (2, batch or 1, queries): first key and end for each query
+        allowed                  bool, as bias
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scale: float
+    softcap: float
+    bias: Tensor | None = None
+    offset_bias: Tensor | None = None
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+    sinks: Tensor | None = None
+    clip: int = 0
+    relative_offset: int = 0
+    band: tuple[int, int] | None = None
+    key_range: Tensor | None = None
+    row_range: Tensor | None = None
+    allowed: Tensor | None = None
+    instruction_set: str = ""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What gradients may flow to, in the order of the autograd functions' arguments."""
+        return (
+            self.queries,
+            self.keys,
+            self.values,
+            self.bias,
+            self.offset_bias,
+            self.key_table,
+            self.value_table,
+            self.sinks,
+        )
+
+    def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NativeCall:
+        """The same rules for other tensors, in the order of `tensors`."""
+        queries, keys, values, bias, offset_bias, key_table, value_table, sinks = tensors
+        assert queries is not None and keys is not None and values is not None
+        return replace(
+            self,
+            queries=queries,
+            keys=keys,
+            values=values,
+            bias=bias,
+            offset_bias=offset_bias,
+            key_table=key_table,
+            value_table=value_table,
+            sinks=sinks,
+        )
+
+
+def why_not_served(call: AttentionCall) -> str | None:
+    """Why the native kernels do not serve a call, or None where they do."""
+    if _native is None:
+        return "weft was installed without its native kernels"
+    if call.queries.device.type != "cpu":
+        return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
+    if call.queries.dtype not in (torch.float32, torch.bfloat16):
+        return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
+    if not isinstance(call.score, Dot | ScaledDot | Bilinear):
+        return f"the score is {type(call.score).__name__}, the kernels take dot products"
+    if call.dropout:
+        return f"dropout is {call.dropout}, the kernels have none"
+    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] not in DEPTHS:
+        return (
+            f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
+            f"to {DEPTHS[-1]}"
+        )
+    if torch.compiler.is_compiling():
+        return "the call is being compiled"
+    return _why_mask_not_served(call)
+
+
+def _parts(mask: Mask | None) -> list[Mask]:
+    """The masks that a mask is made of by ``&``."""
+    if mask is None:
+        return []
+    if isinstance(mask, Both):
+        return _parts(mask.first) + _parts(mask.second)
+    return [mask]
+
+
+def _why_mask_not_served(call: AttentionCall) -> str | None:
+    queries, keys = call.queries.shape[2], call.keys.shape[2]
+    for part in _parts(call.mask):
+        if isinstance(part, Window | Padding | Packed):
+            continue
+        # A row of an explicit mask tells the size of all.
+        row = part.block(range(min(queries, 1)), min(keys, 1), call.queries.device)
+        cells = row.shape[0] * row.shape[1] * queries * keys
+        if cells > MASK_CELLS:
+            return (
+                f"the mask has {cells:,} cells, the kernels take up to {MASK_CELLS:,} in a mask "
+                "that is neither a window nor padding"
+            )
+    return None
+
+
+def prepare(call: AttentionCall) -> NativeCall:
+    """What the kernels are asked for a call that they serve."""
+    queries, keys, values = call.queries, call.keys, call.values
+    if isinstance(call.score, Bilinear):
+        matrix = call.score.matrix
+        queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
+    rows, length = queries.shape[2], keys.shape[2]
+    native = NativeCall(
+        _contiguous_rows(queries),
+        _contiguous_rows(keys),
+        _contiguous_rows(values),
+        call.scale,
+        call.softcap or 0.0,
+        sinks=None if call.sinks is None else call.sinks.float().contiguous(),
+    )
+    if call.bias is not None:
+        native = replace(native, bias=_as_cells(call.bias.float(), length))
+    if isinstance(call.relative, Shaw):
+        shaw = call.relative
+        native = replace(
+            native,
+            key_table=_as_table(shaw.key_table),
+            value_table=None if shaw.value_table is None else _as_table(shaw.value_table),
+            clip=shaw.clip,
+            relative_offset=shaw.offset,
+        )
+    elif call.relative is not None and rows and length:
+        # The bias of query row -(rows - 1) + n with key 0 is the bias of distance n - (rows - 1).
+        distance = _bias_by_distance(call, rows, length)
+        native = replace(native, offset_bias=distance)
+    return _with_mask(native, call.mask)
+
+
+def _bias_by_distance(call: AttentionCall, rows: int, length: int) -> Tensor:
+    """A relative bias as a vector for each head: cell n is the distance n - (rows - 1)."""
+    assert call.relative is not None
+    device = call.queries.device
+    before = call.relative.bias(range(rows - 1, rows), rows + length - 1, device)
+    assert before is not None
+    # One query at position rows - 1 sees key n at distance n - (rows - 1).
+    return before[:, 0].float().expand(call.heads, -1).contiguous()
+
+
+def _contiguous_rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _as_table(table: Tensor) -> Tensor:
+    return (table if table.ndim == 3 else table[None]).float().contiguous()
+
+
+def _as_cells(cells: Tensor, keys: int) -> Tensor:
+    """Cells with four dimensions, each whole or of size 1, the keys whole and contiguous."""
+    cells = cells.reshape((1,) * (4 - cells.ndim) + tuple(cells.shape))
+    cells = cells.expand(*cells.shape[:3], keys)
+    return cells if cells.stride(-1) == 1 else cells.contiguous()
+
+
+def _with_mask(native: NativeCall, mask: Mask | None) -> NativeCall:
+    batch, _, rows, _ = native.queries.shape
+    length = native.keys.shape[2]
+    # Beyond every key on either side.
+    left, right = -(rows + length + 1), rows + length + 1
+    first, end = torch.zeros(batch, dtype=torch.int64), torch.full((batch,), length)
+    row_range: Tensor | None = None
+    allowed: Tensor | None = None
+    banded = padded = False
+    for part in _parts(mask):
+        if isinstance(part, Window):
+            banded = True
+            if part.left is not None:
+                left = max(left, part.offset - part.left)
+            if part.right is not None:
+                right = min(right, part.offset + part.right)
+            continue
+        if isinstance(part, Packed):
+            ranges = part.ranges(rows, length)
+            row_range = ranges if row_range is None else _narrower(row_range, ranges)
+            continue
+        if isinstance(part, Padding):
+            ends = _padding_range(part)
+            if ends is not None:
+                padded = True
+                first, end = torch.maximum(first, ends[0]), torch.minimum(end, ends[1])
+                continue
+        cells = _as_cells(part.block(range(rows), length, native.queries.device), length)
+        allowed = cells if allowed is None else allowed & cells
+    return replace(
+        native,
+        band=(max(left, -(2**40)), min(right, 2**40)) if banded else None,
+        key_range=torch.stack((first, end)).contiguous() if padded else None,
+        row_range=row_range,
+        allowed=allowed,
+    )
+
+
+def _narrower(one: Tensor, other: Tensor) -> Tensor:
+    return torch.stack((torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])))
+
+
+def _padding_range(mask: Padding) -> tuple[Tensor, Tensor] | None:
+    """First real key and end for each sequence, or None where the real keys are no range."""
+    if mask.lengths is not None:
+        lengths = mask.lengths.to("cpu", torch.int64)
+        return torch.zeros_like(lengths), lengths
+    assert mask.allowed is not None
+    allowed = mask.allowed.cpu()
+    if allowed.shape[1] == 0:
+        return None
+    first = allowed.int().argmax(1)
+    count = allowed.sum(1)
+    last = allowed.shape[1] - allowed.flip(1).int().argmax(1)
+    if bool(((count > 0) & (last - first != count)).any()):
+        return None
+    return first, first + count
