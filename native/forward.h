@@ -7,6 +7,7 @@
 #pragma once
 
 #include "packing.h"
+#include "pairs.h"
 #include "rules.h"
 #include "softmax.h"
 #include "strongest.h"
@@ -33,6 +34,9 @@ struct Block {
     int32_t count[block_queries];
     Candidates candidates[block_queries];
     int64_t sums_row, table_row, capacity;
+    int32_t* query_tiles;   // where pairs are multiplied: the queries
+    int32_t* weight_tiles;  // and the exponentials
+    float factor;           // of the scores after the product; 1 where the queries are scaled
     int64_t batch, head, first_query;
     int rows;
     float guess;
@@ -58,6 +62,15 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
         b.by_distance = space.take<float>(block_queries * b.table_row);
         b.value_table = space.take<float>(b.table_row * b.sums_row);
     }
+    b.query_tiles = b.weight_tiles = nullptr;
+#if defined(WEFT_HAS_PAIRS)
+    if (uses_pairs(call)) {
+        b.query_tiles = space.take<int32_t>(block_queries / 16 * (round_up(call.depth, 32) / 32) *
+                                            splits_of(call) * tile_cells);
+        b.weight_tiles = space.take<int32_t>(block_queries / 16 * (tile_keys / 32) *
+                                             splits_of(call) * tile_cells);
+    }
+#endif
     if (keeps_edges(call)) {
         b.capacity = candidate_capacity(call.kept, tile_keys);
         float* scores = space.take<float>(block_queries * (b.capacity + lanes));
@@ -125,55 +138,68 @@ inline Range group_range(const Block& block, int row, int rows, Range tile) {
     return range;
 }
 
+// One row of a tile before its exponentials: rules, candidates, maximum. `keys`: what the row sees
+// of the tile, not empty. `area`: whole vectors around it, whose hidden scores become -infinity.
+template <bool with_statistics>
+inline void prepare_row(const Call& call, Block& block, int row, Range keys, Range area, Range tile,
+                        bool rules) {
+    float* scores = block.scores + row * tile_row - tile.first;  // by key
+    if (rules)
+        apply_rules(call, block.batch, block.head, block.first_query + row, keys,
+                    block.relation ? block.relation + row * block.table_row : nullptr,
+                    scores + keys.first);
+    for (int64_t j = area.first; j < keys.first; ++j) scores[j] = -infinity;
+    for (int64_t j = keys.end; j < area.end; ++j) scores[j] = -infinity;
+
+    const int64_t vectors = (area.end - area.first) / lanes;
+    const float highest = highest_of(scores + area.first, vectors);
+    if (with_statistics) {
+        int64_t seen = keys.end - keys.first;
+        if (call.allowed.data || call.bias.data || call.offset_bias) {
+            seen = 0;
+            for (int64_t j = keys.first; j < keys.end; ++j) seen += scores[j] != -infinity;
+        }
+        block.count[row] += (int32_t)seen;
+        if (call.kept)
+            offer(block.candidates[row], call.kept, block.capacity, scores + area.first, vectors,
+                  (int32_t)area.first, highest, block.guess);
+    }
+    const float factor = block.running[row].raise(highest);
+    if (factor == 1.0f) return;
+    float* sums = block.sums + row * block.sums_row;
+    for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
+    if (block.by_distance)
+        for (int64_t r = 0; r < block.table_row; r += lanes) {
+            float* weights = block.by_distance + row * block.table_row + r;
+            store(weights, load(weights) * factor);
+        }
+}
+
+// A range widened to whole multiples of `unit` keys, counted from the start of the tile.
+inline Range widened(Range keys, Range tile, int64_t unit) {
+    return {tile.first + (keys.first - tile.first) / unit * unit,
+            tile.first + round_up(keys.end - tile.first, unit)};
+}
+
 // One row of a tile: scores to exponentials. `group`: what the product computed.
 template <bool with_statistics>
 inline void soften_row(const Call& call, Block& block, int row, Range group, Range tile,
                        bool rules) {
-    float* scores = block.scores + row * tile_row;
+    float* scores = block.scores + row * tile_row - tile.first;  // by key
     const Range keys = intersection(block.visible[row], tile);
     if (keys.empty()) {
-        for (int64_t j = group.first; j < group.end; ++j) scores[j - tile.first] = 0;
+        for (int64_t j = group.first; j < group.end; ++j) scores[j] = 0;
         return;
     }
-    float* first = scores + (keys.first - tile.first);
-    const int64_t length = keys.end - keys.first, vectors = vectors_of(length);
-    const int64_t query = block.first_query + row;
-    if (rules)
-        apply_rules(call, block.batch, block.head, query, keys,
-                    block.relation ? block.relation + row * block.table_row : nullptr, first);
-    for (int64_t j = length; j < vectors * lanes; ++j) first[j] = -infinity;
-
-    Floats best = broadcast(-infinity);
-    for (int64_t v = 0; v < vectors; ++v) best = maximum(load(first + v * lanes), best);
-    const float highest = largest(best);
-    if (with_statistics) {
-        int64_t seen = length;
-        if (call.allowed.data || call.bias.data || call.offset_bias) {
-            seen = 0;
-            for (int64_t j = 0; j < length; ++j) seen += first[j] != -infinity;
-        }
-        block.count[row] += (int32_t)seen;
-        if (call.kept)
-            offer(block.candidates[row], call.kept, block.capacity, first, vectors,
-                  (int32_t)keys.first, highest, block.guess);
-    }
-    Running& running = block.running[row];
-    const float factor = running.raise(highest);
-    if (factor != 1.0f) {
-        float* sums = block.sums + row * block.sums_row;
-        for (int64_t d = 0; d < block.sums_row; d += lanes)
-            store(sums + d, load(sums + d) * factor);
-        if (block.by_distance)
-            for (int64_t r = 0; r < block.table_row; r += lanes) {
-                float* weights = block.by_distance + row * block.table_row + r;
-                store(weights, load(weights) * factor);
-            }
-    }
-    exponentiate<with_statistics>(running, first, vectors);
+    const Range area = widened(keys, tile, lanes);
+    prepare_row<with_statistics>(call, block, row, keys, area, tile, rules);
+    exponentiate<with_statistics>(block.running[row], scores + area.first,
+                                  (area.end - area.first) / lanes);
     if (block.by_distance)
-        sum_by_distance(call, first, query, keys, block.by_distance + row * block.table_row);
-    for (int64_t j = group.first; j < keys.first; ++j) scores[j - tile.first] = 0;
-    for (int64_t j = keys.first + vectors * lanes; j < group.end; ++j) scores[j - tile.first] = 0;
+        sum_by_distance(call, scores + keys.first, block.first_query + row, keys,
+                        block.by_distance + row * block.table_row);
+    for (int64_t j = group.first; j < area.first; ++j) scores[j] = 0;
+    for (int64_t j = area.end; j < group.end; ++j) scores[j] = 0;
 }
 
 // Let one tile of keys pass a block of queries.
@@ -272,20 +298,26 @@ inline void finish_block(const Call& call, Block& block) {
     }
 }
 
+// Let every tile of keys that a block of queries sees pass it: pass(tile) for each.
+template <typename Pass>
+inline void stream_tiles(const Block& block, const Pass& pass) {
+    Range seen;
+    for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
+    const int64_t start = seen.first / panel_columns * panel_columns;
+    for (int64_t tile = start; tile < seen.end; tile += tile_keys)
+        pass(Range{tile, smaller(tile + tile_keys, seen.end)});
+}
+
 // One block of queries from beginning to end.
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
                           const PackedKeys& keys) {
     begin_block(call, block, b, h, first);
-    Range seen;
-    for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
-    const int64_t start = seen.first / panel_columns * panel_columns;
-    for (int64_t tile = start; tile < seen.end; tile += tile_keys) {
-        const Range range{tile, smaller(tile + tile_keys, seen.end)};
+    stream_tiles(block, [&](Range tile) {
         if (call.entropy)
-            pass_tile<true>(call, block, keys, range);
+            pass_tile<true>(call, block, keys, tile);
         else
-            pass_tile<false>(call, block, keys, range);
-    }
+            pass_tile<false>(call, block, keys, tile);
+    });
     finish_block(call, block);
 }
 

@@ -5,6 +5,7 @@
 
 #include "backward.h"
 #include "forward.h"
+#include "forward_pairs.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -17,6 +18,9 @@ static size_t forward_workspace(const Call& call) {
     Workspace space(nullptr);
     lay_out_block(call, space);
     lay_out_keys(call, space);
+#if defined(WEFT_HAS_PAIRS)
+    if (uses_pairs(call)) lay_out_pairs(call, space);
+#endif
     return space.used();
 }
 
@@ -33,12 +37,30 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
         for (int64_t query = first; query < end; ++query)
             seen = hull(seen, visible_keys(call, b, query));
     }
-    pack_keys(call, b, kv_head, seen, keys);
+    keys.as_pairs = false;
+    bool packed_floats = false;
+#if defined(WEFT_HAS_PAIRS)
+    MatrixUnit unit;
+    if (uses_pairs(call)) {
+        const PairSpace pairs = lay_out_pairs(call, space);
+        keys.as_pairs = call.bfloat16 ? pack_pairs<1>(call, b, kv_head, seen, pairs, keys)
+                                      : pack_pairs<3>(call, b, kv_head, seen, pairs, keys);
+    }
+#endif
     // The last queries first: under a causal mask they see the most keys, and the short blocks
     // at the end even out what the threads have left.
-    for (int64_t n = end_block - 1; n >= first_block; --n)
-        forward_block(call, *block, b, kv_head * group + n / blocks, n % blocks * block_queries,
-                      keys);
+    for (int64_t n = end_block - 1; n >= first_block; --n) {
+        const int64_t head = kv_head * group + n / blocks, query = n % blocks * block_queries;
+#if defined(WEFT_HAS_PAIRS)
+        if (keys.as_pairs &&
+            (call.bfloat16 ? forward_block_pairs<1>(call, *block, b, head, query, keys)
+                           : forward_block_pairs<3>(call, *block, b, head, query, keys)))
+            continue;
+#endif
+        if (!packed_floats) pack_keys(call, b, kv_head, seen, keys);
+        packed_floats = true;
+        forward_block(call, *block, b, head, query, keys);
+    }
 }
 
 static size_t backward_workspace(const Call& call, const Gradients& gradients) {

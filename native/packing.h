@@ -99,6 +99,9 @@ struct PackedKeys {
     const float* values;  // row of key `first`
     int64_t value_row;
     int64_t first;
+    bool as_pairs;              // packed for products of pairs instead
+    const int32_t* key_tiles;   // (keys / 16, depth / 32, splits)
+    const int32_t* value_tiles;  // (keys / 32, value_depth / 16, splits)
 
     const float* panel(int64_t key, int64_t depth) const { return panels + (key - first) * depth; }
     const float* value(int64_t key) const { return values + (key - first) * value_row; }

@@ -1,0 +1,179 @@
+// Streaming attention where products of bfloat16 pairs are faster: as forward.h, with tiles of pairs
+// for the two products. All between them - rules, candidates, maximum, sums - is the same.
+#pragma once
+
+#include "forward.h"
+#include "pairs.h"
+
+#if defined(WEFT_HAS_PAIRS)
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+inline int64_t chunks_of(int64_t terms) { return (terms + chunk_terms - 1) / chunk_terms; }
+
+// Scratch memory for the keys and values of one head, as tiles.
+struct PairSpace {
+    int32_t* keys;
+    int32_t* values;
+};
+
+inline PairSpace lay_out_pairs(const Call& call, Workspace& space) {
+    const int64_t keys = round_up(call.keys_count, 32) + 32;
+    const int64_t cells = splits_of(call) * tile_cells;
+    return {space.take<int32_t>(keys / 16 * chunks_of(call.depth) * cells),
+            space.take<int32_t>(keys / 32 * (round_up(call.value_depth, 16) / 16) * cells)};
+}
+
+// Pack the keys and values of a range. Returns whether all are finite: an infinity cut into three
+// numbers would turn finite products into NaN.
+template <int splits>
+inline bool pack_pairs(const Call& call, int64_t b, int64_t kv_head, Range range, PairSpace space,
+                       PackedKeys& keys) {
+    keys.first = range.first / panel_columns * panel_columns;
+    keys.as_pairs = true;
+    keys.key_tiles = space.keys;
+    keys.value_tiles = space.values;
+    const bool finite_keys = pack_right_turned<splits>(call.keys, call.bfloat16, b, kv_head,
+                                                       keys.first, round_up(range.end, 32),
+                                                       range.end, call.depth, space.keys);
+    const bool finite_values = pack_right<splits>(call.values, call.bfloat16, b, kv_head,
+                                                  keys.first, range.end, call.value_depth,
+                                                  space.values);
+    return splits == 1 || (finite_keys && finite_values);
+}
+
+// Whether x is a power of two: scaling bfloat16 by it is exact.
+inline bool is_power_of_two(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (bits & 0x007fffffu) == 0 && x > 0;
+}
+
+// e^(score - maximum) of a row as a left factor, chunk by chunk; what the row does not see is 0.
+template <int splits, bool with_moment>
+inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int32_t* to,
+                               bool keep_weights) {
+    const Floats highest = broadcast(row.maximum == -infinity ? 0.0f : row.maximum);
+    Floats total{}, moment{};
+    for (int64_t c = 0; c < chunks; ++c, to += splits * tile_cells) {
+        float* chunk = scores + c * chunk_terms;
+        const Floats x = load(chunk) - highest, y = load(chunk + 16) - highest;
+        const Floats p = exponential(x), q = exponential(y);
+        total += p + q;
+        if (with_moment) {
+            moment += p * maximum(broadcast(-100.0f), x);
+            moment += q * maximum(broadcast(-100.0f), y);
+        }
+        if (keep_weights) {
+            store(chunk, p);
+            store(chunk + 16, q);
+        }
+        store_pairs<splits>(p, q, to);
+    }
+    row.total += sum(total);
+    if (with_moment) row.moment += sum(moment);
+}
+
+// One row of a tile: scores to exponentials in tiles. `stripe`: what the product computed, whole
+// chunks of keys.
+template <int splits, bool with_statistics>
+inline void soften_row_pairs(const Call& call, Block& block, int row, Range stripe, Range tile,
+                             bool rules) {
+    constexpr int64_t chunks_in_tile = tile_keys / chunk_terms;
+    float* scores = block.scores + row * tile_row;
+    int32_t* weights = block.weight_tiles +
+                       row / 16 * chunks_in_tile * splits * tile_cells + row % 16 * 16;
+    const auto clear = [&](Range keys) {
+        for (int64_t j = keys.first; j < keys.end; j += chunk_terms)
+            for (int split = 0; split < splits; ++split)
+                store(weights + ((j - tile.first) / chunk_terms * splits + split) * tile_cells,
+                      Integers{});
+    };
+    const Range keys = intersection(block.visible[row], tile);
+    if (keys.empty()) return clear(stripe);
+    const Range area = widened(keys, tile, chunk_terms);
+    const int64_t start = area.first - tile.first, chunks = (area.end - area.first) / chunk_terms;
+    if (block.factor != 1.0f)
+        for (int64_t j = start; j < area.end - tile.first; j += lanes)
+            store(scores + j, load(scores + j) * block.factor);
+    prepare_row<with_statistics>(call, block, row, keys, area, tile, rules);
+    exponentiate_pairs<splits, with_statistics>(
+        block.running[row], scores + start, chunks,
+        weights + start / chunk_terms * splits * tile_cells, block.by_distance != nullptr);
+    if (block.by_distance)
+        sum_by_distance(call, scores + (keys.first - tile.first), block.first_query + row, keys,
+                        block.by_distance + row * block.table_row);
+    clear({stripe.first, area.first});
+    clear({area.end, stripe.end});
+}
+
+// Let one tile of keys pass a block of queries.
+template <int splits, bool with_statistics>
+inline void pass_tile_pairs(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
+    const bool rules = has_rules(call);
+    const int64_t chunks = chunks_of(call.depth), columns = round_up(call.value_depth, 16) / 16;
+    constexpr int64_t cells = splits * tile_cells, chunks_in_tile = tile_keys / chunk_terms;
+    Range stripes[block_queries / stripe_rows];
+    for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
+        stripes[s] = group_range(block, row, (int)smaller(stripe_rows, block.rows - row), tile);
+        if (!stripes[s].empty()) stripes[s] = widened(stripes[s], tile, chunk_terms);
+    }
+    for (int64_t panel = tile.first; panel < tile.end; panel += 32)
+        for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
+            if (panel < stripes[s].first || panel >= stripes[s].end) continue;
+            multiply_tiles<splits>(
+                block.rows - row > 16, true,
+                {block.query_tiles + row / 16 * chunks * cells, cells, chunks * cells},
+                {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells,
+                 chunks * cells},
+                block.scores + row * tile_row + (panel - tile.first), tile_row, chunks, false);
+        }
+    for (int row = 0; row < block.rows; ++row) {
+        const Range stripe = stripes[row / stripe_rows];
+        if (!stripe.empty())
+            soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile, rules);
+    }
+    for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
+        if (stripes[s].empty()) continue;
+        const int64_t first = (stripes[s].first - tile.first) / chunk_terms;
+        const int64_t count = (stripes[s].end - stripes[s].first) / chunk_terms;
+        for (int64_t n = 0; n < columns; n += 2)
+            multiply_tiles<splits>(
+                block.rows - row > 16, n + 1 < columns,
+                {block.weight_tiles + (row / 16 * chunks_in_tile + first) * cells, cells,
+                 chunks_in_tile * cells},
+                {keys.value_tiles +
+                     ((stripes[s].first - keys.first) / chunk_terms * columns + n) * cells,
+                 columns * cells, cells},
+                block.sums + row * block.sums_row + n * 16, block.sums_row, count, true);
+    }
+}
+
+// One block of queries from beginning to end. Returns false, with nothing done, where a query is
+// not finite and its numbers would be cut.
+template <int splits>
+inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
+                                const PackedKeys& keys) {
+    begin_block(call, block, b, h, first);
+    const bool exact = splits > 1 || is_power_of_two(call.scale);
+    block.factor = exact ? 1.0f : call.scale;
+    const bool finite =
+        pack_left<splits>(call.queries, call.bfloat16, b, h, first, block.rows,
+                          round_up(block.rows, 16), call.depth, exact ? call.scale : 1.0f,
+                          block.query_tiles);
+    if (splits > 1 && !finite) return false;
+    stream_tiles(block, [&](Range tile) {
+        if (call.entropy)
+            pass_tile_pairs<splits, true>(call, block, keys, tile);
+        else
+            pass_tile_pairs<splits, false>(call, block, keys, tile);
+    });
+    finish_block(call, block);
+    return true;
+}
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft
+
+#endif
