@@ -22,8 +22,8 @@ class Vocabulary:
 
     >>> vocabulary = Vocabulary.of_characters(["3 May"])
     >>> vocabulary.encode("3 Ma")
-    [6, 4, 5, 7]
-    >>> vocabulary.decode([6, 4, 5, 7])
+    [5, 4, 6, 7]
+    >>> vocabulary.decode([5, 4, 6, 7])
     '3 Ma'
     """
 
@@ -55,7 +55,7 @@ class Vocabulary:
             models.WordLevel({word: index for index, word in enumerate(words)}, SPECIALS[1])
         )
         tokenizer.normalizer = normalizer
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return cls(tokenizer)
 
