@@ -97,10 +97,12 @@ def _normalise(call: AttentionCall, scores: Tensor) -> tuple[Tensor, Tensor, Ten
     hidden = (logits == -torch.inf).all(-1, keepdim=True)
     # A row without any key has no softmax: it is computed from zeros and then set to 0, so that
     # no NaN arises that would have to be hidden, forward or backward.
-    lse = logits.masked_fill(hidden, 0).logsumexp(-1, keepdim=True)
-    log_weights = scores - lse
+    shown = logits.masked_fill(hidden, 0)
+    # Not scores - lse: where scores are huge, their log-sum-exp has lost the digits that weights
+    # are made of.
+    log_weights = shown.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
     weights = log_weights.exp()
-    lse = lse.masked_fill(hidden, -torch.inf).squeeze(-1)
+    lse = shown.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
