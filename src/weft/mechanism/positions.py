@@ -281,9 +281,9 @@ class Buckets(Relative):
         exact = (buckets // 2 if self.bidirectional else buckets) // 2
         if exact < 1 or self.max_distance <= exact:
             raise InputError(
-                f"Buckets: {buckets} buckets with max_distance={self.max_distance}; expected at "
-                f"least {4 if self.bidirectional else 2} buckets, and a max_distance above {exact}, "
-                "the first distance that shares its bucket."
+                f"Buckets: {buckets} buckets with max_distance={self.max_distance}; expected "
+                f"{4 if self.bidirectional else 2} buckets or more, and a max_distance above "
+                f"{exact}, the first distance that shares its bucket."
             )
 
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
