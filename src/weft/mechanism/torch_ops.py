@@ -122,7 +122,8 @@ def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, highest first, ties to the lower key; and their keys."""
     k = min(k, scores.shape[-1])
     if k == 0:
-        empty = scores[..., :0]
+        # Not a view of the scores: it would keep them in memory.
+        empty = scores[..., :0].clone()
         return empty, empty.long()
     with torch.no_grad():
         values, keys = scores.topk(k, -1)
@@ -177,6 +178,30 @@ def _dense_rows(
     return _weigh(call, weights, values, rows), weights
 
 
+class _Together(torch.autograd.Function):
+    """The tensors of one block as they are; a backward pass through one goes through all.
+
+    A recomputed block is let go when the backward pass has been through all of it. Where the loss
+    uses only some of its outputs, the rest of each block would stay until the end, and memory
+    would be quadratic.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def _together(rows: Rows) -> Rows:
+    """A block whose floating-point tensors are tied; see _Together."""
+    output, keys, scores, weights, lse, entropy, rest, count = rows
+    tied = _Together.apply(output, scores, weights, lse, entropy, rest)  # type: ignore[no-untyped-call]
+    return (tied[0], keys, *tied[1:], count)
+
+
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     """Output and attention graph. Memory: linear in the queries and in the keys.
 
@@ -186,7 +211,9 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     values = repeat_kv_heads(call.values, call.heads)
     blocks = _blocks(call) or [range(0)]
     step = _graph_rows(keep.k)
-    parts = [_run_block(step, call, keys, values, rows, len(blocks) > 1) for rows in blocks]
+    parts = [
+        _together(_run_block(step, call, keys, values, rows, len(blocks) > 1)) for rows in blocks
+    ]
     output, kept_keys, scores, weights, lse, entropy, rest, count = (
         torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)
     )
