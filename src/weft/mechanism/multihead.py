@@ -266,7 +266,7 @@ class MultiHeadAttention(nn.Module):
             bias=module.in_proj_bias is not None,
             dropout=module.dropout,
             source_width=module.kdim,
-        )
+        ).to(module.out_proj.weight)
         if module.kdim == module.embed_dim:
             weights = module.in_proj_weight.chunk(3)
         else:
@@ -280,7 +280,7 @@ class MultiHeadAttention(nn.Module):
                 for linear, bias in zip((layer.w_q, layer.w_k, layer.w_v), biases, strict=True):
                     linear.bias.copy_(bias)
                 layer.w_o.bias.copy_(module.out_proj.bias)
-        return layer.to(module.out_proj.weight)
+        return layer.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """A torch.nn.MultiheadAttention (batch first) with the weights of this layer."""
@@ -297,7 +297,7 @@ class MultiHeadAttention(nn.Module):
         module = nn.MultiheadAttention(
             width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
             batch_first=True,
-        )  # fmt: skip
+        ).to(self.w_q.weight)  # fmt: skip
         inputs = (self.w_q, self.w_k, self.w_v)
         with torch.no_grad():
             if source_width == width:
@@ -310,4 +310,4 @@ class MultiHeadAttention(nn.Module):
             if has_bias:
                 module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
                 module.out_proj.bias.copy_(self.w_o.bias)
-        return module.to(self.w_q.weight)
+        return module.train(self.training)
