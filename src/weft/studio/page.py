@@ -19,7 +19,7 @@ from weft.studio.payload import page_payload
 __all__ = ["export_page", "page_html"]
 
 #: The scripts of the page, in the order in which they build on each other.
-_SCRIPTS = ("data", "colour", "dom", "heads", "threads", "matrix", "training", "main")
+_SCRIPTS = ("data", "colour", "dom", "heads", "scatter", "threads", "matrix", "training", "main")
 
 
 def export_page(

@@ -34,6 +34,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ def history(
     from the probe.
     """
     steps = [int(snapshot["step"]) for snapshot in snapshots]
-    if any(later <= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(steps)):
         raise InputError("page: the steps of the history do not ascend.")
     names = list(snapshots[0]["layers"])
     for snapshot in snapshots:

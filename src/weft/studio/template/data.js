@@ -77,7 +77,7 @@ function measuresOf(layer, head) {
     ? { previous: (i) => i - 1, next: (i) => i + 1, same: (i) => i, first: () => 0, last: () => keys - 1 }
     : { first: () => 0, last: () => keys - 1 };
   const looks = Object.entries(places).map(([name, pick]) => ({ name, ...at(pick) }));
-  let entropy = 0, most = 0, distance = 0, rest = 0, allowed = 0;
+  let entropy = 0, most = 0, distance = 0, away = 0, rest = 0, allowed = 0;
   for (let i = 0; i < queries; i++) {
     const row = head * queries + i;
     entropy += layer.entropy[row] / queries;
@@ -88,10 +88,11 @@ function measuresOf(layer, head) {
       const weight = weights[i * keys + j];
       if (weight > top) top = weight;
       distance += (weight * Math.abs(i - j)) / queries;
+      away += (weight * Math.abs(i / Math.max(queries - 1, 1) - j / Math.max(keys - 1, 1))) / queries;
     }
     most += top / queries;
   }
-  return { looks, entropy, most, distance, rest, allowed, spread: Math.exp(entropy) };
+  return { looks, entropy, most, distance, away, rest, allowed, spread: Math.exp(entropy) };
 }
 
 const NAMES = {

@@ -24,11 +24,15 @@ function tokenSpan(token, kind = "") {
 }
 
 const three = (number) => (Math.abs(number) >= 100 ? number.toFixed(0) : number.toPrecision(3));
+const minus = (number, digits) => {
+  const text = Math.abs(number).toFixed(digits);
+  return number < 0 && Number(text) ? "−" + text : text;
+};
 const grouped = (number) => number.toLocaleString("en");
 
 const KINDS = {
   encoder: ["Encoder", "the source looks at itself", "the tokens look at each other"],
-  decoder: ["Decoder", "the target looks at what it has written", "each token looks at those before it"],
+  decoder: ["Decoder", "the target looks back at itself", "each token looks at those before it"],
   cross: ["Cross", "the target looks at the source", ""],
 };
 const layerName = (layer) => `${KINDS[layer.kind]?.[0] ?? layer.kind} layer ${layer.index}`;

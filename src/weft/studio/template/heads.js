@@ -4,11 +4,13 @@
 let headRoom = 0;
 
 // layers: [{kind, index, heads}] in order; drawTile(canvas, layer, head); caption(layer, head).
-function headGrid(layers, single, drawTile, caption) {
+// extra(size): what else may stand in a place that is left free.
+function headGrid(layers, single, drawTile, caption, extra = null) {
   const parts = [];
   const kinds = Object.keys(KINDS).map((kind) => layers.map((layer, number) => ({ layer, number }))
     .filter((row) => row.layer.kind === kind)).filter((rows) => rows.length);
   const { tile, across } = arranged(kinds);
+  const size = { tile, columns: Math.max(...layers.map((layer) => layer.heads)), rows: Math.max(...kinds.map((rows) => rows.length)) };
   for (const rows of kinds) {
     const kind = rows[0].layer.kind;
     const columns = Math.max(...rows.map((row) => row.layer.heads));
@@ -38,10 +40,10 @@ function headGrid(layers, single, drawTile, caption) {
         }, canvas, make("small", {}, caption(number, head))));
       }
     }
-    parts.push(make("section", { className: "kind" },
+    parts.push(make("section", { className: "kind", style: { width: `${ROW_NAME + columns * (tile + GAP)}px`, "max-width": "100%" } },
       make("h2", {}, KINDS[kind][0], make("span", {}, single && KINDS[kind][2] ? KINDS[kind][2] : KINDS[kind][1])), grid));
   }
-  return make("div", { className: "kinds", style: { "grid-template-columns": `repeat(${across}, auto)` } }, parts);
+  return make("div", { className: "kinds", style: { "grid-template-columns": `repeat(${across}, auto)` } }, parts, extra && (kinds.length % across || kinds.length === 1) ? extra(size) : null);
 }
 
 const ROW_NAME = 28, GAP = 8, BETWEEN = 32;
@@ -74,6 +76,7 @@ const chosenTile = (layer, head) => state.layer === layer && state.head === head
 // Another head: the marks move, the pictures stay.
 function select(changes) {
   go(changes);
+  markDot();
   for (const tile of document.querySelectorAll("#stage .tile[data-layer]")) {
     const chosen = chosenTile(Number(tile.dataset.layer), Number(tile.dataset.head));
     tile.setAttribute("aria-current", String(chosen));
@@ -95,7 +98,7 @@ function showHeads() {
   }, (number, head) => {
     const role = roleOf(measured[number][head]);
     return role.best ? `${role.name} ${role.best.value.toFixed(2).replace("0.", ".")}` : role.name;
-  }));
+  }, (size) => scatter(layers, measured, size)));
   showHeadPanel();
 }
 

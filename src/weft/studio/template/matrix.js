@@ -234,9 +234,9 @@ function showMatrixPanel() {
       make("div", { className: "pair" }, tokenSpan(layer.queryTokens[query], "query"), make("span", {}, "→"), tokenSpan(layer.keyTokens[key], "key")),
       make("div", { className: "value" }, value),
       make("p", { className: "faint number" }, edge
-        ? `score ${Number.isFinite(edge.score) ? edge.score.toFixed(3) : "very low"} · rank ${edge.rank} of ${layer.count[row]} in its row`
+        ? `score ${Number.isFinite(edge.score) ? minus(edge.score, 3) : "very low"} · rank ${edge.rank} of ${layer.count[row]} in its row`
         : hidden ? "The mask lets this query not look at this key." : `Not among the ${edges.length} kept edges of its row.`),
-      make("p", { className: "faint number" }, `query ${query}: entropy ${layer.entropy[row].toFixed(3)} nats, log-sum-exp ${layer.lse[row].toFixed(3)}`));
+      make("p", { className: "faint number" }, `query ${query}: entropy ${layer.entropy[row].toFixed(3)} nats, log-sum-exp ${minus(layer.lse[row], 3)}`));
     say(`${visible(layer.queryTokens[query])} to ${visible(layer.keyTokens[key])}: ${value}`);
   } else {
     parts.push(make("p", { className: "faint" }, "Point at a cell, or move with the arrow keys, for its exact weight and score."));

@@ -11,9 +11,9 @@ function showThreads() {
   // As wide as the words need, within limits: 8 px a letter, room for a number beside keys.
   const letters = (tokens) => Math.max(...tokens.slice(0, 400).map((token) => visible(token, 24).length), 4);
   const narrow = window.innerWidth < 640;
-  const wide = (tokens, room) => `${Math.min(letters(tokens) * 8.5 + room, narrow ? 120 : 230)}px`;
+  const wide = (tokens, room, least) => `${narrow ? 112 : Math.max(Math.min(letters(tokens) * 8.5 + room, 230), least)}px`;
   const shape = { "--row": `${row}px`, "--size": size,
-    "--left": wide(layer.queryTokens, 62), "--right": wide(layer.keyTokens, 84) };
+    "--left": wide(layer.queryTokens, 62, 120), "--right": wide(layer.keyTokens, 84, 165) };
 
   const word = (token, place, side) => make("button", {
     type: "button", className: "word", "aria-current": "false", tabIndex: -1, "data-place": place,
@@ -31,7 +31,8 @@ function showThreads() {
   fill(byId("stage"), make("div", { className: "threads", style: shape }, rail(layer),
     make("div", { className: "loom" },
       make("div", { className: "ends" },
-        make("span", { className: "query" }, "queries: who looks"), make("span", { className: "key" }, "keys: who is looked at")),
+        make("span", { className: "query" }, narrow ? "queries" : "queries: who looks"),
+        make("span", { className: "key" }, narrow ? "keys" : "keys: who is looked at")),
       cloth)));
   const threads = weave(layer, svg, rows, row);
   woven = { layer, threads, queries, keys };
@@ -171,7 +172,7 @@ function showThreadsPanel(layer) {
       make("p", {}, `What it looks at in ${layerName(layer).toLowerCase()}, ${heads}. These ${shown.length} keys hold ${(100 * held).toFixed(1)} % of its mass.`),
       table(["key", "weight", state.heads.length === 1 ? "score" : ""], shown.map((row) => [
         tokenSpan(layer.keyTokens[row.key], "key"), row.weight.toFixed(4),
-        state.heads.length === 1 && Number.isFinite(row.scores[0]) ? row.scores[0].toFixed(2) : ""])));
+        state.heads.length === 1 && Number.isFinite(row.scores[0]) ? minus(row.scores[0], 2) : ""])));
     say(`${visible(layer.queryTokens[query])} looks most at ${shown.slice(0, 3).map((row) => `${visible(layer.keyTokens[row.key])}, ${row.weight.toFixed(2)}`).join("; ")}`);
   } else if (key !== null) {
     const rows = layer.queryTokens.map((token, i) => ({

@@ -187,7 +187,7 @@ function trainingSentence(layer, head, step) {
   return change.length ? `Since the random birth: ${change.join(", ")}.` : `Snapshot ${step} of ${history_.steps.length - 1}.`;
 }
 
-const number = (value) => (value === null ? "–" : Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) >= 10 ? value.toFixed(1) : value.toFixed(2));
+const number = (value) => (value === null ? "–" : Math.abs(value) >= 100 ? value.toFixed(0) : minus(value, Math.abs(value) >= 10 ? 1 : 2));
 
 function spark(name, values, head, step) {
   const line = values.map((heads) => heads[head] ?? 0);
