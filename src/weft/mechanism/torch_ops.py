@@ -51,7 +51,11 @@ def _run_block(
     """One block of rows, its inner tensors recomputed in the backward pass where asked."""
     queries = call.queries[:, :, rows.start : rows.stop]
     if recompute and torch.is_grad_enabled():
-        return checkpoint(step, call, queries, keys, values, rows, use_reentrant=False)
+        # The state of the random numbers is needed again only where they drop weights.
+        random = call.dropout > 0
+        return checkpoint(
+            step, call, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=random
+        )
     return step(call, queries, keys, values, rows)
 
 
