@@ -376,6 +376,23 @@ def test_gradients_equal_those_of_the_reference(case: Case) -> None:
         )
 
 
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sampled_from(("output", "lse", "entropy", "scores", "weights", "rest")))
+def test_gradients_of_one_result_do_not_depend_on_blocks(case: Case, name: str) -> None:
+    """A loss may use one result alone; hidden rows and keys leave no NaN behind."""
+    gradients = []
+    for cells in (torch_ops.BLOCK_CELLS, 1):
+        with patch.object(torch_ops, "BLOCK_CELLS", cells):
+            output, graph = case.graph()
+            result = output if name == "output" else getattr(graph, name)
+            loss = result.masked_fill(result == -math.inf, 0).square().sum()
+            gradients.append(torch.autograd.grad(loss, case.leaves, allow_unused=True))
+    for leaf, whole, blocks in zip(case.leaves, *gradients, strict=True):
+        whole, blocks = (torch.zeros_like(leaf) if g is None else g for g in (whole, blocks))
+        assert bool(whole.isfinite().all())
+        torch.testing.assert_close(blocks, whole, rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 7), st.booleans())
 def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked: bool) -> None:

@@ -111,6 +111,30 @@ def test_memory_is_linear_in_the_length(
     assert long < 500 * 500 * 4
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": weft.window(3, 3)},
+        {"sinks": torch.zeros(1)},
+        {"score": weft.GraphAttentionV2(torch.ones(4))},
+        {"relative": weft.Shaw(torch.zeros(5, 4), torch.zeros(5, 4))},
+    ],
+    ids=["window", "sinks", "graph attention", "Shaw"],
+)
+def test_memory_of_the_output_alone_is_linear(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 2**12)
+
+    def run(length: int) -> None:
+        inputs = torch.zeros(3, 1, length, 4, requires_grad=True)
+        weft.attention(*inputs, **options).sum().backward()
+
+    run(8)
+    short, long = peak_of(lambda: run(250)), peak_of(lambda: run(500))
+    assert long < 2.6 * short
+
+
 def test_the_graph_of_20000_tokens_takes_far_less_than_the_matrix() -> None:
     """One block of rows of a call with 20,000 keys, and the calls' own results.
 
