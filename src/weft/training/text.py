@@ -95,11 +95,13 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens vanish."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        if any(index < len(SPECIALS) for index in ids):
-            text = self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
+        text = self.decode_continuation(ids)
         # Byte-pair encoding writes a space before the first word.
         return text.removeprefix(" ") if self.has_pieces else text
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """The text of token ids that follow other text: a space before it is kept."""
+        return self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
 
     @property
     def has_pieces(self) -> bool:
