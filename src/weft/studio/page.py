@@ -11,10 +11,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import weft
 from weft.formats.files import atomic_file
 from weft.formats.trace import Trace
 from weft.studio.payload import page_payload
+from weft.version import __version__
 
 __all__ = ["export_page", "page_html"]
 
@@ -97,7 +97,7 @@ def page_html(
     )
     parts = {
         "policy": html.escape(policy, quote=True).replace("&#x27;", "'"),
-        "version": html.escape(weft.__version__),
+        "version": html.escape(__version__),
         "title": _text(title),
         "style": style,
         "data": _json(payload),

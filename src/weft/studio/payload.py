@@ -41,10 +41,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import weft
 from weft.errors import InputError
 from weft.formats.tokens import visible
 from weft.formats.trace import Trace, TraceLayer
+from weft.version import __version__
 
 __all__ = ["NO_EDGE", "example", "history", "page_payload"]
 
@@ -77,7 +77,7 @@ def page_payload(
         raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
     return {
         "title": title,
-        "weft": weft.__version__,
+        "weft": __version__,
         "summary": [[str(name), str(value)] for name, value in (summary or {}).items()],
         "examples": [
             example(trace, names[place] if names else _name(trace))

@@ -44,6 +44,11 @@ class TrainedRun:
     model: Transformer | LanguageModel
     step: int
 
+    @property
+    def translates(self) -> bool:
+        """Whether the model reads one text and writes another."""
+        return isinstance(self.model, Transformer)
+
 
 def open_run(path: Path | str) -> TrainedRun:
     """Open a run's best weights, in evaluation mode.

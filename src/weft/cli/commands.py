@@ -15,7 +15,6 @@ from weft.errors import InputError, WeftError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from weft.training.inference import TrainedRun
 
 __all__ = ["app", "main"]
 
@@ -69,7 +68,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train a date translator from random matrices, test it, trace it, and draw what it sees."""
-    from weft.demo import run_demo
+    from weft.cli.demo import run_demo
 
     _use_threads(threads)
     result = run_demo(run, seed, _console())
@@ -211,7 +210,7 @@ def trace(
     as_json: AsJson = False,
 ) -> None:
     """Run a model on a text and keep the attention graph of every layer."""
-    from weft.demo import trace_text
+    from weft.cli.tracing import trace_text
     from weft.training.inference import open_run
 
     caught = trace_text(open_run(run), text, target=target, keep=keep, queries_keys=queries_keys)
@@ -242,7 +241,7 @@ def export(
     head: Annotated[int, typer.Option(min=0, help="Of the graph.")] = 0,
 ) -> None:
     """Write a trace as a page, a picture, a table or a graph for other programs."""
-    from weft.demo import export_trace
+    from weft.cli.tracing import export_trace
 
     if not any((html, picture, parquet, graphml)):
         raise InputError(
