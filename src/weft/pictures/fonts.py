@@ -15,6 +15,8 @@ __all__ = ["Lettering", "lettering"]
 
 #: What matplotlib brings along.
 _FIRST = "DejaVu Sans"
+#: Characters of a text at most.
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,19 @@ class Lettering:
     missing: frozenset[str]
 
     def token(self, token: str, limit: int = 16) -> str:
-        """A token as it can be drawn: a letter without a font becomes its code point."""
-        return self.text(visible(token, limit))
+        """A token as it can be drawn: a letter without a font becomes its code point.
 
-    def text(self, text: str) -> str:
-        """A text as it can be drawn; dollar signs are no formulas."""
+        Dollar signs are no formulas.
+        """
+        text = visible(token, limit)
         if not self.missing.isdisjoint(text):
             drawn = "".join(_code(c) if c in self.missing else c for c in text)
             text = drawn.replace("◌‹", "‹")
         return text.replace("$", r"\$")
+
+    def text(self, text: str) -> str:
+        """A title or a name as it can be drawn."""
+        return self.token(text, _LONGEST) if text else ""
 
 
 def _code(character: str) -> str:
@@ -58,7 +64,7 @@ def lettering(tokens: Iterable[str]) -> Lettering:
 
     tokens: whatever will be drawn with it.
     """
-    needed = {ord(c) for token in tokens for c in visible(token, 64)}
+    needed = {ord(c) for token in tokens for c in visible(token, _LONGEST)}
     needed |= {ord(c) for c in "‹›0123456789ABCDEF…"}
     installed = _installed()
     families = [_FIRST]
