@@ -26,6 +26,7 @@ from weft.mechanism.scores import (
     GraphAttentionV2,
     ScaledDot,
 )
+from weft.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from weft.formats.trace import Trace
     from weft.tracing.capture import trace
 
-__version__ = "0.1.0"
 
 __all__ = [
     "ALiBi",
@@ -55,6 +55,7 @@ __all__ = [
     "Top",
     "Trace",
     "WeftError",
+    "__version__",
     "alibi_slopes",
     "attend",
     "attention",

@@ -124,8 +124,11 @@ class History:
         layers = []
         for layer in notes["layers"]:
             name = layer["name"]
+            keys, scores, weights, lse, entropy, rest, count = (
+                tensors[f"{name}/probe/{field}"] for field in _GRAPH
+            )
             graph = AttentionGraph(
-                *(tensors[f"{name}/probe/{field}"] for field in _GRAPH), length=layer["length"]
+                keys, scores, weights, lse, entropy, rest, count, int(layer["length"])
             )
             layers.append(
                 LayerSnapshot(

@@ -114,7 +114,7 @@ class RunFolder:
 
     @property
     def state(self) -> str:
-        """ "training" or "finished"."""
+        """The state: "training" or "finished"."""
         return str(read_json(self.path / "run.json", "run").get("state"))
 
     def set_state(self, state: str) -> None:

@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-import weft
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_folder
 from weft.mechanism.graph import AttentionGraph
+from weft.version import __version__
 
 __all__ = [
     "EDGES",
@@ -277,7 +277,7 @@ class TraceWriter:
         manifest = {
             "format": FORMAT,
             "version": VERSION,
-            "weft": weft.__version__,
+            "weft": __version__,
             "model": self._model,
             "sequences": self._sequences,
             "layers": self._layers,

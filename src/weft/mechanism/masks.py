@@ -299,7 +299,9 @@ def neighbours(adjacency: Any) -> Mask:
                 f"neighbours: got {type(adjacency).__name__}; expected an adjacency matrix "
                 "(queries, keys): SciPy sparse, torch or NumPy."
             )
-        compressed = scipy.sparse.csr_array(adjacency)
+        # A copy: what follows changes the matrix, which is the caller's.
+        compressed = scipy.sparse.csr_array(adjacency, copy=True)
+        compressed.sum_duplicates()
     compressed.eliminate_zeros()
     return Neighbours(
         torch.as_tensor(compressed.indptr, dtype=torch.int64),

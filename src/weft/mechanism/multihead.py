@@ -217,22 +217,35 @@ class MultiHeadAttention(nn.Module):
         """(batch, heads, positions, depth) -> (batch, positions, heads * depth)."""
         return output.transpose(1, 2).flatten(-2)
 
-    def head_weights(self, head: int) -> dict[str, Tensor]:
-        """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head, as the paper has them.
+    def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
+        """W_Q, W_K, W_V (heads, width, depth) and W_O (heads, depth, width), as the paper has them.
 
         Heads of a group share W_K and W_V.
+        gradients: those of the loss by each, instead; 0 where there is none.
         """
+
+        def of(linear: nn.Linear) -> Tensor:
+            if not gradients:
+                return linear.weight
+            gradient = linear.weight.grad
+            return torch.zeros_like(linear.weight) if gradient is None else gradient
+
+        def by_head(linear: nn.Linear, heads: int) -> Tensor:
+            matrices = of(linear).view(heads, self.depth, -1).transpose(1, 2)
+            return matrices.repeat_interleave(self.heads // heads, 0)
+
+        return {
+            "W_Q": by_head(self.w_q, self.heads),
+            "W_K": by_head(self.w_k, self.kv_heads),
+            "W_V": by_head(self.w_v, self.kv_heads),
+            "W_O": of(self.w_o).view(-1, self.heads, self.depth).permute(1, 2, 0),
+        }
+
+    def head_weights(self, head: int) -> dict[str, Tensor]:
+        """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head."""
         if not 0 <= head < self.heads:
             raise InputError(f"head_weights: head {head}; the layer has 0 to {self.heads - 1}.")
-        own = slice(head * self.depth, (head + 1) * self.depth)
-        group = head // (self.heads // self.kv_heads)
-        shared = slice(group * self.depth, (group + 1) * self.depth)
-        return {
-            "W_Q": self.w_q.weight[own].T,
-            "W_K": self.w_k.weight[shared].T,
-            "W_V": self.w_v.weight[shared].T,
-            "W_O": self.w_o.weight[:, own].T,
-        }
+        return {name: matrix[head] for name, matrix in self.matrices().items()}
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -253,7 +266,7 @@ class MultiHeadAttention(nn.Module):
             bias=module.in_proj_bias is not None,
             dropout=module.dropout,
             source_width=module.kdim,
-        )
+        ).to(module.out_proj.weight)
         if module.kdim == module.embed_dim:
             weights = module.in_proj_weight.chunk(3)
         else:
@@ -267,7 +280,7 @@ class MultiHeadAttention(nn.Module):
                 for linear, bias in zip((layer.w_q, layer.w_k, layer.w_v), biases, strict=True):
                     linear.bias.copy_(bias)
                 layer.w_o.bias.copy_(module.out_proj.bias)
-        return layer.to(module.out_proj.weight)
+        return layer.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """A torch.nn.MultiheadAttention (batch first) with the weights of this layer."""
@@ -284,7 +297,7 @@ class MultiHeadAttention(nn.Module):
         module = nn.MultiheadAttention(
             width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,
             batch_first=True,
-        )  # fmt: skip
+        ).to(self.w_q.weight)  # fmt: skip
         inputs = (self.w_q, self.w_k, self.w_v)
         with torch.no_grad():
             if source_width == width:
@@ -297,4 +310,4 @@ class MultiHeadAttention(nn.Module):
             if has_bias:
                 module.in_proj_bias.copy_(torch.cat([linear.bias for linear in inputs]))
                 module.out_proj.bias.copy_(self.w_o.bias)
-        return module.to(self.w_q.weight)
+        return module.train(self.training)

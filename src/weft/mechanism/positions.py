@@ -277,6 +277,14 @@ class Buckets(Relative):
                 f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "
                 "column a head."
             )
+        buckets = self.table.shape[0]
+        exact = (buckets // 2 if self.bidirectional else buckets) // 2
+        if exact < 1 or self.max_distance <= exact:
+            raise InputError(
+                f"Buckets: {buckets} buckets with max_distance={self.max_distance}; expected "
+                f"{4 if self.bidirectional else 2} buckets or more, and a max_distance above "
+                f"{exact}, the first distance that shares its bucket."
+            )
 
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Relative.bias."""

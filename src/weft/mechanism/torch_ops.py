@@ -51,7 +51,11 @@ def _run_block(
     """One block of rows, its inner tensors recomputed in the backward pass where asked."""
     queries = call.queries[:, :, rows.start : rows.stop]
     if recompute and torch.is_grad_enabled():
-        return checkpoint(step, call, queries, keys, values, rows, use_reentrant=False)
+        # The state of the random numbers is needed again only where they drop weights.
+        random = call.dropout > 0
+        return checkpoint(
+            step, call, queries, keys, values, rows, use_reentrant=False, preserve_rng_state=random
+        )
     return step(call, queries, keys, values, rows)
 
 
@@ -97,10 +101,12 @@ def _normalise(call: AttentionCall, scores: Tensor) -> tuple[Tensor, Tensor, Ten
     hidden = (logits == -torch.inf).all(-1, keepdim=True)
     # A row without any key has no softmax: it is computed from zeros and then set to 0, so that
     # no NaN arises that would have to be hidden, forward or backward.
-    lse = logits.masked_fill(hidden, 0).logsumexp(-1, keepdim=True)
-    log_weights = scores - lse
+    shown = logits.masked_fill(hidden, 0)
+    # Not scores - lse: where scores are huge, their log-sum-exp has lost the digits that weights
+    # are made of.
+    log_weights = shown.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
     weights = log_weights.exp()
-    lse = lse.masked_fill(hidden, -torch.inf).squeeze(-1)
+    lse = shown.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
@@ -120,7 +126,8 @@ def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, highest first, ties to the lower key; and their keys."""
     k = min(k, scores.shape[-1])
     if k == 0:
-        empty = scores[..., :0]
+        # Not a view of the scores: it would keep them in memory.
+        empty = scores[..., :0].clone()
         return empty, empty.long()
     with torch.no_grad():
         values, keys = scores.topk(k, -1)
@@ -175,6 +182,30 @@ def _dense_rows(
     return _weigh(call, weights, values, rows), weights
 
 
+class _Together(torch.autograd.Function):
+    """The tensors of one block as they are; a backward pass through one goes through all.
+
+    A recomputed block is let go when the backward pass has been through all of it. Where the loss
+    uses only some of its outputs, the rest of each block would stay until the end, and memory
+    would be quadratic.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
+
+
+def _together(rows: Rows) -> Rows:
+    """A block whose floating-point tensors are tied; see _Together."""
+    output, keys, scores, weights, lse, entropy, rest, count = rows
+    tied = _Together.apply(output, scores, weights, lse, entropy, rest)  # type: ignore[no-untyped-call]
+    return (tied[0], keys, *tied[1:], count)
+
+
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     """Output and attention graph. Memory: linear in the queries and in the keys.
 
@@ -184,7 +215,9 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     values = repeat_kv_heads(call.values, call.heads)
     blocks = _blocks(call) or [range(0)]
     step = _graph_rows(keep.k)
-    parts = [_run_block(step, call, keys, values, rows, len(blocks) > 1) for rows in blocks]
+    parts = [
+        _together(_run_block(step, call, keys, values, rows, len(blocks) > 1)) for rows in blocks
+    ]
     output, kept_keys, scores, weights, lse, entropy, rest, count = (
         torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)
     )

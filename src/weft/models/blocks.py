@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
 from weft.models.configuration import Architecture
+from weft.models.dropout import Dropout
 
 __all__ = ["BlockCache", "DecoderBlock", "EncoderBlock", "FeedForward"]
 
@@ -72,7 +73,7 @@ class _Block(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.pre_norm = architecture.norm == "pre"
-        self.dropout = nn.Dropout(architecture.dropout)
+        self.dropout = Dropout(architecture.dropout)
 
     def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.positions import sinusoidal
 from weft.models.configuration import Architecture
+from weft.models.dropout import Dropout
 
 __all__ = ["Embedding"]
 
@@ -30,7 +31,7 @@ class Embedding(nn.Module):
         width = architecture.width
         self.tokens = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.tokens.weight, std=1 / math.sqrt(width))
-        self.dropout = nn.Dropout(architecture.dropout)
+        self.dropout = Dropout(architecture.dropout)
         if architecture.positions == "learned":
             self.positions = nn.Embedding(architecture.max_length, width)
             nn.init.normal_(self.positions.weight, std=1 / math.sqrt(width))

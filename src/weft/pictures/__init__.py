@@ -1,1 +1,9 @@
 """Static pictures of attention: made with matplotlib, without a window or global state."""
+
+from weft.pictures.alignment import alignment
+from weft.pictures.canvas import save_picture
+from weft.pictures.heads import heads
+from weft.pictures.history import history
+from weft.pictures.threads import threads
+
+__all__ = ["alignment", "heads", "history", "save_picture", "threads"]

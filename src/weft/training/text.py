@@ -22,8 +22,8 @@ class Vocabulary:
 
     >>> vocabulary = Vocabulary.of_characters(["3 May"])
     >>> vocabulary.encode("3 Ma")
-    [6, 4, 5, 7]
-    >>> vocabulary.decode([6, 4, 5, 7])
+    [5, 4, 6, 7]
+    >>> vocabulary.decode([5, 4, 6, 7])
     '3 Ma'
     """
 
@@ -55,7 +55,7 @@ class Vocabulary:
             models.WordLevel({word: index for index, word in enumerate(words)}, SPECIALS[1])
         )
         tokenizer.normalizer = normalizer
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?s)."), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return cls(tokenizer)
 
@@ -95,11 +95,13 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens vanish."""
-        text = self.tokenizer.decode(list(ids), skip_special_tokens=False)
-        if any(index < len(SPECIALS) for index in ids):
-            text = self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
+        text = self.decode_continuation(ids)
         # Byte-pair encoding writes a space before the first word.
         return text.removeprefix(" ") if self.has_pieces else text
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """The text of token ids that follow other text: a space before it is kept."""
+        return self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
 
     @property
     def has_pieces(self) -> bool:

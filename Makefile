@@ -1,0 +1,36 @@
+# Every target sets up what it needs by itself; the second time that costs nothing.
+.PHONY: help setup demo test test-all check bench docs clean
+
+python := .venv/bin/python
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup:  ## .venv with torch, the native kernels and weft itself
+	@scripts/setup
+
+demo: setup  ## the main job: train a translator of dates, test it, see what it looks at
+	.venv/bin/weft demo
+
+test: setup  ## the tests, less the slow ones
+	$(python) -m pytest
+
+test-all: setup  ## all tests
+	$(python) -m pytest -m ""
+
+check: setup  ## style, types and architecture
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: setup  ## every benchmark: peer and weft in turn, the ratio last
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(python) $$file || exit 1; done
+
+docs: setup  ## the reference of the public functions, in build/docs
+	@$(python) -m pip install --quiet --disable-pip-version-check "pdoc>=15"
+	$(python) -m pdoc --docformat google --output-directory build/docs weft
+	@echo build/docs/index.html
+
+clean:  ## remove what was built (.venv and build); runs stay
+	rm -rf .venv build

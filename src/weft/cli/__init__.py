@@ -1,0 +1,5 @@
+"""The roof: the command line, the only place where making and seeing meet."""
+
+from weft.cli.commands import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,286 @@
+"""The command line: one verb, one short function. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.errors import InputError, WeftError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="weft",
+    help="The attention weight matrix: train it, trace it, see it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Beam = Annotated[int, typer.Option(min=1, help="Hypotheses kept while decoding; 1 = greedy.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads; default: all cores.")]
+
+
+class Split(StrEnum):
+    """Which held-out data."""
+
+    valid = "valid"
+    test = "test"
+
+
+def _console() -> Console:
+    """Where progress is written: standard error, so that results can be piped."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, ensure_ascii=False, default=str))
+
+
+def _use_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+@app.command()
+def demo(
+    run: Annotated[Path, typer.Option(help="Where the run, pictures and page go.")] = Path(
+        "runs/demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of data, matrices and batches.")] = 1,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a date translator from random matrices, test it, trace it, and draw what it sees."""
+    from weft.cli.demo import run_demo
+
+    _use_threads(threads)
+    result = run_demo(run, seed, _console())
+    if as_json:
+        _print_json(result)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; see examples/.")],
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; default: runs/ and the config's name.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as training.seed=2."),
+    ] = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model, or go on with a run that was stopped."""
+    from weft.training.config import load_config
+    from weft.training.loop import train as train_run
+    from weft.training.progress import ConsoleListener
+
+    _use_threads(threads)
+    console = _console()
+    folder = Path("runs") / config.stem if run is None else run
+    settings = load_config(config, overrides)
+    with ConsoleListener(console) as listener:
+        result = train_run(settings, folder, listener)
+    console.print(
+        f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
+        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}"
+    )
+    if as_json:
+        _print_json(
+            {
+                "run": str(folder),
+                "steps": result.steps,
+                "train_seconds": result.seconds,
+                "tokens": result.tokens,
+                "best_loss": result.best_loss,
+                "best_step": result.best_step,
+                "reason": result.reason,
+            }
+        )
+
+
+@app.command()
+def translate(
+    run: RunPath,
+    beam: Beam = 5,
+    length_penalty: Annotated[float, typer.Option(help="Of longer hypotheses; 0 = none.")] = 1.0,
+    threads: Threads = None,
+) -> None:
+    """Translate standard input to standard output, line by line."""
+    from weft.training.inference import open_run
+    from weft.training.tasks.pairs import translate as translate_texts
+
+    _use_threads(threads)
+    trained = open_run(run)
+    lines = _read_standard_input().splitlines()
+    for line in translate_texts(
+        trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
+    ):
+        print(line.replace("\n", " "))
+
+
+@app.command()
+def generate(
+    run: RunPath,
+    prompt: Annotated[str, typer.Option(help="The text to go on from.")],
+    length: Annotated[int, typer.Option(min=1, help="Tokens to draw.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Below 1 safer, above 1 wilder; 0 = the likeliest.")
+    ] = 0.8,
+    top: Annotated[int | None, typer.Option(min=1, help="Draw among the likeliest only.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 1,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on from a prompt, with a run of a language model."""
+    from weft.training.inference import generate_text, open_run
+
+    _use_threads(threads)
+    text = generate_text(
+        open_run(run), prompt, length=length, temperature=temperature, top=top, seed=seed
+    )
+    print(prompt + text)
+    if as_json:
+        _print_json({"prompt": prompt, "text": text})
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    split: Annotated[Split, typer.Option(help="Which held-out data.")] = Split.test,
+    beam: Beam = 5,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run on held-out data."""
+    from weft.training.inference import evaluate_run, open_run
+
+    _use_threads(threads)
+    console = _console()
+    with console.status("reading the data") as status:
+        measures = evaluate_run(
+            open_run(run),
+            split=split.value,
+            beam=beam,
+            progress=lambda done, total: status.update(f"{done:,} of {total:,}"),
+        )
+    for name, value in measures.items():
+        if isinstance(value, dict):
+            for key, text in value.items():
+                console.print(f"{name} {key}: {text}")
+        else:
+            shown = f"{value:.4f}" if isinstance(value, float) else value
+            console.print(f"{name}: {shown}")
+    if as_json:
+        _print_json(measures)
+
+
+@app.command()
+def trace(
+    run: RunPath,
+    text: Annotated[str, typer.Option(help="What the model reads.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The trace folder to write.")],
+    target: Annotated[
+        str | None, typer.Option(help="A translation to trace; default: the model's own.")
+    ] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Edges kept of each query.")] = 32,
+    queries_keys: Annotated[
+        bool, typer.Option(help="Keep queries and keys, from which the whole matrix comes back.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option(help="Replace a trace that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model on a text and keep the attention graph of every layer."""
+    from weft.cli.tracing import trace_text
+    from weft.training.inference import open_run
+
+    caught = trace_text(open_run(run), text, target=target, keep=keep, queries_keys=queries_keys)
+    caught.save(output, overwrite=overwrite)
+    console = _console()
+    for name, tokens in caught.sequences.items():
+        console.print(f"{name}: {len(tokens)} tokens: {' '.join(tokens)}", markup=False)
+    console.print(f"{len(caught.layers)} attention layers. Trace: {output}")
+    if as_json:
+        sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
+        _print_json({"trace": str(output), "layers": len(caught.layers), "sequences": sequences})
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")],
+    html: Annotated[
+        Path | None, typer.Option(help="One self-contained page, which works offline.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="All heads at a glance: .png, .svg or .pdf.")
+    ] = None,
+    parquet: Annotated[Path | None, typer.Option(help="All edges as one Parquet file.")] = None,
+    graphml: Annotated[
+        Path | None, typer.Option(help="One head's graph; choose it by --layer and --head.")
+    ] = None,
+    layer: Annotated[int, typer.Option(min=0, help="Of the graph, in the order of the trace.")] = 0,
+    head: Annotated[int, typer.Option(min=0, help="Of the graph.")] = 0,
+) -> None:
+    """Write a trace as a page, a picture, a table or a graph for other programs."""
+    from weft.cli.tracing import export_trace
+
+    if not any((html, picture, parquet, graphml)):
+        raise InputError(
+            "export: nothing to write; give --html, --picture, --parquet or --graphml."
+        )
+    written = export_trace(
+        path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer, head=head
+    )
+    for file in written:
+        print(file)
+
+
+def _read_standard_input() -> str:
+    content = sys.stdin.buffer.read()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError(
+            f"standard input: line {line} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
+            "utf-8."
+        ) from None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. What a user can mend is one line on standard error, exit code 2."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    try:
+        app([argument for argument in given if argument != "--debug"])
+    except WeftError as error:
+        if debug:
+            raise
+        print(f"weft: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        # The reader of our output has left, as `head` does: nothing is wrong.
+        sys.stderr.close()
+        raise SystemExit(0) from None
+    except KeyboardInterrupt:
+        print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,180 @@
+"""The demo: from random W_Q, W_K, W_V to a translator of dates whose attention can be seen."""
+
+from __future__ import annotations
+
+import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.cli.tracing import history_for_page, probe_trace, trace_text
+from weft.formats.history import History
+from weft.formats.trace import Trace
+from weft.training.config import RunConfig, load_config
+from weft.training.inference import TrainedRun, evaluate_run, open_run
+from weft.training.loop import TrainingResult, train
+from weft.training.progress import ConsoleListener
+from weft.training.tasks.dates import written
+
+__all__ = ["demo_config", "run_demo"]
+
+#: What the demo shows: dates of the demo's range in scripts and orders far apart.
+SHOWN = (
+    (datetime.date(2024, 3, 17), "de", "full"),
+    (datetime.date(1999, 12, 31), "en", "short"),
+    (datetime.date(1999, 12, 31), "en_GB", "short"),
+    (datetime.date(1969, 7, 20), "fr", "long"),
+    (datetime.date(2031, 10, 5), "ja", "full"),
+    (datetime.date(1989, 11, 9), "ru", "full"),
+    (datetime.date(2045, 1, 2), "ar", "long"),
+    (datetime.date(1957, 10, 4), "th", "long"),
+)
+
+#: Which of them are traced for the page; the first is drawn.
+TRACED = (0, 1, 2, 4, 5)
+
+
+def demo_config(seed: int) -> RunConfig:
+    """The embedded configuration."""
+    with resources.as_file(resources.files("weft.training") / "demo.toml") as path:
+        return load_config(path, [f"training.seed={seed}"])
+
+
+def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
+    """Train, translate, trace, draw; says where everything is.
+
+    Args:
+        path: the run's folder; gone on with if it is there.
+        seed: of data, matrices and batches.
+        console: where progress is written.
+
+    Returns: what ``weft demo --json`` prints: exact_match, train_seconds, run, page, and more.
+    """
+    config = demo_config(seed)
+    console.print("[bold]1. Train[/] a Transformer that reads dates in fifty languages.")
+    with ConsoleListener(console) as listener:
+        result = train(config, path, listener)
+    console.print(f"Trained {result.steps:,} steps in {result.seconds:.1f} s.")
+    run = open_run(path)
+
+    console.print("\n[bold]2. Translate[/] dates it has never seen, one character at a time.")
+    exact = _translate(run, console)
+
+    console.print("\n[bold]3. Trace[/] who looked at what.")
+    traces = _trace(run)
+    files = _draw(run, traces, result, exact)
+    for name, file in files.items():
+        console.print(f"  {name:<32} {file}", soft_wrap=True)
+    console.print(
+        f"\n[bold]{exact:.1%}[/] of {config.task.test_examples:,} held-out dates exactly right, "  # type: ignore[union-attr]
+        f"after {result.seconds:.0f} s of training. Open the page: [bold]{files['page']}[/]",
+        soft_wrap=True,
+    )
+    return {
+        "exact_match": exact,
+        "train_seconds": round(result.seconds, 2),
+        "steps": result.steps,
+        "run": str(path),
+        "page": str(files["page"]),
+        "files": {name: str(file) for name, file in files.items()},
+    }
+
+
+def _translate(run: TrainedRun, console: Console) -> float:
+    from weft.training.tasks.pairs import translate
+
+    texts = [written(*example) for example in SHOWN]
+    found = translate(run.model, run.vocabulary, texts, beam=1)
+    table = Table(box=None, padding=(0, 2))
+    for heading in ("written", "read as", "right"):
+        table.add_column(heading)
+    for (date, _, _), text, answer in zip(SHOWN, texts, found, strict=True):
+        table.add_row(text, answer, "yes" if answer == date.isoformat() else f"no: {date}")
+    console.print(table)
+    measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
+    return float(measures["exact_match"])
+
+
+def _trace(run: TrainedRun) -> dict[str, Trace]:
+    folder = run.folder.path / "traces"
+    folder.mkdir(exist_ok=True)
+    traces = {}
+    for index in TRACED:
+        date, locale, style = SHOWN[index]
+        name = f"{locale}-{style}"
+        caught = trace_text(run, written(date, locale, style), keep=64, beam=1)
+        caught.save(folder / f"{name}.weft", overwrite=True)
+        traces[name] = caught
+    return traces
+
+
+def _draw(
+    run: TrainedRun, traces: dict[str, Trace], result: TrainingResult, exact: float
+) -> dict[str, Path]:
+    from weft import pictures
+    from weft.studio.page import export_page
+
+    folder = run.folder.path / "pictures"
+    folder.mkdir(exist_ok=True)
+    page = run.folder.path / "demo.html"
+    first = next(iter(traces.values()))
+    crossing = [layer for layer in first.layers if layer.kind == "cross"][-1]
+    files = {
+        "alignment, last cross layer": folder / "alignment.png",
+        "all heads at a glance": folder / "heads.png",
+        "one head, random to trained": folder / "history.png",
+        "traces": run.folder.path / "traces",
+        "page": page,
+    }
+    pictures.save_picture(pictures.alignment(crossing), files["alignment, last cross layer"])
+    pictures.save_picture(pictures.heads(first), files["all heads at a glance"])
+    pictures.save_picture(_history_picture(run), files["one head, random to trained"])
+    export_page(
+        page,
+        list(traces.values()),
+        "weft: dates in fifty languages",
+        names=list(traces),
+        history=history_for_page(run),
+        probe=probe_trace(run),
+        summary={
+            "exactly right": f"{exact:.1%} of held-out dates",
+            "training": f"{result.seconds:.0f} s, {result.steps:,} steps",
+            "model": f"{sum(p.numel() for p in run.model.parameters()):,} parameters",
+        },
+    )
+    return files
+
+
+def _history_picture(run: TrainedRun) -> Any:
+    """The probe's attention in the head whose weights moved most, along the training."""
+    from weft.pictures import history
+
+    snapshots = list(History(run.folder.history))
+    name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
+    layers = [snapshot.layer(name) for snapshot in snapshots]
+    losses = [(s.step, s.loss) for s in snapshots if s.loss is not None]
+    measures: dict[str, Any] = {
+        "loss": ([step for step, _ in losses], [loss for _, loss in losses]),
+        "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
+        "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
+        "symmetry": [layer.measures["symmetry"][head] for layer in layers],
+    }
+    products = [layer.matrices["W_Q"][head] @ layer.matrices["W_K"][head].T for layer in layers]
+    return history(
+        [snapshot.step for snapshot in snapshots],
+        products,
+        measures,
+        title=f"W_Q W_K^T of {name}, head {head}: from random to trained",
+    )
+
+
+def _most_changed(before: list[Any], after: list[Any]) -> tuple[str, int]:
+    changes = {
+        (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
+        for first, last in zip(before, after, strict=True)
+        for head, matrix in enumerate(first.matrices["W_Q"])
+    }
+    return max(changes, key=lambda key: changes[key])

@@ -1,0 +1,165 @@
+"""A run's model seen at work: its traces, and its history as the page shows it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.formats.history import History, LayerSnapshot
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.mechanism.graph import Top
+from weft.models.language_model import LanguageModel
+from weft.tracing.capture import trace
+from weft.training.inference import TrainedRun
+from weft.training.tasks.pairs import translate
+
+__all__ = ["export_trace", "history_for_page", "probe_trace", "trace_text"]
+
+
+#: Which sequences a translator's layers take their queries and keys from.
+_SEQUENCES = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
+
+def _ids(tokens: Sequence[int]) -> Tensor:
+    return torch.tensor([list(tokens)])
+
+
+def trace_text(
+    run: TrainedRun,
+    text: str,
+    *,
+    target: str | None = None,
+    keep: int = 32,
+    queries_keys: bool = True,
+    beam: int = 5,
+) -> Trace:
+    """Trace a run's model on a text.
+
+    Args:
+        run: a trained run.
+        text: what it reads.
+        target: the translation whose attention is wanted; None: the one the model writes. Not for
+            language models.
+        keep: edges kept of each query.
+        queries_keys: whether to keep queries and keys.
+        beam: of the model's own translation.
+    """
+    words = run.vocabulary
+    ids = words.encode(text)
+    if not ids:
+        raise InputError("the text is empty; give at least one character.")
+    inputs: dict[str, Tensor]
+    if isinstance(run.model, LanguageModel):
+        if target is not None:
+            raise InputError("--target: this run is a language model, which has no target.")
+        inputs = {"tokens": _ids(ids)}
+    else:
+        if target is None:
+            (target,) = translate(run.model, words, [text], beam=beam)
+        inputs = {
+            "source": _ids([*ids, words.end]),
+            "target": _ids([words.start, *words.encode(target)]),
+        }
+    caught = trace(run.model, inputs, tokenizer=words, keep=Top(keep), queries_keys=queries_keys)
+    assert isinstance(caught, Trace)
+    return caught
+
+
+def probe_trace(run: TrainedRun) -> Trace:
+    """The last snapshot of a run's history as a trace: its probe, read by the learned matrices."""
+    history = History(run.folder.history)
+    snapshot = history[history.steps[-1]]
+    counts: Counter[str] = Counter()
+    layers = []
+    sequences: dict[str, list[str]] = {}
+    for layer in snapshot.layers:
+        queries_from, keys_from = _SEQUENCES[layer.kind] if run.translates else ("tokens", "tokens")
+        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        heads, queries, keys = layer.graph.shape
+        layers.append(
+            TraceLayer(
+                name=layer.name,
+                kind=layer.kind,
+                index=counts[layer.kind],
+                shape=(heads, queries, keys),
+                queries_from=queries_from,
+                keys_from=keys_from,
+                query_tokens=layer.query_tokens,
+                key_tokens=layer.key_tokens,
+                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
+                data=Held(layer.graph, None),
+            )
+        )
+        counts[layer.kind] += 1
+    return Trace(sequences, tuple(layers))
+
+
+def history_for_page(run: TrainedRun) -> list[dict[str, Any]]:
+    """A run's snapshots as `weft.studio.page.export_page` takes them."""
+
+    def of_layer(layer: LayerSnapshot) -> dict[str, Any]:
+        queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
+        return {
+            "weights": layer.graph.dense(),
+            "norm": torch.linalg.matrix_norm(queries @ keys.transpose(1, 2)),
+            "effective_rank": layer.measures["effective_rank"],
+            "symmetry": layer.measures["symmetry"],
+        }
+
+    return [
+        {
+            "step": snapshot.step,
+            "loss": snapshot.loss,
+            "layers": {layer.name: of_layer(layer) for layer in snapshot.layers},
+        }
+        for snapshot in History(run.folder.history)
+    ]
+
+
+def export_trace(
+    path: Path,
+    *,
+    html: Path | None,
+    picture: Path | None,
+    parquet: Path | None,
+    graphml: Path | None,
+    layer: int,
+    head: int,
+) -> list[Path]:
+    """Write a trace in the formats asked for; returns the files written."""
+    opened = Trace.open(path)
+    written = []
+    if html is not None:
+        from weft.studio.page import export_page
+
+        export_page(html, [opened], title=path.stem)
+        written.append(html)
+    if picture is not None:
+        from weft.pictures import heads, save_picture
+
+        save_picture(heads(opened), picture)
+        written.append(picture)
+    if parquet is not None:
+        from weft.tracing import exchange
+
+        exchange.write_trace_parquet(opened, parquet)
+        written.append(parquet)
+    if graphml is not None:
+        from weft.tracing import exchange
+
+        if not 0 <= layer < len(opened.layers):
+            raise InputError(f"--layer {layer}: the trace has 0 to {len(opened.layers) - 1}.")
+        exchange.write_graphml(opened.layers[layer], head, graphml)
+        written.append(graphml)
+    return written

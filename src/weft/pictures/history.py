@@ -1,0 +1,243 @@
+"""`history`: a learned matrix on its way from random to trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import FuncNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.pictures.canvas import bare, new_figure, weight_norm
+from weft.pictures.fonts import lettering
+from weft.pictures.palette import Palette, Theme, palette
+
+__all__ = ["history"]
+
+Matrix = Tensor | np.ndarray[Any, Any] | Sequence[Sequence[float]]
+Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
+
+
+def history(
+    steps: Sequence[int],
+    matrices: Sequence[Matrix],
+    measures: Mapping[str, Series] | None = None,
+    *,
+    title: str | None = None,
+    shown: int = 7,
+    theme: Theme = "light",
+) -> Figure:
+    """Snapshots of one matrix in a row, from random to trained, over its measures along training.
+
+    All snapshots share one scale: signed matrices (W_Q W_K^T of a head, say) a diverging one
+    around 0, weights the ramp from 0 to 1.
+
+    Args:
+        steps: the training steps of the snapshots, ascending; the first is the random birth.
+        matrices: a matrix for each.
+        measures: curves to draw below: name -> a value for each snapshot (norm, effective rank,
+            symmetry), or name -> (steps, values) for one with steps of its own (the loss).
+        title: above it.
+        shown: how many snapshots to show at most; the first and the last always are.
+        theme: "light" or "dark".
+
+    Raises: InputError: nothing to show, or numbers of snapshots that differ.
+    """
+    drawn = [_matrix(matrix) for matrix in matrices]
+    _check(steps, drawn, measures or {})
+    colours = palette(theme)
+    chosen = sorted({round(place) for place in np.linspace(0, len(steps) - 1, max(shown, 2))})
+    curves = {name: _series(name, series, steps) for name, series in (measures or {}).items()}
+
+    size, gap, left, right = 1.22, 0.14, 1.15, 0.9
+    tall = size * float(np.clip(drawn[0].shape[0] / max(drawn[0].shape[1], 1), 0.4, 2.0))
+    band, top, foot = 0.42, 0.78, 0.46
+    join = 0.34 if curves else 0.12
+    wide = max(len(chosen) * (size + gap) - gap, 3.6)
+    width = left + wide + right
+    height = top + tall + join + len(curves) * (band + 0.1) + foot
+    figure = new_figure(width, height, colours)
+
+    letters = lettering([title or "", *curves])
+    figure.text(
+        0.14 / width, 1 - 0.14 / height, letters.text(title or "From random to trained"),
+        fontsize=10, va="top", fontweight="bold", color=colours.ink, family=list(letters.families),
+    )  # fmt: skip
+    norm, ramp, legend = _scale([drawn[place] for place in chosen], colours)
+    figure.text(
+        0.14 / width, 1 - 0.37 / height, legend, fontsize=6.5, va="top", color=colours.faint
+    )
+
+    snapshots = []
+    for column, place in enumerate(chosen):
+        axes = figure.add_axes(
+            ((left + column * (size + gap)) / width, 1 - (top + tall) / height, size / width,
+             tall / height)
+        )  # fmt: skip
+        axes.imshow(drawn[place], cmap=ramp, norm=norm, aspect="auto", interpolation="nearest")
+        bare(axes, colours)
+        name = f"step {steps[place]:,}"
+        ends = {0: f"{name}: random" if steps[place] == 0 else name}
+        axes.set_title(
+            ends.get(place, name), fontsize=7, pad=3,
+            color=colours.ink if place in (0, len(steps) - 1) else colours.faint,
+        )  # fmt: skip
+        snapshots.append(axes)
+
+    panels: list[Axes] = []
+    last = max([steps[-1], *(x[-1] for x, _ in curves.values())])
+    for row, (name, (x, y)) in enumerate(curves.items()):
+        bottom = foot + (len(curves) - 1 - row) * (band + 0.1)
+        axes = figure.add_axes((left / width, bottom / height, wide / width, band / height))
+        _curve(axes, x, y, letters.text(name), colours, list(letters.families))
+        # Training slows down: equal distances for equal factors, after a linear beginning.
+        axes.set_xscale("symlog", linthresh=max(1.0, _first(steps)), linscale=0.6)
+        axes.set_xlim(0, last)
+        axes.minorticks_off()
+        axes.set_xticks([])
+        for place in chosen:
+            axes.axvline(steps[place], color=colours.line, linewidth=0.7, zorder=0)
+        panels.append(axes)
+    if panels:
+        panels[-1].set_xticks(*_ticks([steps[place] for place in chosen], panels[-1]))
+        panels[-1].tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=6.5,
+                               color=colours.faint, labelcolor=colours.faint)  # fmt: skip
+        panels[-1].set_xlabel("training step", fontsize=6.5, color=colours.faint, labelpad=2)
+        _threads(figure, snapshots, panels[0], [steps[place] for place in chosen], colours)
+    return figure
+
+
+def _matrix(matrix: Matrix) -> np.ndarray[Any, Any]:
+    numbers = np.asarray(
+        matrix.detach().cpu().float() if isinstance(matrix, Tensor) else matrix, dtype=float
+    )
+    if numbers.ndim != 2 or not numbers.size:
+        raise InputError(f"history: a matrix of shape {numbers.shape}; expected two dimensions.")
+    return numbers
+
+
+def _check(
+    steps: Sequence[int], matrices: Sequence[np.ndarray[Any, Any]], measures: Mapping[str, Series]
+) -> None:
+    if not steps or len(steps) != len(matrices):
+        raise InputError(
+            f"history: {len(steps)} steps for {len(matrices)} matrices; expected one each, and "
+            "at least one."
+        )
+    if any(later <= earlier for earlier, later in pairwise(steps)):
+        raise InputError("history: the steps do not ascend.")
+    if len({matrix.shape for matrix in matrices}) > 1:
+        shapes = ", ".join(map(str, sorted({matrix.shape for matrix in matrices})))
+        raise InputError(f"history: matrices of different shapes: {shapes}.")
+
+
+def _series(
+    name: str, series: Series, steps: Sequence[int]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x: Any = steps
+    y: Any = series
+    if isinstance(series, tuple) and len(series) == 2 and np.ndim(series[0]) == 1:
+        x, y = series
+    if len(x) != len(y) or not len(x):
+        raise InputError(f"history: {name!r} has {len(y)} values for {len(x)} steps.")
+    return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+
+
+def _root(values: Any) -> Any:
+    """The square root, with its sign kept."""
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _square(values: Any) -> Any:
+    return np.sign(values) * np.square(values)
+
+
+def _scale(
+    matrices: Sequence[np.ndarray[Any, Any]], colours: Palette
+) -> tuple[Normalize, Any, str]:
+    finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
+    if finite.size and finite.min() < 0:
+        # A few extreme cells shall not make all others pale.
+        limit = float(np.quantile(np.abs(finite), 0.998)) or 1.0
+        return (
+            FuncNorm((_root, _square), -limit, limit, clip=True),
+            colours.difference,
+            f"one scale for all, square-root: blue −{limit:.2g}, red +{limit:.2g}",
+        )
+    if finite.size and finite.max() <= 1 + 1e-6:
+        return weight_norm(), colours.weight, "weights, 0 to 1, square-root scale"
+    limit = float(finite.max()) if finite.size else 1.0
+    return Normalize(0, limit), colours.weight, f"one scale for all: 0 to {limit:.2g}"
+
+
+def _first(steps: Sequence[int]) -> float:
+    return float(next((step for step in steps if step > 0), 1))
+
+
+def _ticks(steps: Sequence[int], axes: Axes) -> tuple[list[int], list[str]]:
+    """Steps whose labels do not run into each other."""
+    low, high = axes.transData.transform([(axes.get_xlim()[0], 0), (axes.get_xlim()[1], 0)])[:, 0]
+    labelled: list[int] = []
+    before = -np.inf
+    for step in steps:
+        place = (axes.transData.transform((step, 0))[0] - low) / (high - low)
+        if place - before > 0.05:
+            labelled.append(step)
+            before = place
+    return labelled, [f"{step:,}" for step in labelled]
+
+
+def _curve(
+    axes: Axes,
+    x: np.ndarray[Any, Any],
+    y: np.ndarray[Any, Any],
+    name: str,
+    colours: Palette,
+    families: list[str],
+) -> None:
+    """A sparkline: its name at the left, where it ends at the right."""
+    bare(axes, colours, frame=False)
+    axes.patch.set_alpha(0)
+    axes.plot(x, y, color=colours.ink, linewidth=1.0, solid_capstyle="round")
+    axes.plot(x[:1], y[:1], "o", markersize=2.6, color=colours.faint, clip_on=False)
+    axes.plot(x[-1:], y[-1:], "o", markersize=3.2, color=colours.query, clip_on=False)
+    finite = y[np.isfinite(y)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    spread = max(high - low, 1e-9) * 0.12
+    axes.set_ylim(low - spread, high + spread)
+    if low < 0 < high:
+        axes.axhline(0, color=colours.line, linewidth=0.6, zorder=0)
+    axes.text(
+        -0.012, 0.5, name, transform=axes.transAxes, ha="right", va="center", fontsize=7,
+        color=colours.ink, family=families,
+    )  # fmt: skip
+    axes.text(
+        1.012, 0.5, f"{y[0]:.3g} → {y[-1]:.3g}", transform=axes.transAxes, ha="left", va="center",
+        fontsize=6.5, color=colours.faint,
+    )  # fmt: skip
+
+
+def _threads(
+    figure: Figure, snapshots: Sequence[Axes], panel: Axes, steps: Sequence[int], colours: Palette
+) -> None:
+    """A thread from each snapshot down to its step."""
+    for axes, step in zip(snapshots, steps, strict=True):
+        box = axes.get_position()
+        place = panel.transData.transform((step, 0))[0] / figure.bbox.width
+        start, end = box.y0, panel.get_position().y1
+        middle = (start + end) / 2
+        curve = np.linspace(0, 1, 24)
+        smooth = curve * curve * (3 - 2 * curve)
+        figure.add_artist(
+            Line2D(
+                (box.x0 + box.x1) / 2 + (place - (box.x0 + box.x1) / 2) * smooth,
+                start + (end - start) * curve if middle else curve,
+                color=colours.line, linewidth=0.8,
+            )
+        )  # fmt: skip

@@ -1,0 +1,128 @@
+"""Checkpoints: everything that a training needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import DataError
+from weft.formats.tensors import load_tensors, save_tensors
+
+__all__ = ["Position", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+
+
+@dataclass
+class Position:
+    """Where a training is.
+
+    step: optimiser steps done.
+    epoch, batch: the next batch to learn from.
+    best_loss, best_step: of the best validation so far.
+    without_better: validations since then.
+    seconds: spent training, over all sessions.
+    tokens: real tokens learned from.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best_loss: float | None = None
+    best_step: int = 0
+    without_better: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+def _flat_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's tensors by parameter and name."""
+    return {
+        f"optimiser/{index}/{name}": value
+        for index, state in optimiser.state_dict()["state"].items()
+        for name, value in state.items()
+    }
+
+
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    average: dict[str, Tensor] | None,
+    optimiser: torch.optim.Optimizer,
+    position: Position,
+) -> None:
+    """Write a checkpoint, whole or not at all.
+
+    It holds the weights, their running mean if there is one, the optimiser's moments, torch's
+    random state and the position. Batches follow from seed and position, so they need no state.
+    """
+    tensors = {f"model/{name}": value for name, value in _weights(model).items()}
+    tensors |= {f"average/{name}": value for name, value in (average or {}).items()}
+    tensors |= _flat_optimiser(optimiser)
+    tensors["random_state"] = torch.get_rng_state()
+    save_tensors(path, tensors, {"position": asdict(position)})
+
+
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    average: dict[str, Tensor] | None,
+    optimiser: torch.optim.Optimizer,
+) -> Position:
+    """Put everything back as `save_checkpoint` found it, torch's random state too."""
+    tensors, notes = load_tensors(path, "checkpoint")
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        if part in parts:
+            parts[part][rest] = tensor
+    _fill(path, model, parts["model"])
+    if average is not None:
+        for name, value in average.items():
+            value.copy_(parts["average"][name])
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimiser"].items():
+        index, _, key = name.partition("/")
+        state.setdefault(int(index), {})[key] = tensor
+    whole: dict[str, Any] = optimiser.state_dict()
+    optimiser.load_state_dict({**whole, "state": state})
+    torch.set_rng_state(tensors["random_state"])
+    try:
+        return Position(**notes["position"])
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: this checkpoint is of another version of weft.") from error
+
+
+def save_weights(path: Path, weights: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Write a model's weights, whole or not at all."""
+    save_tensors(path, weights, notes)
+
+
+def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+    """Fill a model with saved weights; returns the notes."""
+    tensors, notes = load_tensors(path, "checkpoint")
+    _fill(path, model, tensors)
+    return notes
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters and buffers, each once: tied ones under their first name."""
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    kept = set(model.state_dict())
+    return weights | {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def _fill(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    weights = _weights(model)
+    if {name: tensor.shape for name, tensor in tensors.items()} != {
+        name: tensor.shape for name, tensor in weights.items()
+    }:
+        raise DataError(
+            f"{path}: these weights are of another model than the run's config.json describes."
+        )
+    with torch.no_grad():
+        for name, value in weights.items():
+            value.copy_(tensors[name])

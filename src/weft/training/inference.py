@@ -1,0 +1,125 @@
+"""A trained run, ready to be used: opened, measured, asked to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import DataError, InputError
+from weft.formats.run import RunFolder
+from weft.models.decoding import sample
+from weft.models.language_model import LanguageModel
+from weft.models.transformer import Transformer
+from weft.training.checkpoint import load_weights
+from weft.training.config import LanguageConfig, RunConfig, check_config
+from weft.training.tasks import make_task
+from weft.training.text import Vocabulary
+
+__all__ = ["TrainedRun", "build_model", "evaluate_run", "generate_text", "open_run"]
+
+
+def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer | LanguageModel:
+    """The model that a configuration describes, its matrices drawn at random."""
+    architecture = config.model.architecture()
+    if isinstance(config.task, LanguageConfig):
+        return LanguageModel(len(vocabulary), architecture, vocabulary.pad)
+    return Transformer(len(vocabulary), architecture, vocabulary.pad)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A run that can be used.
+
+    step: of the training, at which the weights were kept.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    vocabulary: Vocabulary
+    model: Transformer | LanguageModel
+    step: int
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model reads one text and writes another."""
+        return isinstance(self.model, Transformer)
+
+
+def open_run(path: Path | str) -> TrainedRun:
+    """Open a run's best weights, in evaluation mode.
+
+    Raises: DataError: no run, not a run, or nothing kept yet.
+    """
+    folder = RunFolder.open(Path(path))
+    config = check_config(folder.config(), str(folder.path / "config.json"))
+    vocabulary = Vocabulary.load(folder.vocabulary)
+    model = build_model(config, vocabulary)
+    if not folder.best.exists():
+        raise DataError(
+            f"{folder.path}: this run has kept no weights yet; they come with its first "
+            "validation. Let it train on."
+        )
+    notes = load_weights(folder.best, model)
+    nn.Module.eval(model)
+    return TrainedRun(folder, config, vocabulary, model, int(notes["step"]))
+
+
+def generate_text(
+    run: TrainedRun,
+    prompt: str,
+    *,
+    length: int,
+    temperature: float = 0.8,
+    top: int | None = None,
+    seed: int = 1,
+) -> str:
+    """What a language model writes after a prompt.
+
+    Args:
+        run: of a language model.
+        prompt: at least one token.
+        length: tokens to draw.
+        temperature: see `weft.models.decoding.sample`.
+        top: likewise.
+        seed: of the random numbers.
+    """
+    if not isinstance(run.model, LanguageModel):
+        raise InputError(
+            f"{run.folder.path}: this run is a translator (weft translate), it does not continue "
+            "text."
+        )
+    ids = run.vocabulary.encode(prompt)
+    if not ids:
+        raise InputError("the prompt is empty; give at least one character.")
+    drawn = sample(
+        run.model,
+        run.model.start(),
+        torch.tensor([ids]),
+        length=length,
+        temperature=temperature,
+        top=top,
+        end=run.vocabulary.end,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return run.vocabulary.decode_continuation(drawn[0].tolist())
+
+
+def evaluate_run(
+    run: TrainedRun, *, split: str, beam: int, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Measures of a run on held-out data, read again from where its configuration says.
+
+    Args:
+        run: to measure.
+        split: "valid" or "test".
+        beam: of the decoding; 1 = greedy.
+        progress: told how many examples of how many are done.
+    """
+    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    measures = task.evaluate(run.model, split=split, beam=beam, progress=progress)
+    return {"run": str(run.folder.path), "step": run.step, **measures}

@@ -1,0 +1,332 @@
+"""The training loop: from random matrices, by back-propagation, to learned ones.
+
+The result depends on the configuration and the seed alone: a run that was killed and started
+again ends with the same bits as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.formats.history import History, write_snapshot
+from weft.formats.run import RunFolder
+from weft.models.language_model import LanguageModel
+from weft.models.transformer import Transformer
+from weft.training.batches import Batch
+from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
+from weft.training.config import RunConfig, TrainingConfig
+from weft.training.inference import build_model
+from weft.training.optimisation import learning_rate, smoothed_cross_entropy
+from weft.training.recording import is_snapshot_step, snapshot
+from weft.training.tasks import make_task
+from weft.training.tasks.task import Task
+from weft.training.text import Vocabulary
+
+__all__ = ["Listener", "TrainingResult", "train"]
+
+#: Steps between two lines of training loss in metrics.jsonl.
+REPORT_EVERY = 20
+
+
+class Listener(Protocol):
+    """Who is told how a training goes."""
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """The data are read, the model is drawn or loaded."""
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
+
+    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+        """The validation data were looked at."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a training ended.
+
+    seconds: of training, over all sessions, setting up left out.
+    """
+
+    folder: RunFolder
+    steps: int
+    seconds: float
+    tokens: int
+    best_loss: float
+    best_step: int
+    reason: str
+
+
+def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
+    """Train a run to its end, or go on with it.
+
+    Args:
+        config: what to learn and how.
+        path: the run's folder; made if it is not there, gone on with if it is.
+        listener: told how it goes.
+
+    Raises: WeftError: the data cannot be used, the folder holds another run or is damaged.
+    """
+    content = config.model_dump(mode="json")
+    settings = config.training
+    going_on = (path / "run.json").exists()
+    if not going_on:
+        # Read the data before anything is made on disk: a mistake there leaves nothing behind.
+        task = make_task(config.task, settings.seed)
+        folder = RunFolder.create_or_open(path, content)
+        task.vocabulary.save(folder.vocabulary)
+    else:
+        folder = RunFolder.create_or_open(path, content)
+        known = Vocabulary.load(folder.vocabulary) if folder.vocabulary.exists() else None
+        task = make_task(config.task, settings.seed, known)
+        if known is None:
+            task.vocabulary.save(folder.vocabulary)
+    return _Training(config, folder, task, listener).run()
+
+
+class _Training:
+    """One session of a training: what the steps share."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, task: Task, listener: Listener
+    ) -> None:
+        self.settings: TrainingConfig = config.training
+        self.folder, self.task, self.listener = folder, task, listener
+        torch.manual_seed(self.settings.seed)
+        self.model: Transformer | LanguageModel = build_model(config, task.vocabulary)
+        self.average = (
+            {name: value.detach().clone() for name, value in self.model.named_parameters()}
+            if self.settings.average
+            else None
+        )
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=self.settings.peak_learning_rate,
+            betas=self.settings.betas,
+            eps=self.settings.epsilon,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
+        self.probe = task.probe()
+        self.validation = task.validation(self.settings.batch_tokens)
+        self.position = Position()
+        if folder.checkpoint.exists():
+            self.position = load_checkpoint(
+                folder.checkpoint, self.model, self.average, self.optimiser
+            )
+        folder.rewind_metrics(self.position.step)
+        History(folder.history).rewind(self.position.step)
+
+    def run(self) -> TrainingResult:
+        """Step until the end."""
+        settings, position = self.settings, self.position
+        self.listener.started(self.task, self.model, position, settings.max_steps)
+        self._clock = time.perf_counter()
+        reason = self._reason_to_stop()
+        if not reason:
+            self.model.train()
+            for group in self._groups():
+                self._step(group)
+                stopping = self._reason_to_stop()
+                if stopping or position.step % settings.validate_every == 0:
+                    self._validate()
+                    stopping = stopping or self._reason_to_stop()
+                if stopping or position.step % settings.checkpoint_every == 0:
+                    self._checkpoint()
+                if stopping:
+                    reason = stopping
+                    break
+        self._finish()
+        assert position.best_loss is not None
+        return TrainingResult(
+            self.folder,
+            position.step,
+            position.seconds,
+            position.tokens,
+            position.best_loss,
+            position.best_step,
+            reason,
+        )
+
+    def _reason_to_stop(self) -> str:
+        settings, position = self.settings, self.position
+        if position.step >= settings.max_steps:
+            return "max_steps"
+        if settings.max_epochs is not None and position.epoch >= settings.max_epochs:
+            return "max_epochs"
+        if settings.patience is not None and position.without_better >= settings.patience:
+            return "patience"
+        return ""
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """The batches of each step, from the position on; the position moves along."""
+        position, accumulate = self.position, self.settings.accumulate
+        while True:
+            plans = self.task.plan_epoch(position.epoch, self.settings.batch_tokens)
+            while position.batch < len(plans):
+                chosen = plans[position.batch : position.batch + accumulate]
+                position.batch += len(chosen)
+                if position.batch >= len(plans):
+                    # The step that ends an epoch leaves the position at the next one's start.
+                    position.epoch, position.batch = position.epoch + 1, 0
+                    yield [self.task.batch(plan) for plan in chosen]
+                    break
+                yield [self.task.batch(plan) for plan in chosen]
+
+    def _step(self, group: list[Batch]) -> None:
+        settings, position, model = self.settings, self.position, self.model
+        filler = self.task.vocabulary.pad
+        count = sum(int((batch.targets != filler).sum()) for batch in group)
+        loss = 0.0
+        for batch in group:
+            part = self._loss(batch, settings.label_smoothing) / count
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
+        if settings.history and is_snapshot_step(position.step, settings.history_growth):
+            self._snapshot(loss, gradients=True)
+        norm = (
+            nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
+            if settings.clip_norm
+            else None
+        )
+        rate = learning_rate(
+            position.step,
+            peak=settings.peak_learning_rate,
+            warmup=settings.warmup,
+            last=settings.max_steps,
+            schedule=settings.schedule,
+            floor=settings.floor,
+        )
+        for parameters in self.optimiser.param_groups:
+            parameters["lr"] = rate
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self._update_average()
+
+        position.step += 1
+        position.tokens += sum(batch.tokens for batch in group)
+        now = time.perf_counter()
+        position.seconds += now - self._clock
+        self._clock = now
+        position.losses.append(loss)
+        if position.step % REPORT_EVERY == 0:
+            self.folder.append_metrics(
+                {
+                    "step": position.step,
+                    "epoch": position.epoch,
+                    "loss": sum(position.losses) / len(position.losses),
+                    "learning_rate": rate,
+                    "gradient_norm": None if norm is None else float(norm),
+                    "tokens": position.tokens,
+                    "seconds": round(position.seconds, 3),
+                }
+            )
+            position.losses.clear()
+        self.listener.stepped(position, loss, rate)
+
+    def _loss(self, batch: Batch, smoothing: float) -> Tensor:
+        """Summed over the real targets only: the vocabulary is scored for no padding."""
+        outputs = self.model.outputs(**batch.inputs)
+        real = batch.targets != self.task.vocabulary.pad
+        return smoothed_cross_entropy(
+            self.model.logits(outputs[real]),
+            batch.targets[real],
+            smoothing=smoothing,
+            ignore=self.task.vocabulary.pad,
+        )
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        """``average <- decay * average + (1 - decay) * weights``; early on with less decay."""
+        assert self.average is not None
+        steps = self.position.step + 1
+        decay = min(self.settings.average, steps / (steps + 10))
+        torch._foreach_lerp_(
+            list(self.average.values()), [p.detach() for p in self.model.parameters()], 1 - decay
+        )
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The model with the running mean of its weights, where there is one."""
+        if self.average is None:
+            yield
+            return
+        own = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, value in self.average.items():
+                parameters[name].copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in own.items():
+                    parameters[name].copy_(value)
+
+    @torch.no_grad()
+    def _validate(self) -> None:
+        position = self.position
+        filler = self.task.vocabulary.pad
+        self.model.eval()
+        with self._averaged():
+            total = right = count = 0.0
+            for batch in self.validation:
+                real = batch.targets != filler
+                targets = batch.targets[real]
+                logits = self.model.logits(self.model.outputs(**batch.inputs)[real])
+                total += float(
+                    smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=filler)
+                )
+                right += int((logits.argmax(-1) == targets).sum())
+                count += len(targets)
+            loss = total / count
+            better = position.best_loss is None or loss < position.best_loss
+            if better:
+                position.best_loss, position.best_step = loss, position.step
+                position.without_better = 0
+                weights = {name: p.detach() for name, p in self.model.named_parameters()}
+                notes = {"step": position.step, "validation_loss": loss}
+                save_weights(self.folder.best, weights, notes)
+            else:
+                position.without_better += 1
+        self.model.train()
+        report = {
+            "step": position.step,
+            "epoch": position.epoch,
+            "validation_loss": loss,
+            "validation_accuracy": right / count,
+            "perplexity": math.exp(min(loss, 700)),
+            "seconds": round(position.seconds, 3),
+        }
+        self.folder.append_metrics(report)
+        self.listener.validated(position, report, better)
+
+    def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
+        state = snapshot(self.model, self.probe, self.position.step, loss, gradients=gradients)
+        write_snapshot(self.folder.history, state)
+
+    def _checkpoint(self) -> None:
+        now = time.perf_counter()
+        self.position.seconds += now - self._clock
+        self._clock = now
+        save_checkpoint(
+            self.folder.checkpoint, self.model, self.average, self.optimiser, self.position
+        )
+
+    def _finish(self) -> None:
+        """The last snapshot, of what was learned; the run says that it is finished."""
+        if self.folder.state == "finished":
+            return
+        if self.settings.history:
+            self._snapshot(None, gradients=False)
+        self.folder.set_state("finished")

@@ -1,0 +1,117 @@
+"""What a person sees while matrices are learned: a progress bar, and a line a validation."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from torch import nn
+
+from weft.mechanism.observe import layers_of
+from weft.training.checkpoint import Position
+from weft.training.tasks.task import Task
+
+__all__ = ["ConsoleListener", "SilentListener"]
+
+
+class SilentListener:
+    """Says nothing."""
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+
+    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+        """See Listener.validated."""
+
+
+class ConsoleListener:
+    """Writes to a console; the bar is drawn on terminals only. A context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress: Progress | None = None
+        self._bar: TaskID | None = None
+        self._mean_loss = math.nan
+        self._clock, self._tokens = time.perf_counter(), 0
+
+    def __enter__(self) -> ConsoleListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        layers = layers_of(model)
+        heads = sum(layer.heads for _, layer in layers)
+        sizes = ", ".join(
+            f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
+        )
+        self.console.print(f"Data: {sizes}.")
+        self.console.print(
+            f"Model: {parameters:,} parameters; {len(layers)} attention layers, {heads} heads, "
+            "each with its own W_Q, W_K, W_V, W_O, "
+            + (
+                "drawn at random."
+                if position.step == 0
+                else f"as learned in {position.step} steps."
+            )
+        )
+        self._tokens = position.tokens
+        self._clock = time.perf_counter()
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]:.3f}"),
+                TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
+            )
+            self._bar = self._progress.add_task(
+                "training", total=last, completed=position.step, loss=math.nan, speed=0.0
+            )
+            self._progress.start()
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+        before = self._mean_loss
+        self._mean_loss = loss if math.isnan(before) else 0.95 * before + 0.05 * loss
+        if self._progress is not None and self._bar is not None:
+            speed = self._speed(position)
+            self._progress.update(
+                self._bar, completed=position.step, loss=self._mean_loss, speed=speed
+            )
+
+    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+        """See Listener.validated."""
+        self.console.print(
+            f"step {position.step:>6,}  epoch {position.epoch:>3}  "
+            f"loss {self._mean_loss:.3f}  validation {report['validation_loss']:.4f}  "
+            f"right tokens {report['validation_accuracy']:.2%}  "
+            f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
+            + ("  kept" if better else ""),
+            highlight=False,
+        )
+
+    def _speed(self, position: Position) -> float:
+        """Real tokens a second since the session began."""
+        seconds = time.perf_counter() - self._clock
+        return (position.tokens - self._tokens) / max(seconds, 1e-9)

@@ -1,0 +1,196 @@
+"""Tasks that turn a source sequence into a target sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.models.decoding import Hypothesis, beam_search, greedy
+from weft.models.transformer import Transformer
+from weft.training.batches import Batch, bucketed, padded
+from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.text import Vocabulary
+
+__all__ = ["PairsTask", "TextPairs", "translate"]
+
+TextPairs = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Pairs as ids. Sources end with the end token, targets begin and end with theirs."""
+
+    sources: list[list[int]]
+    targets: list[list[int]]
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """What a batch holds of each pair: the source, and the target less one token."""
+        return [
+            (len(source), len(target) - 1)
+            for source, target in zip(self.sources, self.targets, strict=True)
+        ]
+
+
+class PairsTask(Task):
+    """Pairs of texts in one shared vocabulary."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        seed: int,
+        train: TextPairs,
+        valid: TextPairs,
+        test: TextPairs,
+    ) -> None:
+        self.vocabulary, self.seed = vocabulary, seed
+        self.texts = {"train": train, "valid": valid, "test": test}
+        self._train, self._valid = self._encode(train), self._encode(valid)
+        self._train_lengths = self._train.lengths
+
+    def _encode(self, pairs: TextPairs) -> _Encoded:
+        words = self.vocabulary
+        sources = words.encode_all([source for source, _ in pairs])
+        targets = words.encode_all([target for _, target in pairs])
+        return _Encoded(
+            [[*source, words.end] for source in sources],
+            [[words.start, *target, words.end] for target in targets],
+        )
+
+    def sizes(self) -> dict[str, int]:
+        """See Task.sizes."""
+        return {
+            **{split: len(pairs) for split, pairs in self.texts.items()},
+            "vocabulary": len(self.vocabulary),
+            "train_tokens": sum(map(sum, self._train_lengths)),
+        }
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """See Task.plan_epoch."""
+        return bucketed(self._train_lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        return self._batch(self._train, plan)
+
+    def _batch(self, data: _Encoded, plan: Plan) -> Batch:
+        filler = self.vocabulary.pad
+        source = padded([data.sources[index] for index in plan], filler)
+        target = padded([data.targets[index] for index in plan], filler)
+        tokens = sum(len(data.sources[index]) + len(data.targets[index]) - 1 for index in plan)
+        return Batch({"source": source, "target": target[:, :-1]}, target[:, 1:], tokens)
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """See Task.validation."""
+        return [
+            self._batch(self._valid, plan) for plan in bucketed(self._valid.lengths, batch_tokens)
+        ]
+
+    def probe(self) -> Probe:
+        """The validation pair of median length."""
+        order = sorted(range(len(self._valid.sources)), key=lambda i: sum(self._valid.lengths[i]))
+        middle = order[len(order) // 2]
+        source, target = self._valid.sources[middle], self._valid.targets[middle][:-1]
+        return Probe(
+            {"source": torch.tensor([source]), "target": torch.tensor([target])},
+            {
+                "source": self.vocabulary.token_strings(source),
+                "target": self.vocabulary.token_strings(target),
+            },
+        )
+
+    def evaluate(
+        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """The task's measures on the translations of a split."""
+        pairs = self.texts[split]
+        if not pairs:
+            raise InputError(f"this run has no {split} data; name it in the configuration.")
+        sources = [source for source, _ in pairs]
+        found = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
+        return {
+            "split": split,
+            "examples": len(pairs),
+            "beam": beam,
+            **self.measures(sources, found, [target for _, target in pairs]),
+        }
+
+    def measures(
+        self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
+    ) -> dict[str, Any]:
+        """How good translations are."""
+        exact = sum(map(str.__eq__, found, expected)) / max(1, len(expected))
+        return {"exact_match": exact}
+
+
+@torch.no_grad()
+def translate(
+    model: nn.Module,
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    *,
+    beam: int = 5,
+    length_penalty: float = 1.0,
+    batch_tokens: int = 8_192,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+    """Translate texts, by free-running decoding.
+
+    Args:
+        model: a Transformer.
+        vocabulary: its tokens.
+        texts: sources; an empty one gives an empty translation.
+        beam: 1 = greedy.
+        length_penalty: see `beam_search`.
+        batch_tokens: source tokens decoded at once, beams counted.
+        progress: told how many texts of how many are done.
+
+    Returns: one translation a text, in their order.
+    """
+    if not isinstance(model, Transformer):
+        raise InputError(
+            "this run is a language model: it continues text (weft generate), it does not "
+            "translate."
+        )
+    encoded = vocabulary.encode_all(texts)
+    lengths = [(len(source) + 1,) for source in encoded]
+    results = [""] * len(texts)
+    done = 0
+    for plan in bucketed(lengths, max(1, batch_tokens // beam)):
+        plan = [index for index in plan if encoded[index]]
+        if plan:
+            source = padded([[*encoded[index], vocabulary.end] for index in plan], vocabulary.pad)
+            for index, hypothesis in zip(
+                plan, _decode(model, vocabulary, source, beam, length_penalty), strict=True
+            ):
+                results[index] = vocabulary.decode(hypothesis.tokens)
+        done += len(plan)
+        progress(done, len(texts))
+    return results
+
+
+def _decode(
+    model: Transformer, vocabulary: Vocabulary, source: Tensor, beam: int, length_penalty: float
+) -> list[Hypothesis]:
+    training = model.training
+    model.eval()
+    # A translation may be longer than its source, within reason.
+    limits = {
+        "start": vocabulary.start,
+        "end": vocabulary.end,
+        "max_length": 2 * source.shape[1] + 32,
+    }
+    try:
+        state = model.start(source)
+        if beam == 1:
+            return greedy(model, state, len(source), **limits)
+        return beam_search(
+            model, state, len(source), beam=beam, length_penalty=length_penalty, **limits
+        )
+    finally:
+        model.train(training)

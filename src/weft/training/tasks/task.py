@@ -1,0 +1,80 @@
+"""What the training loop asks of a task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.mechanism.multihead import LayerKind
+from weft.training.batches import Batch
+from weft.training.text import Vocabulary
+
+__all__ = ["Plan", "Probe", "Task"]
+
+#: A batch that is not made yet: which examples, or where windows begin.
+Plan = list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fixed input whose attention is followed through the training.
+
+    inputs: what the model takes, by name; ids (1, positions).
+    tokens: the strings of each sequence: "source" and "target", or "tokens".
+    """
+
+    inputs: dict[str, Tensor]
+    tokens: dict[str, list[str]]
+
+    def sequences_of(self, kind: LayerKind) -> tuple[str, str]:
+        """Which sequences a layer's queries and keys come from."""
+        if "tokens" in self.tokens:
+            return "tokens", "tokens"
+        return {
+            "encoder": ("source", "source"),
+            "decoder": ("target", "target"),
+            "cross": ("target", "source"),
+        }[kind]
+
+
+class Task(ABC):
+    """A task with its data."""
+
+    vocabulary: Vocabulary
+
+    @abstractmethod
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """The batches of a pass over the training data; the same for the same arguments."""
+
+    @abstractmethod
+    def batch(self, plan: Plan) -> Batch:
+        """A planned batch of the training data."""
+
+    @abstractmethod
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """The validation data."""
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """The fixed input of the history."""
+
+    @abstractmethod
+    def evaluate(
+        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Measures of a trained model on held-out data.
+
+        Args:
+            model: in evaluation mode.
+            split: "valid" or "test".
+            beam: of the decoding, 1 = greedy.
+            progress: told how many examples of how many are done.
+        """
+
+    def sizes(self) -> dict[str, int]:
+        """What there is to learn from, for the log."""
+        return {}

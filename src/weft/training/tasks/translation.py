@@ -1,0 +1,125 @@
+"""Translation: two line-aligned text files, or one file of tab-separated pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.formats.files import read_text
+from weft.training.config import TranslationConfig
+from weft.training.tasks.pairs import PairsTask, TextPairs
+from weft.training.text import Vocabulary
+
+__all__ = ["bleu_measures", "read_pairs", "translation_task"]
+
+
+def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
+    """Pairs of texts from two line-aligned files, or from one of tab-separated pairs.
+
+    Args:
+        folder: where the files are.
+        files: one or two names.
+
+    Returns: (source, target), without spaces around them; lines empty on both sides are left out.
+
+    Raises:
+        DataError: a file is missing or not UTF-8.
+        InputError: not one or two files, lines that do not pair, or nothing at all.
+    """
+    if len(files) not in (1, 2):
+        raise InputError(
+            f"{', '.join(files) or 'no file'}: expected two line-aligned files, or one of "
+            "tab-separated pairs."
+        )
+    paths = [folder / name for name in files]
+    lines = [read_text(path, "text").removesuffix("\n").split("\n") for path in paths]
+    if len(files) == 2:
+        sources, targets = lines
+        if len(sources) != len(targets):
+            raise InputError(
+                f"{paths[0]} has {len(sources)} lines, {paths[1]} {len(targets)}; line-aligned "
+                "files have as many. Pair them up again."
+            )
+    else:
+        sources, targets = [], []
+        for number, line in enumerate(lines[0], 1):
+            if not line.strip():
+                continue
+            source, tab, target = line.partition("\t")
+            if not tab or "\t" in target:
+                raise InputError(
+                    f"{paths[0]}: line {number} has {line.count(chr(9))} tabs; expected source TAB "
+                    "target."
+                )
+            sources.append(source)
+            targets.append(target)
+    pairs = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+        pair = source.strip(), target.strip()
+        if bool(pair[0]) != bool(pair[1]):
+            empty = paths[0] if not pair[0] else paths[-1]
+            raise InputError(
+                f"{empty}: line {number} is empty, its partner is not. Remove both or fill it in."
+            )
+        if pair[0]:
+            pairs.append(pair)
+    if not pairs:
+        raise InputError(f"{' and '.join(map(str, paths))}: no pairs; the files are empty.")
+    return pairs
+
+
+def bleu_measures(found: Sequence[str], expected: Sequence[str]) -> dict[str, Any]:
+    """BLEU and chrF by sacreBLEU, with their signatures.
+
+    `bleu` is cased, on detokenised text; `bleu_lowercase_tokenised` ignores case, as results on
+    Multi30k are often given: a different, higher number.
+    Source: Papineni et al. 2002; Popovic 2015; Post 2018.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    cased, lowercase, chrf = BLEU(), BLEU(lowercase=True), CHRF()
+    references = [list(expected)]
+    scores = {
+        "bleu": cased.corpus_score(list(found), references).score,
+        "bleu_lowercase_tokenised": lowercase.corpus_score(list(found), references).score,
+        "chrf": chrf.corpus_score(list(found), references).score,
+    }
+    signatures = {
+        "bleu": str(cased.get_signature()),
+        "bleu_lowercase_tokenised": str(lowercase.get_signature()),
+        "chrf": str(chrf.get_signature()),
+    }
+    return {**scores, "signatures": signatures}
+
+
+class TranslationTask(PairsTask):
+    """Lines of one language to lines of another."""
+
+    def measures(
+        self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
+    ) -> dict[str, Any]:
+        """BLEU and chrF, see bleu_measures."""
+        return bleu_measures(found, expected)
+
+
+def translation_task(
+    config: TranslationConfig, seed: int, vocabulary: Vocabulary | None
+) -> TranslationTask:
+    """The task with its files read."""
+    folder = Path(config.folder)
+    train = read_pairs(folder, config.train)
+    valid = read_pairs(folder, config.valid)
+    test = read_pairs(folder, config.test) if config.test else []
+    if vocabulary is None:
+        vocabulary = Vocabulary.of_pieces(
+            (text for pair in train for text in pair), config.vocabulary
+        )
+    lengths = [max(map(len, vocabulary.encode_all(pair))) <= config.max_length for pair in train]
+    fitting = [pair for pair, fits in zip(train, lengths, strict=True) if fits]
+    if not fitting:
+        raise InputError(
+            f"every training pair is longer than task.max_length = {config.max_length} tokens."
+        )
+    return TranslationTask(vocabulary, seed, fitting, valid, test)

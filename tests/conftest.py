@@ -1,0 +1,135 @@
+"""Small models made of weft's attention layers, and traces of them, for every floor's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.mechanism.multihead import MultiHeadAttention
+
+WIDTH, HEADS, VOCABULARY = 16, 4, 50
+
+
+class Translator(nn.Module):
+    """An encoder-decoder with one layer of each kind."""
+
+    padding = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.encoder = MultiHeadAttention(WIDTH, HEADS, kind="encoder", dropout=0.5)
+        self.decoder = MultiHeadAttention(WIDTH, HEADS, kind="decoder", dropout=0.5)
+        self.cross = MultiHeadAttention(WIDTH, HEADS, kv_heads=2, kind="cross", dropout=0.5)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        real = weft.padding(source != self.padding)
+        memory = self.embedding(source)
+        memory = memory + self.encoder(memory, mask=real)
+        state = self.embedding(target)
+        state = state + self.decoder(state, mask=weft.causal())
+        return state + self.cross(state, memory, mask=real)
+
+
+class LanguageModel(nn.Module):
+    """Two decoder layers over one sequence."""
+
+    padding = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList(
+            MultiHeadAttention(WIDTH, HEADS, kind="decoder", relative="rotary") for _ in range(2)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state: Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            state = state + layer(state, mask=weft.causal())
+        return state
+
+
+@pytest.fixture
+def translator() -> Translator:
+    torch.manual_seed(1)
+    return Translator()
+
+
+@pytest.fixture
+def language_model() -> LanguageModel:
+    torch.manual_seed(2)
+    return LanguageModel()
+
+
+@pytest.fixture
+def pair_trace(translator: Translator) -> Trace:
+    """Encoder, decoder and cross layer; 7 source tokens and 4 target tokens."""
+    inputs = {
+        "source": torch.tensor([3, 9, 9, 14, 27, 5, 2]),
+        "target": torch.tensor([1, 8, 30, 41]),
+    }
+    found = weft.trace(translator, inputs)
+    assert isinstance(found, Trace)
+    return found
+
+
+@pytest.fixture
+def make_trace() -> Callable[..., Trace]:
+    """A function from tokens to a trace with one encoder layer of random weights."""
+
+    def make(tokens: list[str], heads: int = 2, keep: int = 32) -> Trace:
+        length = len(tokens)
+        generator = torch.Generator().manual_seed(length)
+        queries = torch.randn(heads, length, 8, generator=generator)
+        _, graph = weft.attend(
+            queries, queries + 1, queries, keep=weft.Top(min(keep, max(length, 1)))
+        )
+        layer = TraceLayer(
+            name="layers.0",
+            kind="encoder",
+            index=0,
+            shape=(heads, length, length),
+            queries_from="tokens",
+            keys_from="tokens",
+            query_tokens=tokens,
+            key_tokens=tokens,
+            scale=8**-0.5,
+            data=Held(graph),
+        )
+        return Trace({"tokens": tokens}, (layer,), {"name": "random"})
+
+    return make
+
+
+@pytest.fixture
+def hostile_tokens() -> list[str]:
+    """Tokens that break pages, pictures and files that are not careful."""
+    return [
+        "<script>alert(1)</script>",
+        "</script><img src=x onerror=alert(2)>",
+        "</style>",
+        "]]>",
+        "<!--",
+        "{{title}}",
+        "\u202egnp.exe",
+        "\x00\x07\x1b[31m",
+        "x" * 100_000,
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+        "\ud800",
+        "שלום",
+        "\"quotes'",
+        "$x^2$",
+        "\\",
+        "",
+        " ",
+        "\u0301",
+        "\n\r\u2028",
+        "月曜日",
+        "'; drop table edges; --",
+    ]

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+import weft
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace_folder import writing_trace
+
+TENSORS = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+
+
+def assert_same(left: Trace, right: Trace) -> None:
+    assert left.sequences == right.sequences
+    assert left.model == right.model
+    assert len(left.layers) == len(right.layers)
+    for one, other in zip(left.layers, right.layers, strict=True):
+        for name in ("name", "kind", "index", "shape", "scale", "positions", "mask"):
+            assert getattr(one, name) == getattr(other, name), name
+        assert (one.query_tokens, one.key_tokens) == (other.query_tokens, other.key_tokens)
+        for name in TENSORS:
+            assert torch.equal(getattr(one.graph, name), getattr(other.graph, name)), name
+        assert one.graph.length == other.graph.length
+        for name in ("queries", "keys"):
+            mine, its = getattr(one, name), getattr(other, name)
+            assert (mine is None) == (its is None)
+            assert mine is None or torch.equal(mine, its)
+
+
+def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t.weft")
+    assert_same(pair_trace, weft.open(tmp_path / "t.weft"))
+    assert sorted(path.name for path in (tmp_path / "t.weft").iterdir()) == [
+        "edges.parquet", "queries_keys.safetensors", "rows.parquet", "trace.json",
+    ]  # fmt: skip
+    # Saved again from the disk, it is the same folder once more.
+    weft.open(tmp_path / "t.weft").save(tmp_path / "again.weft")
+    for name in ("edges.parquet", "rows.parquet", "trace.json", "queries_keys.safetensors"):
+        assert (tmp_path / "t.weft" / name).read_bytes() == (
+            tmp_path / "again.weft" / name
+        ).read_bytes()
+
+
+def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path):
+    trace = make_trace(hostile_tokens)
+    trace.save(tmp_path / "t")
+    assert weft.open(tmp_path / "t").tokens == hostile_tokens
+    json.loads((tmp_path / "t" / "trace.json").read_bytes().decode("utf-8"))  # real UTF-8
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.lists(st.text(), min_size=0, max_size=6), keep=st.integers(0, 8))
+def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep):
+    length = len(tokens)
+    queries = torch.randn(2, length, 4)
+    # The last query may look at no key: minus infinity, and no edges.
+    allowed = torch.ones(length, length, dtype=torch.bool)
+    if length:
+        allowed[-1] = False
+    _, graph = weft.attend(queries, queries, queries, mask=allowed, keep=weft.Top(keep))
+    layer = TraceLayer(
+        "a", "encoder", 0, (2, length, length), "tokens", "tokens", tokens, tokens, 0.5, Held(graph)
+    )
+    path = tmp_path_factory.mktemp("any") / "t"
+    Trace({"tokens": tokens}, (layer,)).save(path)
+    found = weft.open(path)
+    assert found.tokens == tokens
+    kept = found.layers[0].graph
+    width = min(keep, length)
+    assert kept.shape == (2, length, length)
+    assert torch.equal(kept.keys, graph.keys[..., :width])
+    assert torch.equal(kept.scores, graph.scores[..., :width])
+    assert torch.equal(kept.lse, graph.lse)
+    assert found.layers[0].queries is None
+
+
+def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    trace = weft.open(path)
+    first = trace.layers[0].graph
+    (path / "edges.parquet").unlink()
+    assert trace.layers[0].graph is first
+    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet is missing"):
+        _ = trace.layers[1].graph
+
+
+def test_one_row_group_a_layer(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    for name in ("edges.parquet", "rows.parquet"):
+        with pq.ParquetFile(tmp_path / "t" / name) as file:
+            assert file.num_row_groups == 3
+            assert file.read_row_group(2)["layer"].unique().to_pylist() == [2]
+
+
+def test_other_tools_read_it_without_weft(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    edges, rows = (pandas.read_parquet(path / f"{name}.parquet") for name in ("edges", "rows"))
+    assert list(edges.columns) == ["layer", "head", "query", "key", "score", "weight"]
+    assert list(rows.columns) == ["layer", "head", "query", "lse", "entropy", "rest", "count"]
+    assert edges.equals(pair_trace.to_pandas())
+    cross = edges[(edges.layer == 2) & (edges["head"] == 1)]
+    dense = np.zeros((4, 7), np.float32)
+    dense[cross["query"], cross["key"]] = cross["weight"]
+    assert np.array_equal(dense, pair_trace.layers[2].graph.dense().numpy()[1])
+
+    # The mass of every row, kept and left out, is 1; differences of positions are signed.
+    sums = duckdb.sql(f"""
+        select e.layer, e.head, e.query, sum(weight) + any_value(rest) as mass,
+               min(query - key) as ahead
+        from '{path}/edges.parquet' e join '{path}/rows.parquet' r using (layer, head, query)
+        group by all order by all
+    """).df()
+    assert len(sums) == 4 * (7 + 4 + 4)
+    assert np.allclose(sums["mass"], 1, atol=1e-6)
+    assert sums[sums.layer == 1]["ahead"].min() == 0
+    assert sums[sums.layer == 0]["ahead"].min() == -6
+
+    manifest = json.loads((path / "trace.json").read_text("utf-8"))
+    assert manifest["format"] == "weft-trace"
+    assert manifest["layers"][2]["queries"] == "target"
+    with safe_open(path / "queries_keys.safetensors", framework="np") as file:
+        queries, keys = (file.get_tensor(f"layers.2.{name}") for name in ("queries", "keys"))
+    scores = manifest["layers"][2]["scale"] * queries @ keys.repeat(2, 0).transpose(0, 2, 1)
+    found = scores[cross["head"], cross["query"], cross["key"]]
+    assert np.allclose(found, cross["score"], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype):
+    pair_trace.save(tmp_path / "t", dtype=dtype)
+    layer = weft.open(tmp_path / "t").layers[2]
+    assert layer.queries.dtype == layer.keys.dtype == dtype
+    assert torch.equal(layer.queries, pair_trace.layers[2].queries.to(dtype))
+    with pytest.raises(weft.InputError, match="float32, bfloat16 or float16"):
+        pair_trace.save(tmp_path / "u", dtype=torch.float64)
+
+
+def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    with pytest.raises(weft.DataError, match="exists already"):
+        pair_trace.save(tmp_path / "t")
+    make_trace(["a"]).save(tmp_path / "t", overwrite=True)
+    assert weft.open(tmp_path / "t").tokens == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path):
+    graph = pair_trace.layers[0].graph
+    sequences = pair_trace.sequences
+
+    def write(*layers, fail=None):
+        with writing_trace(tmp_path / "t", sequences) as writer:
+            for layer in layers:
+                writer.append("a", "encoder", 0, layer, queries_from="source",
+                              keys_from="source", scale=1.0)  # fmt: skip
+            if fail:
+                raise fail
+
+    with pytest.raises(KeyboardInterrupt):
+        write(graph, fail=KeyboardInterrupt())
+    with pytest.raises(weft.InputError, match="at least one layer"):
+        write()
+    with pytest.raises(weft.InputError, match="4 queries of the sequence 'source', which has 7"):
+        write(graph, pair_trace.layers[1].graph)
+    with pytest.raises(weft.DataError, match="no space left on device"):
+        write(graph, fail=OSError(28, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path):
+    code = textwrap.dedent(f"""
+        import time, torch, weft
+        from weft.formats.trace_folder import writing_trace
+        queries = torch.randn(2, 50, 8)
+        _, graph = weft.attend(queries, queries, queries)
+        tokens = [str(i) for i in range(50)]
+        with writing_trace({str(tmp_path / "t")!r}, {{"tokens": tokens}}) as writer:
+            for number in range(3):
+                writer.append("a", "encoder", number, graph, queries_from="tokens",
+                              keys_from="tokens", scale=1.0, queries_keys=(queries, queries))
+            print("written", flush=True)
+            time.sleep(60)
+    """)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"written\n"
+        process.send_signal(signal.SIGKILL)
+    with pytest.raises(weft.DataError, match="no such trace"):
+        weft.open(tmp_path / "t")
+    (left,) = tmp_path.iterdir()
+    with pytest.raises(weft.DataError, match=r"a half-written trace: it has no trace\.json"):
+        weft.open(left)
+
+
+def damage(folder: Path, name: str, change) -> None:
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+
+
+def manifest(folder: Path, change) -> None:
+    content = json.loads((folder / "trace.json").read_text("utf-8"))
+    change(content)
+    (folder / "trace.json").write_text(json.dumps(content), "utf-8")
+
+
+DAMAGE = {
+    "no such trace": lambda f: shutil.rmtree(f),
+    "a trace is a folder": lambda f: (shutil.rmtree(f), f.write_text("x")),
+    "a half-written trace": lambda f: (f / "trace.json").unlink(),
+    "line 1 is not JSON": lambda f: (f / "trace.json").write_text("{"),
+    "line 1 is not UTF-8": lambda f: (f / "trace.json").write_bytes(b"\xff"),
+    "does not say that it is a weft-trace": lambda f: manifest(f, lambda m: m.pop("format")),
+    "a trace of version 2, made by weft 9.9": lambda f: manifest(
+        f, lambda m: m.update(version=2, weft="9.9")
+    ),
+    "names no version": lambda f: manifest(f, lambda m: m.update(version="1")),
+    "has no layers": lambda f: manifest(f, lambda m: m.update(layers=[])),
+    "layer 1: shape is not": lambda f: manifest(f, lambda m: m["layers"][1].update(shape=[1, 2])),
+    "layer 0: scale is missing": lambda f: manifest(f, lambda m: m["layers"][0].pop("scale")),
+    "do not fit the tokens of 'source'": lambda f: manifest(
+        f, lambda m: m["sequences"]["source"].pop()
+    ),
+    "has no sequences of tokens": lambda f: manifest(
+        f, lambda m: m["sequences"].update(source=[1])
+    ),
+    "says nothing of the model": lambda f: manifest(f, lambda m: m.pop("model")),
+    "names no files": lambda f: manifest(f, lambda m: m.pop("files")),
+    "rows.parquet is missing": lambda f: (f / "rows.parquet").unlink(),
+    "queries_keys.safetensors is missing": lambda f: (f / "queries_keys.safetensors").unlink(),
+    "edges.parquet has": lambda f: damage(f, "edges.parquet", lambda b: b[:-9]),
+}
+
+
+@pytest.mark.parametrize("line", DAMAGE)
+def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    DAMAGE[line](path)
+    with pytest.raises(weft.DataError) as caught:
+        weft.open(path)
+    assert line in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path):
+    """The tables carry checksums: no flipped bit comes back as another number."""
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    for name in ("edges.parquet", "rows.parquet"):
+        whole = (path / name).read_bytes()
+        for place in range(4, len(whole), 97):
+            flipped = bytearray(whole)
+            flipped[place] ^= 0x10
+            (path / name).write_bytes(bytes(flipped))
+            for number, layer in enumerate(weft.open(path).layers):
+                try:
+                    graph = layer.graph
+                except weft.DataError as error:
+                    assert f"{name}, layer {number}" in str(error)
+                    assert "\n" not in str(error)
+                else:
+                    original = pair_trace.layers[number].graph
+                    for tensor in TENSORS:
+                        assert torch.equal(getattr(graph, tensor), getattr(original, tensor))
+        (path / name).write_bytes(whole)
+
+
+def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    size = (path / "queries_keys.safetensors").stat().st_size
+    (path / "queries_keys.safetensors").write_bytes(b"\0" * size)
+    trace = weft.open(path)
+    with pytest.raises(weft.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
+        _ = trace.layers[0].queries
+    assert trace.layers[0].graph.k == 7  # the rest is whole
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(pair_trace, tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(weft.DataError, match="permission denied"):
+        pair_trace.save(tmp_path / "t")

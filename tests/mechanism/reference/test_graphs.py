@@ -1,0 +1,169 @@
+"""Measures of weights against NetworkX, known values, and answers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import networkx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.mechanism.reference import graphs
+
+
+def weights_of(seed: int, size: int, causal: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(size, size, dtype=torch.float64, generator=generator)
+    if causal:
+        scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
+    return scores.softmax(-1)
+
+
+seeds, sizes = st.integers(0, 999), st.integers(2, 5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, sizes, st.integers(1, 3))
+def test_rollout_is_a_stochastic_product(seed: int, size: int, depth: int) -> None:
+    layers = [weights_of(seed + i, size) for i in range(depth)]
+    rolled = graphs.rollout(layers)
+    torch.testing.assert_close(rolled.sum(-1), torch.ones(size, dtype=torch.float64))
+    mixed = [0.5 * W + 0.5 * torch.eye(size) for W in layers]
+    expected = mixed[0] if depth == 1 else torch.linalg.multi_dot(mixed[::-1])
+    torch.testing.assert_close(rolled, expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds, sizes)
+def test_flow_through_one_layer_is_the_weight(seed: int, size: int) -> None:
+    weights = weights_of(seed, size)
+    torch.testing.assert_close(graphs.flow([weights], 1), weights[1])
+
+
+@settings(max_examples=10, deadline=None)
+@given(seeds, sizes)
+def test_flow_is_bounded_by_what_leaves_and_what_arrives(seed: int, size: int) -> None:
+    first, second = weights_of(seed, size), weights_of(seed + 1, size)
+    flow = graphs.flow([first, second], 0)
+    assert bool((flow <= 1 + 1e-9).all())
+    assert bool((flow <= first.sum(0) + 1e-9).all())
+    product = (second @ first)[0]
+    assert bool((flow >= product - 1e-9).all())  # the flow of a product fits into the network
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, sizes, st.booleans())
+def test_pagerank_is_networkx(seed: int, size: int, causal: bool) -> None:
+    weights = weights_of(seed, size, causal)
+    network = networkx.from_numpy_array(weights.numpy(), create_using=networkx.DiGraph)
+    expected = networkx.pagerank(network, tol=1e-12, max_iter=1000)
+    ours = graphs.pagerank(weights)
+    assert ours.tolist() == pytest.approx([expected[node] for node in range(size)], abs=1e-8)
+    assert float(ours.sum()) == pytest.approx(1)
+
+
+def test_pagerank_with_a_row_without_mass() -> None:
+    """r = (1/4 + r_1 / 4, 1/4 + r_0 / 2 + r_1 / 4) at damping 1/2: r = (0.4, 0.6)."""
+    rank = graphs.pagerank(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), damping=0.5)
+    assert rank.tolist() == pytest.approx([0.4, 0.6])
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, sizes)
+def test_entropy_and_in_strength(seed: int, size: int) -> None:
+    weights = weights_of(seed, size, causal=True)
+    expected = torch.distributions.Categorical(probs=weights).entropy()
+    torch.testing.assert_close(graphs.entropy(weights), expected, rtol=0, atol=1e-12)
+    assert graphs.entropy(weights)[0] == 0
+    assert float(graphs.in_strength(weights).sum()) == pytest.approx(size)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_effective_rank_of_equal_singular_values_is_their_number(rank: int) -> None:
+    torch.manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(6, rank, dtype=torch.float64))
+    assert float(graphs.effective_rank(basis @ basis.T)) == pytest.approx(rank, abs=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seeds, sizes)
+def test_symmetry_is_trace_over_norm(seed: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    M = torch.randn(size, size, dtype=torch.float64, generator=generator)
+    expected = (M @ M).trace() / M.square().sum()
+    torch.testing.assert_close(graphs.symmetry(M), expected)
+    torch.testing.assert_close(graphs.reciprocity(M), expected)  # the same number, of weights
+    assert float(graphs.symmetry(M + M.T)) == pytest.approx(1)
+    assert float(graphs.symmetry(M - M.T)) == pytest.approx(-1)
+
+
+def test_directionality_of_a_symmetric_matrix_is_zero() -> None:
+    M = torch.eye(9)
+    M[0, 0] = 100.0
+    assert graphs.directionality(M) == 0
+    assert graphs.directionality(torch.ones(4, 4)) == 0
+
+
+def shifted(size: int, by: int) -> Tensor:
+    """All weight of each query on the key `by` places on, or on itself at the border."""
+    weights = torch.zeros(size, size)
+    for i in range(size):
+        j = i + by
+        weights[i, j if 0 <= j < size else i] = 1.0
+    return weights
+
+
+def test_pure_heads_have_one_role() -> None:
+    size = 6
+    previous, following, same = shifted(size, -1), shifted(size, 1), shifted(size, 0)
+    sink = torch.zeros(size, size)
+    sink[:, 0] = 1.0
+    heads = {"previous": previous, "next": following, "same": same, "first": sink}
+    measures = {
+        "previous": graphs.previous,
+        "next": graphs.next_token,
+        "same": graphs.same,
+        "first": graphs.first,
+    }
+    for role, weights in heads.items():
+        scores = {name: measure(weights) for name, measure in measures.items()}
+        assert scores[role] == 1
+        assert max(value for name, value in scores.items() if name != role) < 0.34
+
+
+def test_induction_and_duplicate_look_one_key_apart() -> None:
+    """a b c a b: the second a looks back at a (duplicate) or at b (induction)."""
+    tokens = [1, 2, 3, 1, 2]
+    duplicate, induction = torch.eye(5), torch.eye(5)
+    for query, copy in ((3, 0), (4, 1)):
+        duplicate[query] = torch.eye(5)[copy]
+        induction[query] = torch.eye(5)[copy + 1]
+    assert graphs.duplicate(duplicate, tokens) == 1
+    assert graphs.duplicate(induction, tokens) == 0
+    assert graphs.induction(induction, tokens) == 1
+    assert graphs.induction(duplicate, tokens) == 0
+    assert graphs.induction(induction, [1, 2, 3, 4, 5]) == 0  # nothing repeats
+
+
+def test_local_broad_separator_retrieval() -> None:
+    uniform = torch.full((4, 4), 0.25)
+    assert graphs.broad(uniform) == pytest.approx(1)
+    assert graphs.broad(torch.eye(4)) == 0
+    assert graphs.broad(torch.ones(3, 1)) == 0
+    assert graphs.local(uniform, 1) == pytest.approx((2 + 3 + 3 + 2) / 16)
+    assert graphs.local(uniform, 3) == pytest.approx(1)
+    assert graphs.separator(uniform, [1, 3]) == pytest.approx(0.5)
+    assert graphs.separator(uniform, []) == 0
+    weights = shifted(5, -2)
+    assert graphs.retrieval(weights, [(3, 1), (4, 2)]) == 1
+    assert graphs.retrieval(weights, [(3, 0), (4, 2)]) == 0.5
+    assert graphs.retrieval(weights, []) == 0
+
+
+def test_one_token_has_no_neighbours() -> None:
+    one = torch.ones(1, 1)
+    assert graphs.previous(one) == graphs.next_token(one) == 0
+    assert graphs.same(one) == graphs.first(one) == 1

@@ -1,0 +1,272 @@
+"""Every error of the mechanism: raised, one line, names the operation and the remedy.
+
+The last test reads the source: a `raise` that no case here reaches fails it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft import mechanism
+from weft.mechanism import scores
+from weft.mechanism.masks import as_mask
+from weft.mechanism.multihead import MultiHeadAttention
+
+FOLDER = Path(mechanism.__file__).parent
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+def call(
+    queries: tuple[int, ...] = (2, 4, 5, 8),
+    keys: tuple[int, ...] = (2, 2, 7, 8),
+    values: tuple[int, ...] = (2, 2, 7, 3),
+    **options: object,
+) -> object:
+    return weft.attention(zeros(*queries), zeros(*keys), zeros(*values), **options)  # type: ignore[arg-type]
+
+
+def graph(*leading: int) -> weft.AttentionGraph:
+    x = zeros(*leading, 2, 3, 4)
+    return weft.attend(x, x, x, keep=weft.Top(2))[1]
+
+
+def big_graph() -> weft.AttentionGraph:
+    """Three edges of a matrix with 3 * 10^9 cells."""
+    one = graph()
+    return weft.AttentionGraph(
+        *(one.keys, one.scores, one.weights, one.lse, one.entropy, one.rest, one.count), 10**9
+    )
+
+
+def torch_layer(**options: object) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(4, 2, **options)  # type: ignore[arg-type]
+
+
+meta = torch.zeros(2, 2, 7, 8, device="meta")
+
+#: What is done; what the message begins with; what must be in it.
+CASES: list[tuple[str, Callable[[], object], str, str]] = [
+    ("two dimensions", lambda: call((5, 8)), "attention", "(batch, heads, positions, depth)"),
+    (
+        "whole numbers",
+        lambda: weft.attention(zeros(1, 2, 3).int(), zeros(1, 2, 3), zeros(1, 2, 3)),
+        "attention",
+        "queries.float()",
+    ),
+    (
+        "two types",
+        lambda: weft.attention(zeros(1, 2, 3), zeros(1, 2, 3).double(), zeros(1, 2, 3)),
+        "attention",
+        "one type",
+    ),
+    (
+        "two devices",
+        lambda: weft.attention(zeros(2, 2, 7, 8), meta, meta),
+        "attention",
+        "one device",
+    ),
+    ("batches", lambda: call((3, 4, 5, 8)), "attention", "same batch"),
+    ("heads of values", lambda: call(values=(2, 1, 7, 3)), "attention", "share their heads"),
+    ("heads of queries", lambda: call((2, 3, 5, 8)), "attention", "must divide"),
+    ("no heads", lambda: call(keys=(2, 0, 7, 8), values=(2, 0, 7, 3)), "attention", "must divide"),
+    ("keys and values", lambda: call(values=(2, 2, 6, 3)), "attention", "one value"),
+    ("depths", lambda: call((2, 4, 5, 6)), "attention", "one depth"),
+    ("attend is named", lambda: weft.attend(zeros(1), zeros(1), zeros(1)), "attend", "expected"),
+    ("bool bias", lambda: call(bias=zeros(5, 7).bool()), "attention", "mask="),
+    ("bias", lambda: call(bias=zeros(5, 6)), "attention", "(2, 4, 5, 7)"),
+    ("bias of 5 dimensions", lambda: call(bias=zeros(1, 2, 4, 5, 7)), "attention", "broadcast"),
+    ("sinks", lambda: call(sinks=zeros(3)), "attention", "(4,)"),
+    ("softcap", lambda: call(softcap=0.0), "attention", "above 0"),
+    ("softcap NaN", lambda: call(softcap=float("nan")), "attention", "above 0"),
+    ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
+    ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
+    ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
+    (
+        "native backend",
+        lambda: call(backend="native", score=weft.GraphAttentionV2(zeros(8))),
+        "attention",
+        'backend="torch"',
+    ),
+    (
+        "keep",
+        lambda: weft.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=3),  # type: ignore[call-overload]
+        "attend",
+        "weft.Top(k)",
+    ),
+    ("Top", lambda: weft.Top(-1), "Top", "0 or more"),
+    ("Top of a bool", lambda: weft.Top(True), "Top", "whole number"),
+    ("Top of a fraction", lambda: weft.Top(2.5), "Top", "whole number"),  # type: ignore[arg-type]
+    # masks
+    ("mask of numbers", lambda: call(mask=zeros(5, 7)), "mask", "bias="),
+    ("mask of another type", lambda: as_mask([[True]]), "mask", "bool tensor"),  # type: ignore[arg-type]
+    ("mask of 1 dimension", lambda: call(mask=zeros(7).bool()), "mask", "(queries, keys)"),
+    ("mask over keys", lambda: call(mask=zeros(2, 7).bool()), "mask", "weft.padding"),
+    ("window", lambda: weft.window(-1, 0), "window", "0 or more"),
+    ("lengths", lambda: call(mask=weft.padding([1, 2, 3])), "padding", "for each"),
+    ("padding columns", lambda: call(mask=weft.padding(zeros(2, 6).bool())), "padding", "column"),
+    ("length below 0", lambda: weft.padding([2, -1]), "padding", "0 or more"),
+    ("lengths with a point", lambda: weft.padding([2.0]), "padding", "integers"),  # type: ignore[list-item]
+    ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "SciPy sparse"),
+    ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
+    ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
+    # scores
+    ("dot", lambda: scores.dot(zeros(5, 64), zeros(7, 32)), "dot", "Project both"),
+    ("scaled dot", lambda: scores.scaled_dot(zeros(5, 6), zeros(7, 3)), "scaled_dot", "one depth"),
+    (
+        "bilinear",
+        lambda: call(score=weft.Bilinear(zeros(8, 7))),
+        "bilinear",
+        "(query depth, key depth)",
+    ),
+    (
+        "additive",
+        lambda: call(score=weft.Additive(zeros(3, 8), zeros(3, 7), zeros(3))),
+        "additive",
+        "(hidden, key depth)",
+    ),
+    (
+        "graph attention",
+        lambda: call(score=weft.GraphAttention(zeros(7), zeros(8))),
+        "graph_attention",
+        "(heads, depth)",
+    ),
+    (
+        "graph attention, version 2",
+        lambda: call(score=weft.GraphAttentionV2(zeros(7))),
+        "graph_attention_v2",
+        "(heads, depth)",
+    ),
+    # positions
+    ("sinusoidal", lambda: weft.sinusoidal(4, 3), "sinusoidal", "pairs"),
+    ("rotary", lambda: weft.rotary(zeros(4, 3)), "rotary", "pairs"),
+    ("Shaw, depth", lambda: call(relative=weft.Shaw(zeros(3, 7))), "Shaw", "(2 clip + 1, 8)"),
+    ("Shaw, even", lambda: call(relative=weft.Shaw(zeros(4, 8))), "Shaw", "2 clip + 1"),
+    (
+        "Shaw, two clips",
+        lambda: call(relative=weft.Shaw(zeros(3, 8), zeros(5, 3))),
+        "Shaw",
+        "one clip",
+    ),
+    ("Shaw, heads", lambda: call(relative=weft.Shaw(zeros(3, 3, 8))), "Shaw", "(4, 2 clip + 1, 8)"),
+    ("ALiBi", lambda: call(relative=weft.ALiBi(zeros(3))), "ALiBi", "(4,)"),
+    ("Buckets", lambda: call(relative=weft.Buckets(zeros(32, 3))), "Buckets", "(buckets, 4)"),
+    ("few buckets", lambda: call(relative=weft.Buckets(zeros(3, 4))), "Buckets", "4 buckets"),
+    (
+        "near buckets",
+        lambda: call(relative=weft.Buckets(zeros(32, 4), max_distance=8)),
+        "Buckets",
+        "above 8",
+    ),
+    # graph
+    ("graph without batch", lambda: graph()[0], "graph[0]", "graph[head, query]"),
+    ("length without batch", lambda: len(graph()), "len(graph)", "graph.shape"),
+    ("row of a batch", lambda: graph(5)[0, 0], "graph[head, query]", "graph[0]"),
+    ("adjacency of a batch", lambda: graph(5).adjacency(0), "adjacency", "graph[0]"),
+    ("adjacency, head", lambda: graph().adjacency(2), "adjacency", "heads 0 to 1"),
+    ("adjacency, of", lambda: graph().adjacency(0, of="keys"), "adjacency", '"scores"'),
+    ("networkx of a batch", lambda: graph(5).to_networkx(0), "to_networkx", "graph[0]"),
+    ("dense", lambda: big_graph().dense(), "dense", "force=True"),
+    # layers
+    ("layer, heads", lambda: MultiHeadAttention(8, 3, kv_heads=2), "MultiHeadAttention", "divide"),
+    ("layer, no heads", lambda: MultiHeadAttention(8, 0), "MultiHeadAttention", "divide"),
+    ("layer, width", lambda: MultiHeadAttention(8, 3), "MultiHeadAttention", "depth="),
+    (
+        "layer, positions",
+        lambda: MultiHeadAttention(8, 2, relative="learned"),  # type: ignore[arg-type]
+        "MultiHeadAttention",
+        '"rotary"',
+    ),
+    ("head", lambda: MultiHeadAttention(8, 2).head_weights(2), "head_weights", "0 to 1"),
+    (
+        "torch with a learned key",
+        lambda: MultiHeadAttention.from_torch(torch_layer(add_bias_kv=True)),
+        "from_torch",
+        "add_bias_kv",
+    ),
+    (
+        "torch with two widths",
+        lambda: MultiHeadAttention.from_torch(torch_layer(kdim=3)),
+        "from_torch",
+        "one width",
+    ),
+    (
+        "groups to torch",
+        lambda: MultiHeadAttention(8, 2, kv_heads=1).to_torch(),
+        "to_torch",
+        "as many heads",
+    ),
+    (
+        "positions to torch",
+        lambda: MultiHeadAttention(8, 2, relative="alibi").to_torch(),
+        "to_torch",
+        "no alibi positions",
+    ),
+]
+
+
+def line_of_raise(error: BaseException) -> tuple[str, int]:
+    """File and line of the `raise` that an error came from."""
+    traceback = error.__traceback__
+    assert traceback is not None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+
+
+@pytest.mark.parametrize(("run", "operation", "remedy"), [case[1:] for case in CASES],
+                         ids=[case[0] for case in CASES])  # fmt: skip
+def test_an_error_is_one_line_with_operation_and_remedy(
+    run: Callable[[], object], operation: str, remedy: str
+) -> None:
+    with pytest.raises(weft.InputError) as caught:
+        run()
+    message = str(caught.value)
+    assert message.startswith(operation + ":")
+    assert remedy in message
+    assert "\n" not in message
+    assert message == message.strip()
+
+
+def test_shapes_that_do_not_fit_are_shape_errors() -> None:
+    with pytest.raises(weft.ShapeError):
+        call((2, 4, 5, 6))
+    with pytest.raises(weft.BackendError):
+        call(backend="native", score=weft.GraphAttentionV2(zeros(8)))
+    assert issubclass(weft.ShapeError, ValueError)
+
+
+def test_an_error_prints_the_shapes_that_came() -> None:
+    with pytest.raises(weft.ShapeError, match=r"depth 6, keys 8, from \(2, 4, 5, 6\)"):
+        call((2, 4, 5, 6))
+
+
+def test_no_raise_of_the_mechanism_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = set()
+    for _, run, _, _ in CASES:
+        with pytest.raises(weft.InputError) as caught:
+            run()
+        reached.add(line_of_raise(caught.value))
+    monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
+    with pytest.raises(weft.InputError) as caught:
+        graph().to_pyg(0)
+    reached.add(line_of_raise(caught.value))
+
+    missed = []
+    for path in sorted(FOLDER.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise):
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                if not any((str(path), line) in reached for line in lines):
+                    missed.append(f"{path.name}:{node.lineno}")
+    assert missed == []

@@ -1,0 +1,670 @@
+"""attention() and attend() against the reference, over every option of a call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import weft
+from weft.mechanism import torch_ops
+from weft.mechanism.reference import attention as formulas
+from weft.mechanism.reference import positions
+from weft.mechanism.reference.call import Attended, scores_of_heads
+from weft.mechanism.reference.call import attend as reference_attend
+
+SCORES = (
+    "default",
+    "dot",
+    "bilinear",
+    "bilinear per head",
+    "bilinear symmetric",
+    "additive",
+    "graph attention",
+    "graph attention v2",
+)
+MASKS = (
+    "none",
+    "causal",
+    "window",
+    "lengths",
+    "left padding",
+    "neighbours",
+    "bool 2d",
+    "bool 3d",
+    "bool 4d",
+    "causal & padding",
+    "window | neighbours",
+    "nothing allowed",
+)
+RELATIVES = ("none", "shaw", "shaw per head", "shaw keys only", "alibi", "buckets", "one-way")
+
+
+@dataclass(repr=False)
+class Case:
+    """One attention call, in weft's words and in those of the reference."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    options: dict[str, Any]
+    #: Everything that has a gradient.
+    leaves: list[Tensor]
+    reference: dict[str, Any]
+    pair_scores: Any
+    k: int
+    batched: bool
+    cells: int
+    description: str = field(default="")
+
+    def __repr__(self) -> str:
+        return self.description
+
+    def expected(self) -> Attended:
+        """What the reference says, in float64."""
+        queries, keys, values = (
+            tensor if self.batched else tensor[None]
+            for tensor in (self.queries, self.keys, self.values)
+        )
+        raw = scores_of_heads(queries.double(), keys.double(), self.pair_scores)
+        return reference_attend(raw, values.double(), k=self.k, **self.reference)
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.queries, self.keys, self.values
+
+    def graph(self) -> tuple[Tensor, weft.AttentionGraph]:
+        output, graph = weft.attend(*self.inputs(), keep=weft.Top(self.k), **self.options)
+        if self.batched:
+            return output, graph
+        return output[None], graph._map(lambda tensor: tensor[None])
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = False) -> Case:
+    """Calls of every kind; `sizes` draws huge and tiny scores too."""
+    seed = draw(st.integers(0, 2**20), label="seed")
+    generator = torch.Generator().manual_seed(seed)
+    leaves: list[Tensor] = []
+
+    def random(*shape: int, factor: float = 1.0) -> Tensor:
+        tensor = torch.randn(*shape, dtype=torch.float64, generator=generator) * factor
+        leaves.append(tensor.to(dtype).requires_grad_())
+        return leaves[-1]
+
+    def coin(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator) < 0.6
+
+    batched = draw(st.booleans(), label="batched")
+    batch = draw(st.integers(1, 2), label="batch") if batched else 1
+    kv_heads = draw(st.integers(1, 2), label="kv_heads")
+    heads = kv_heads * draw(st.integers(1, 2), label="groups")
+    rows, length = draw(st.integers(0, 5), label="queries"), draw(st.integers(0, 5), label="keys")
+    depth, value_depth = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(SCORES), label="score")
+    mask_kind = draw(st.sampled_from(MASKS), label="mask")
+    relative_kind = draw(st.sampled_from(RELATIVES), label="relative")
+    size = draw(st.sampled_from((1e4, 1e-4, 1.0)), label="size") if sizes else 1.0
+
+    queries = random(batch, heads, rows, depth, factor=size)
+    keys = random(batch, kv_heads, length, depth)
+    values = random(batch, kv_heads, length, value_depth)
+    options: dict[str, Any] = {}
+    reference: dict[str, Any] = {}
+
+    scale = 1.0
+    if kind == "default":
+        scale = 1 / math.sqrt(depth)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.dot(q, k)
+    elif kind == "dot":
+        options["score"] = weft.Dot()
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.dot(q, k)
+    elif kind == "bilinear":
+        A = random(depth, depth)
+        options["score"] = weft.Bilinear(A)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.bilinear(q, k, A.double())
+    elif kind == "bilinear per head":
+        A = random(heads, depth, depth)
+        options["score"] = weft.Bilinear(A)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.bilinear(q, k, A[head].double())
+    elif kind == "bilinear symmetric":
+        A = random(depth, depth)
+        options["score"] = weft.Bilinear(A, symmetric=True)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.symmetric_bilinear(q, k, A.double())
+    elif kind == "additive":
+        W, U, v = random(3, depth), random(3, depth), random(3)
+        options["score"] = weft.Additive(W, U, v)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.additive(q, k, W.double(), U.double(), v.double())
+    elif kind == "graph attention":
+        a_1, a_2 = random(heads, depth), random(heads, depth)
+        options["score"] = weft.GraphAttention(a_1, a_2)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.graph_attention(q, k, torch.cat((a_1[head], a_2[head])).double())
+    else:
+        a = random(heads, depth)
+        options["score"] = weft.GraphAttentionV2(a)
+
+        def pair_scores(q: Tensor, k: Tensor, head: int) -> Tensor:
+            return formulas.graph_attention_v2(q, k, a[head].double())
+
+    if draw(st.booleans(), label="own scale"):
+        scale = options["scale"] = draw(st.sampled_from((0.0, 0.3, -1.0)))
+    reference["scale"] = scale
+
+    offset = draw(st.integers(-1, 2), label="offset")
+    positions_of_pairs = [[(i + offset, j) for j in range(length)] for i in range(rows)]
+
+    def rule(allow: Any) -> Tensor:
+        pairs = [[bool(allow(i, j)) for i, j in row] for row in positions_of_pairs]
+        return torch.tensor(pairs, dtype=torch.bool).reshape(rows, length)
+
+    lengths = torch.randint(0, length + 1, (batch,), generator=generator)
+    real = torch.stack([torch.arange(length) < n for n in lengths])[:, None, None, :]
+    adjacency = coin(rows, length)
+    left, right = draw(st.integers(0, 3)), draw(st.one_of(st.none(), st.integers(0, 3)))
+    near = rule(lambda i, j: i - left <= j and (right is None or j <= i + right))
+    before = rule(lambda i, j: j <= i)
+    chosen: dict[str, tuple[Any, Any]] = {
+        "none": (None, None),
+        "causal": (weft.causal(offset), before),
+        "window": (weft.window(left, right, offset), near),
+        "lengths": (weft.padding(lengths), real),
+        "left padding": (weft.padding(real[:, 0, 0].flip(1)), real.flip(3)),
+        "neighbours": (weft.neighbours(adjacency), adjacency),
+        "bool 2d": (adjacency, adjacency),
+        "causal & padding": (weft.causal(offset) & weft.padding(lengths), before & real),
+        "window | neighbours": (
+            weft.window(left, right, offset) | weft.neighbours(adjacency),
+            near | adjacency,
+        ),
+        "nothing allowed": (weft.padding(0), torch.zeros(rows, length, dtype=torch.bool)),
+    }
+    if mask_kind == "bool 3d":
+        allowed = coin(heads, rows, length)
+        options["mask"] = reference["allowed"] = allowed
+    elif mask_kind == "bool 4d":
+        allowed = coin(batch, 1, rows, length)
+        options["mask"] = reference["allowed"] = allowed
+    else:
+        options["mask"], reference["allowed"] = chosen[mask_kind]
+
+    if relative_kind.startswith("shaw"):
+        clip = draw(st.integers(0, 2), label="clip")
+        table_shape = (heads, 2 * clip + 1) if relative_kind == "shaw per head" else (2 * clip + 1,)
+        key_table = random(*table_shape, depth)
+        value_table = None
+        if relative_kind != "shaw keys only":
+            value_table = random(*table_shape, value_depth)
+        options["relative"] = weft.Shaw(key_table, value_table, offset)
+
+        def of_head(table: Tensor, head: int) -> Tensor:
+            own = table[head] if table.ndim == 3 else table
+            return positions.shaw_embeddings(own.double(), rows, length, offset)
+
+        a_K = torch.stack([of_head(key_table, head) for head in range(heads)])
+        full = queries.double()
+        reference["relative_scores"] = torch.einsum("bhid,hijd->bhij", full, a_K)
+        if value_table is not None:
+            reference["relative_values"] = torch.stack(
+                [of_head(value_table, head) for head in range(heads)]
+            )
+    elif relative_kind == "alibi":
+        slopes = random(heads)
+        options["relative"] = weft.ALiBi(slopes, offset)
+        reference["relative_bias"] = positions.alibi_bias(slopes.double(), rows, length, offset)
+    elif relative_kind in ("buckets", "one-way"):
+        table, both = random(8, heads), relative_kind == "buckets"
+        options["relative"] = weft.Buckets(table, both, max_distance=6, offset=offset)
+        reference["relative_bias"] = positions.bucket_bias(
+            table.double(), rows, length, bidirectional=both, max_distance=6, offset=offset
+        )
+
+    if draw(st.booleans(), label="bias"):
+        shapes = [(rows, length), (heads, 1, length), (batch, 1, rows, 1)]
+        bias = random(*draw(st.sampled_from(shapes), label="bias shape"))
+        options["bias"], reference["bias"] = bias, bias.double()
+    if draw(st.booleans(), label="softcap"):
+        options["softcap"] = reference["softcap"] = 2.5
+    if draw(st.booleans(), label="sinks"):
+        sinks = random(heads)
+        options["sinks"], reference["sinks"] = sinks, sinks.double()
+
+    cells = draw(st.sampled_from((torch_ops.BLOCK_CELLS, 1, 40)), label="cells in a block")
+    k = draw(st.integers(0, 7), label="k")
+    if not batched:
+        queries, keys, values = queries[0], keys[0], values[0]
+    description = (
+        f"{kind}, mask {mask_kind}, relative {relative_kind}, size {size}, k {k}, cells {cells}, "
+        f"seed {seed}, {tuple(queries.shape)} {tuple(keys.shape)} {tuple(values.shape)}, "
+        f"{sorted(options)}"
+    )
+    return Case(
+        queries,
+        keys,
+        values,
+        options,
+        leaves,
+        reference,
+        pair_scores,
+        k,
+        batched,
+        cells,
+        description,
+    )
+
+
+def check_against_reference(case: Case, tolerance: float) -> None:
+    expected = case.expected()
+
+    def close(ours: Tensor, theirs: Tensor, what: str) -> None:
+        assert ours.shape == theirs.shape, what
+        torch.testing.assert_close(
+            ours.detach().double(),
+            theirs.detach(),
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text: f"{what}: {text}",
+        )
+
+    with patch.object(torch_ops, "BLOCK_CELLS", case.cells):
+        plain = weft.attention(*case.inputs(), **case.options)
+        output, graph = case.graph()
+        dense_output, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
+    if not case.batched:
+        plain, dense_output, weights = plain[None], dense_output[None], weights[None]
+
+    assert plain.dtype == output.dtype == case.queries.dtype
+    close(plain, expected.output, "attention")
+    close(output, expected.output, "attend")
+    close(dense_output, expected.output, "attend, All")
+    close(weights, expected.weights, "weights")
+    close(graph.lse, expected.lse, "lse")
+    close(graph.entropy, expected.entropy, "entropy")
+    close(graph.rest, expected.rest, "rest")
+    close(graph.scores, expected.kept_scores, "kept scores")
+    close(graph.weights, expected.kept_weights, "kept weights")
+    assert torch.equal(graph.count.long(), expected.count)
+    assert graph.shape == tuple(expected.scores.shape)
+
+    # The keys themselves. Two scores that differ by a rounding error may change places.
+    kept = graph.keys >= 0
+    assert torch.equal(kept, expected.kept_keys >= 0)
+    if expected.scores.shape[-1]:
+        there = expected.scores.gather(-1, graph.keys.clamp(min=0).long())
+        close(there.masked_fill(~kept, -math.inf), expected.kept_scores, "scores at kept keys")
+    for row in graph.keys.flatten(0, 2):
+        chosen = row[row >= 0].tolist()
+        assert len(set(chosen)) == len(chosen)
+
+    if "sinks" not in case.options:
+        mass = (expected.count > 0).double()
+        torch.testing.assert_close(weights.detach().double().sum(-1), mass, rtol=0, atol=1e-5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases(sizes=True))
+def test_every_call_equals_the_reference_in_float64(case: Case) -> None:
+    check_against_reference(case, 1e-9)
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases(dtype=torch.float32))
+def test_every_call_equals_the_reference_in_float32(case: Case) -> None:
+    check_against_reference(case, 2e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_gradients_equal_those_of_the_reference(case: Case) -> None:
+    expected = case.expected()
+    generator = torch.Generator().manual_seed(1)
+
+    def objective(parts: list[Tensor]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for part in parts:
+            finite = part.masked_fill(part == -math.inf, 0)
+            direction = torch.randn(part.shape, dtype=torch.float64, generator=generator)
+            total = total + (finite * direction).sum()
+        return total
+
+    theirs = objective(
+        [
+            *(expected.output, expected.lse, expected.entropy, expected.kept_scores),
+            *(expected.kept_weights, expected.rest, expected.output, expected.weights),
+        ]
+    )
+    generator.manual_seed(1)
+    with patch.object(torch_ops, "BLOCK_CELLS", case.cells):
+        output, graph = case.graph()
+        plain = weft.attention(*case.inputs(), **case.options)
+        _, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
+        if not case.batched:
+            plain, weights = plain[None], weights[None]
+        ours = objective(
+            [
+                *(output, graph.lse, graph.entropy, graph.scores),
+                *(graph.weights, graph.rest, plain, weights),
+            ]
+        )
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        our_gradients = torch.autograd.grad(ours, case.leaves, allow_unused=True)
+    their_gradients = torch.autograd.grad(theirs, case.leaves, allow_unused=True)
+    for leaf, our, their in zip(case.leaves, our_gradients, their_gradients, strict=True):
+        zero = torch.zeros_like(leaf)
+        torch.testing.assert_close(
+            zero if our is None else our, zero if their is None else their, rtol=1e-7, atol=1e-8
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.sampled_from(("output", "lse", "entropy", "scores", "weights", "rest")))
+def test_gradients_of_one_result_do_not_depend_on_blocks(case: Case, name: str) -> None:
+    """A loss may use one result alone; hidden rows and keys leave no NaN behind."""
+    gradients = []
+    for cells in (torch_ops.BLOCK_CELLS, 1):
+        with patch.object(torch_ops, "BLOCK_CELLS", cells):
+            output, graph = case.graph()
+            result = output if name == "output" else getattr(graph, name)
+            loss = result.masked_fill(result == -math.inf, 0).square().sum()
+            gradients.append(torch.autograd.grad(loss, case.leaves, allow_unused=True))
+    for leaf, whole, blocks in zip(case.leaves, *gradients, strict=True):
+        whole, blocks = (torch.zeros_like(leaf) if g is None else g for g in (whole, blocks))
+        assert bool(whole.isfinite().all())
+        torch.testing.assert_close(blocks, whole, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**20), st.integers(1, 7), st.booleans())
+def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(2, 3, 4, 5, generator=generator)
+    keys, values = torch.randn(2, 2, 3, length, 5, generator=generator)
+    mask = torch.rand(4, length, generator=generator) < 0.7 if masked else None
+    order = torch.randperm(length, generator=generator)
+    output, weights = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+    permuted = None if mask is None else mask[:, order]
+    output_permuted, weights_permuted = weft.attend(
+        queries, keys[:, :, order], values[:, :, order], mask=permuted, keep=weft.All()
+    )
+    torch.testing.assert_close(weights_permuted, weights[..., order])
+    torch.testing.assert_close(output_permuted, output)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**20),
+    st.integers(0, 12),
+    st.integers(0, 14),
+    st.sampled_from((torch.float32, torch.float64)),
+    st.sampled_from((torch_ops.BLOCK_CELLS, 1)),
+)
+def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
+    seed: int, length: int, k: int, dtype: torch.dtype, cells: int
+) -> None:
+    """Whole numbers make scores exact, so that ties are ties and the kept keys are decided."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+    queries, keys, values = whole(2, 2, 3, 2), whole(2, 1, length, 2), whole(2, 1, length, 2)
+    allowed = torch.rand(2, 1, 3, length, generator=generator) < 0.8
+    raw = scores_of_heads(queries.double(), keys.double(), lambda q, k, head: formulas.dot(q, k))
+    expected = reference_attend(raw, values.double(), allowed=allowed, k=k)
+    with patch.object(torch_ops, "BLOCK_CELLS", cells):
+        _, graph = weft.attend(
+            queries, keys, values, score=weft.Dot(), mask=allowed, keep=weft.Top(k)
+        )
+    assert torch.equal(graph.keys.long(), expected.kept_keys)
+    assert torch.equal(graph.scores.double(), expected.kept_scores)
+
+
+def test_weights_of_huge_scores_keep_their_precision() -> None:
+    """Scores 10,000 and 10,001 in float32: the weights are those of 0 and 1."""
+    queries = torch.tensor([[[1.0]]])
+    keys = torch.tensor([[[10_000.0], [10_001.0]]])
+    values = torch.eye(2)[None]
+    expected = torch.tensor([1 / (1 + math.e), math.e / (1 + math.e)])
+    output, weights = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.All())
+    torch.testing.assert_close(weights[0, 0], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(output[0, 0], expected, rtol=0, atol=1e-6)
+    output, graph = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.Top(2))
+    torch.testing.assert_close(graph.weights[0, 0], expected.flip(0), rtol=0, atol=1e-6)
+    entropy = -(expected * expected.log()).sum()
+    torch.testing.assert_close(graph.entropy[0, 0], entropy, rtol=0, atol=1e-6)
+    assert graph.rest[0, 0] < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(2, 6, 4).to(dtype) for _ in range(3))
+    output, graph = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(6))
+    assert output.dtype == dtype
+    expected = torch.stack(
+        [
+            formulas.attention(q, k, v, torch.ones(6, 6).tril().bool())
+            for q, k, v in zip(queries.double(), keys.double(), values.double(), strict=True)
+        ]
+    )
+    torch.testing.assert_close(output.double(), expected, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(
+        graph.weights.double().sum(-1), torch.ones(2, 6).double(), rtol=0, atol=0.03
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_agrees(causal: bool) -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 4, 40, 16)
+    expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    mask = weft.causal() if causal else None
+    graph_output, _ = weft.attend(queries, keys, values, mask=mask)
+    for output in (weft.attention(queries, keys, values, mask=mask), graph_output):
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
+
+
+def test_attention_on_the_complete_graph_is_sdpa() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    complete, lower = torch.ones(9, 9), torch.ones(9, 9).tril()
+    for adjacency, causal in ((complete, False), (lower, True)):
+        expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+        mask = weft.neighbours(adjacency)
+        output, _ = weft.attend(queries, keys, values, mask=mask)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        fused = weft.attention(queries, keys, values, mask=mask)
+        torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
+        neighbours = [row.nonzero()[:, 0].tolist() for row in adjacency]
+        scores = formulas.scale(formulas.score(queries[1], keys[1]), depth=8)
+        literal, weights = formulas.neighbourhood_attention(scores, values[1], neighbours)
+        torch.testing.assert_close(output[1], literal, rtol=0, atol=1e-12)
+        _, dense = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+        torch.testing.assert_close(dense[1], weights, rtol=0, atol=1e-12)
+
+
+def test_graph_attention_on_the_complete_graph_is_the_dense_additive_form() -> None:
+    torch.manual_seed(0)
+    nodes = torch.randn(7, 5, dtype=torch.float64)
+    a = torch.randn(10, dtype=torch.float64)
+    weights = formulas.softmax(formulas.graph_attention(nodes, nodes, a))
+    score = weft.GraphAttention(a[:5], a[5:])
+    output, ours = weft.attend(
+        nodes[None],
+        nodes[None],
+        nodes[None],
+        score=score,
+        mask=weft.neighbours(torch.ones(7, 7)),
+        keep=weft.All(),
+    )
+    torch.testing.assert_close(ours[0], weights, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output[0], weights @ nodes, rtol=0, atol=1e-12)
+
+
+def test_six_steps_vector_form_and_fast_path_are_one() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 6, 4, dtype=torch.float64)
+    steps = formulas.attention(queries, keys, values)
+    vector = formulas.attention_vector_form(queries, keys, values, scaled=True)
+    fast = weft.attention(queries[None], keys[None], values[None])[0]
+    torch.testing.assert_close(vector, steps, rtol=0, atol=1e-13)
+    torch.testing.assert_close(fast, steps, rtol=0, atol=1e-13)
+
+
+class TestDropout:
+    def test_zero_changes_nothing(self) -> None:
+        torch.manual_seed(0)
+        inputs = torch.randn(3, 2, 5, 4)
+        assert torch.equal(weft.attention(*inputs), weft.attention(*inputs, dropout=0.0))
+
+    @pytest.mark.parametrize("path", ["fused", "masked", "blocks", "graph", "all"])
+    def test_weights_are_dropped_or_grow(self, path: str) -> None:
+        """Values are the identity, so that the output is the dropped weights."""
+        torch.manual_seed(0)
+        length = 60
+        inputs = torch.randn(1, length, 4), torch.randn(1, length, 4), torch.eye(length)[None]
+        _, weights = weft.attend(*inputs, keep=weft.All())
+        options: dict[str, Any] = {"dropout": 0.25}
+        if path == "masked":
+            options["mask"] = weft.padding(length)
+        if path == "blocks":
+            options["sinks"] = torch.tensor([-1e30])
+        if path in ("graph", "all"):
+            keep = weft.Top(length) if path == "graph" else weft.All()
+            output, caught = weft.attend(*inputs, keep=keep, **options)
+            dense = caught.dense() if isinstance(caught, weft.AttentionGraph) else caught
+            torch.testing.assert_close(dense, weights)  # weights before dropout
+        else:
+            output = weft.attention(*inputs, **options)
+        dropped = output == 0
+        assert 0.2 < dropped.float().mean() < 0.3
+        torch.testing.assert_close(output[~dropped], (weights / 0.75)[~dropped])
+
+    def test_the_backward_pass_draws_the_same(self) -> None:
+        """Recomputed blocks drop what the forward pass dropped: out_i is linear in the values."""
+        torch.manual_seed(0)
+        queries, keys = torch.randn(2, 1, 30, 4)
+        values = torch.eye(30)[None].requires_grad_()
+        with patch.object(torch_ops, "BLOCK_CELLS", 90):
+            output, _ = weft.attend(queries, keys, values, dropout=0.5)
+            output[0, 7].sum().backward()
+        torch.testing.assert_close(values.grad[0, :, 0], output[0, 7].detach())
+
+
+class TestGradcheck:
+    """Numerical gradients; in blocks of one row, so that recomputation is checked too."""
+
+    @pytest.fixture(autouse=True)
+    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 1)
+
+    def inputs(self, *more: tuple[int, ...]) -> list[Tensor]:
+        torch.manual_seed(3)
+        shapes = [(2, 2, 2), (1, 3, 2), (1, 3, 2), *more]
+        return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def check(self, run: Any, inputs: list[Tensor]) -> None:
+        assert torch.autograd.gradcheck(run, inputs)
+
+    def test_attention(self) -> None:
+        self.check(weft.attention, self.inputs())
+        self.check(lambda q, k, v: weft.attention(q, k, v, mask=weft.causal()), self.inputs())
+        self.check(lambda q, k, v: weft.attention(q, k, v, softcap=1.0), self.inputs())
+
+    def test_graph(self) -> None:
+        def run(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+            output, graph = weft.attend(
+                queries, keys, values, mask=weft.causal(1), keep=weft.Top(2)
+            )
+            return output, graph.lse, graph.entropy, graph.scores, graph.weights, graph.rest
+
+        self.check(run, self.inputs())
+
+    def test_weights(self) -> None:
+        self.check(lambda *inputs: weft.attend(*inputs, keep=weft.All())[1], self.inputs())
+
+    def test_shaw(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor) -> Any:
+            output, graph = weft.attend(q, k, v, relative=weft.Shaw(key_table, value_table))
+            return output, graph.lse
+
+        self.check(run, self.inputs((3, 2), (3, 2)))
+
+    def test_bias_and_sinks(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> Any:
+            output, graph = weft.attend(q, k, v, bias=bias, sinks=sinks)
+            return output, graph.entropy, graph.rest
+
+        self.check(run, self.inputs((2, 3), (2,)))
+
+    def test_bilinear(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, A: Tensor) -> Tensor:
+            return weft.attention(q, k, v, score=weft.Bilinear(A))
+
+        self.check(run, self.inputs((2, 2)))
+
+    def test_additive(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, W: Tensor, U: Tensor, a: Tensor) -> Tensor:
+            return weft.attention(q, k, v, score=weft.Additive(W, U, a))
+
+        self.check(run, self.inputs((3, 2), (3, 2), (3,)))
+
+
+def test_a_row_without_keys_has_no_nan_anywhere() -> None:
+    queries, keys, values = (torch.randn(1, 2, 3).requires_grad_() for _ in range(3))
+    mask = torch.tensor([[False, False], [True, False]])
+    output, graph = weft.attend(queries, keys, values, mask=mask, keep=weft.Top(2))
+    assert output[0, 0].tolist() == [0, 0, 0]
+    assert graph.keys[0].tolist() == [[-1, -1], [0, -1]]
+    assert graph.lse[0, 0] == -math.inf
+    assert graph.entropy[0].tolist() == [0, 0]
+    assert graph.rest[0].tolist() == [0, 0]
+    assert graph.count[0].tolist() == [0, 1]
+    finite = graph.lse[0, 1] + graph.entropy.sum() + graph.weights.sum() + graph.rest.sum()
+    (output.sum() + finite).backward()
+    for tensor in (queries, keys, values):
+        assert tensor.grad is not None
+        assert bool(tensor.grad.isfinite().all())
+    assert queries.grad is not None
+    assert queries.grad[0, 0].tolist() == [0, 0, 0]
+
+
+def test_a_sink_alone_takes_all_the_mass() -> None:
+    inputs = torch.randn(3, 1, 2, 3)
+    output, graph = weft.attend(
+        *inputs, mask=weft.padding(0), sinks=torch.tensor([0.5]), keep=weft.Top(1)
+    )
+    assert output.abs().max() == 0
+    assert graph.rest[0].tolist() == [1, 1]
+    assert graph.lse[0].tolist() == [0.5, 0.5]
+    assert graph.count[0].tolist() == [0, 0]
+
+
+def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None:
+    x, y = torch.randn(2, 1, 4, 3)
+    A = torch.randn(3, 3)
+    assert weft.attend(x, x, x)[1].symmetric
+    assert weft.attend(x, x, x, score=weft.Bilinear(A, symmetric=True))[1].symmetric
+    assert not weft.attend(x, y, y)[1].symmetric
+    assert not weft.attend(x, x, x, score=weft.Bilinear(A))[1].symmetric
+    assert not weft.attend(x, x, x, bias=torch.zeros(4, 4))[1].symmetric

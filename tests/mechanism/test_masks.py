@@ -1,0 +1,146 @@
+"""Masks against their definitions, pair by pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from weft.mechanism.masks import Mask, as_mask
+
+sizes = st.integers(0, 6)
+sides = st.one_of(st.none(), st.integers(0, 7))
+
+
+def pairs(queries: int, keys: int, allow: Any) -> Tensor:
+    cells = [[bool(allow(i, j)) for j in range(keys)] for i in range(queries)]
+    return torch.tensor(cells, dtype=torch.bool).reshape(queries, keys)
+
+
+def check(mask: Mask, expected: Tensor, queries: int, keys: int) -> None:
+    """The mask whole, and taken in blocks of rows."""
+    shape = (*expected.shape[:2], queries, keys) if expected.ndim == 4 else (1, 1, queries, keys)
+    expected = expected.expand(shape)
+    assert torch.equal(mask.dense(queries, keys).expand(shape), expected)
+    for start in range(queries):
+        rows = range(start, min(start + 2, queries))
+        block = mask.block(rows, keys, torch.device("cpu"))
+        block = block.expand(*shape[:2], len(rows), keys)
+        assert torch.equal(block, expected[:, :, rows.start : rows.stop])
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, sizes, sides, sides, st.integers(-3, 3))
+def test_window(queries: int, keys: int, left: int | None, right: int | None, offset: int) -> None:
+    def allow(i: int, j: int) -> bool:
+        after = left is None or i + offset - left <= j
+        before = right is None or j <= i + offset + right
+        return after and before
+
+    check(weft.window(left, right, offset), pairs(queries, keys, allow), queries, keys)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes, sizes, st.integers(-3, 3))
+def test_causal(queries: int, keys: int, offset: int) -> None:
+    expected = pairs(queries, keys, lambda i, j: j <= i + offset)
+    check(weft.causal(offset), expected, queries, keys)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=3), sizes, sizes)
+def test_padding(lengths: list[int], queries: int, keys: int) -> None:
+    expected = torch.stack([pairs(queries, keys, lambda i, j, n=n: j < n) for n in lengths])[
+        :, None
+    ]
+    check(weft.padding(lengths), expected, queries, keys)
+    check(weft.padding(torch.tensor(lengths)), expected, queries, keys)
+    real = torch.stack([torch.arange(keys) < n for n in lengths])
+    check(weft.padding(real), expected, queries, keys)
+
+
+def test_padding_of_one_sequence() -> None:
+    expected = [[True, True, False]]
+    assert weft.padding(2).dense(1, 3)[0, 0].tolist() == expected
+    assert weft.padding(torch.tensor([True, True, False])).dense(1, 3)[0, 0].tolist() == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, sizes, st.integers(0, 2**20))
+def test_neighbours_in_every_format(queries: int, keys: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    adjacency = torch.randint(-1, 2, (queries, keys), generator=generator).float()
+    expected = adjacency != 0
+    for given_as in (
+        adjacency,
+        adjacency.bool(),
+        adjacency.numpy(),
+        adjacency.to_sparse(),
+        scipy.sparse.csr_array(adjacency.numpy()),
+        scipy.sparse.coo_array(adjacency.numpy()),
+        scipy.sparse.csc_matrix(adjacency.numpy()),
+    ):
+        check(weft.neighbours(given_as), expected, queries, keys)
+
+
+def test_neighbours_leaves_the_callers_matrix_alone() -> None:
+    """A stored 0 is no edge; but it is not ours to remove."""
+    matrix = scipy.sparse.csr_array(
+        (np.array([1.0, 0.0, 2.0]), np.array([0, 1, 0]), np.array([0, 2, 3])), shape=(2, 2)
+    )
+    mask = weft.neighbours(matrix)
+    assert mask.dense(2, 2)[0, 0].tolist() == [[True, False], [True, False]]
+    assert matrix.nnz == 3
+    matrix.indices[0] = 1
+    assert mask.dense(2, 2)[0, 0].tolist() == [[True, False], [True, False]]
+
+
+def test_neighbours_adds_up_what_is_stored_twice() -> None:
+    matrix = scipy.sparse.csr_array(
+        (np.array([1.0, -1.0, 1.0, 1.0]), np.array([0, 0, 1, 1]), np.array([0, 4])), shape=(1, 2)
+    )
+    assert weft.neighbours(matrix).dense(1, 2)[0, 0].tolist() == [[False, True]]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**20))
+def test_and_or_obey_logic(queries: int, keys: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.rand(2, queries, keys, generator=generator) < 0.5
+    rules = weft.neighbours(a), weft.neighbours(b)
+    causal = pairs(queries, keys, lambda i, j: j <= i)
+    check(rules[0] & rules[1], a & b, queries, keys)
+    check(rules[0] | rules[1], a | b, queries, keys)
+    check(rules[0] & b, a & b, queries, keys)
+    check(rules[0] | b, a | b, queries, keys)
+    check((weft.causal() | rules[0]) & rules[1], (causal | a) & b, queries, keys)
+    lengths = torch.tensor([1, keys])
+    real = (torch.arange(keys) < lengths[:, None])[:, None, None, :]
+    check(weft.causal() & weft.padding(lengths), causal & real, queries, keys)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5, 2, 3, 4), (5, 1, 1, 4), (1, 4), (3, 1)])
+def test_a_bool_tensor_is_a_mask(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    allowed = torch.rand(shape) < 0.5
+    mask = as_mask(allowed)
+    mask.check(5, 2, 3, 4)
+    full = allowed.expand(5, 2, 3, 4)
+    assert torch.equal(mask.dense(3, 4).expand(5, 2, 3, 4), full)
+    block = mask.block(range(1, 3), 4, torch.device("cpu"))
+    assert torch.equal(block.expand(5, 2, 2, 4), full[:, :, 1:3])
+
+
+def test_both_and_either_check_both_sides() -> None:
+    wrong = weft.neighbours(torch.ones(2, 2))
+    for mask in (weft.causal() & wrong, wrong & weft.causal(), weft.causal() | wrong):
+        with pytest.raises(weft.ShapeError, match=r"\(2, 2\)"):
+            mask.check(1, 1, 3, 3)
+        mask.check(1, 1, 2, 2)

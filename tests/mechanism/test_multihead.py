@@ -1,0 +1,241 @@
+"""Multi-head attention against the paper, against torch's layer, and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import weft
+from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
+from weft.mechanism.reference import attention as reference
+
+RELATIVES: list[RelativeKind] = ["none", "shaw", "alibi", "rotary"]
+
+
+def layer_of(*arguments: Any, seed: int = 0, **options: Any) -> MultiHeadAttention:
+    torch.manual_seed(seed)
+    layer = MultiHeadAttention(*arguments, **options).double()
+    for linear in (layer.w_q, layer.w_k, layer.w_v, layer.w_o):
+        if linear.bias is not None:
+            nn.init.normal_(linear.bias)  # zero biases would hide a mistake
+    return layer
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(((1, 1), (4, 4), (4, 2), (6, 1))),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_the_formula_of_the_paper(
+    heads: tuple[int, int], depth: int, rows: int, length: int, causal: bool
+) -> None:
+    """Self, encoder-decoder and grouped-query attention from the matrices of each head."""
+    query_heads, kv_heads = heads
+    layer = layer_of(5, query_heads, kv_heads=kv_heads, depth=depth, bias=False, source_width=7)
+    group_size = query_heads // kv_heads
+    each = [layer.head_weights(head) for head in range(query_heads)]
+    W_Q = torch.stack([head["W_Q"] for head in each])
+    W_K = torch.stack([head["W_K"] for head in each[::group_size]])
+    W_V = torch.stack([head["W_V"] for head in each[::group_size]])
+    W_O = torch.cat([head["W_O"] for head in each])
+    assert W_Q.shape == (query_heads, 5, depth)
+    assert W_K.shape == W_V.shape == (kv_heads, 7, depth)
+    assert W_O.shape == (query_heads * depth, 5)
+
+    decoder, encoder = random(2, rows, 5), random(2, length, 7, seed=2)
+    allowed = torch.ones(rows, length).tril().bool() if causal else None
+    mask = weft.causal() if causal else None
+    output = layer(decoder, encoder, mask=mask)
+    for b in range(2):
+        expected = reference.encoder_decoder(decoder[b], encoder[b], W_Q, W_K, W_V, W_O, allowed)
+        torch.testing.assert_close(output[b], expected, rtol=0, atol=1e-12)
+
+    own = layer_of(5, query_heads, kv_heads=kv_heads, depth=depth, bias=False)
+    matrices = own.matrices()
+    shared = {name: matrices[name][::group_size] for name in ("W_K", "W_V")}
+    for b in range(2):
+        expected = reference.multi_head_self(
+            decoder[b],
+            matrices["W_Q"],
+            shared["W_K"],
+            shared["W_V"],
+            matrices["W_O"].flatten(0, 1),
+        )
+        torch.testing.assert_close(own(decoder)[b], expected, rtol=0, atol=1e-12)
+
+
+def test_values_may_come_from_elsewhere() -> None:
+    layer = layer_of(4, 2)
+    x, y = random(1, 3, 4), random(1, 3, 4, seed=2)
+    assert torch.equal(layer(x, x, x), layer(x))
+    assert not torch.allclose(layer(x, x, y), layer(x))
+    torch.testing.assert_close(layer(x, y, y), layer(x, y))
+
+
+class TestTorch:
+    """torch.nn.MultiheadAttention, both ways."""
+
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("source_width", [8, 6])
+    @pytest.mark.parametrize("direction", ["from", "to"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_outputs_agree(
+        self, direction: str, bias: bool, source_width: int, dtype: torch.dtype
+    ) -> None:
+        torch.manual_seed(0)
+        if direction == "from":
+            theirs = nn.MultiheadAttention(
+                8, 4, bias=bias, kdim=source_width, vdim=source_width, batch_first=True
+            ).to(dtype)
+            if bias:
+                nn.init.normal_(theirs.in_proj_bias)
+                nn.init.normal_(theirs.out_proj.bias)
+            ours = MultiHeadAttention.from_torch(theirs)
+        else:
+            ours = layer_of(8, 4, bias=bias, source_width=source_width).to(dtype)
+            theirs = ours.to_torch()
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+        x, y = random(2, 5, 8).to(dtype), random(2, 7, source_width, seed=2).to(dtype)
+        ours_output = ours(x, y)
+        assert ours_output.dtype == dtype
+        output, weights = theirs(x, y, y, average_attn_weights=False)
+        torch.testing.assert_close(ours_output, output, rtol=0, atol=tolerance)
+        padding = torch.arange(7) >= torch.tensor([[7], [4]])
+        output, weights = theirs(x, y, y, key_padding_mask=padding, average_attn_weights=False)
+        mask = weft.padding([7, 4])
+        torch.testing.assert_close(ours(x, y, mask=mask), output, rtol=0, atol=tolerance)
+        assert weights.shape == (2, 4, 5, 7)
+        if source_width == 8:
+            hidden = torch.ones(5, 5).triu(1).bool()
+            output, _ = theirs(x, x, x, attn_mask=hidden)
+            torch.testing.assert_close(ours(x, mask=weft.causal()), output, rtol=0, atol=tolerance)
+
+    def test_there_and_back(self) -> None:
+        layer = layer_of(6, 3, source_width=4, dropout=0.1)
+        back = MultiHeadAttention.from_torch(layer.to_torch())
+        assert back.dropout == 0.1
+        for name, parameter in layer.state_dict().items():
+            assert torch.equal(back.state_dict()[name], parameter)
+
+    def test_a_layer_in_use_stays_in_use(self) -> None:
+        """Dropout is off in a layer taken from one that is being evaluated, and back."""
+        module = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True).eval()
+        layer = MultiHeadAttention.from_torch(module)
+        assert not layer.training
+        assert not layer.to_torch().training
+        assert layer.train().to_torch().training
+
+
+class TestCache:
+    @pytest.mark.parametrize("relative", RELATIVES)
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    @pytest.mark.parametrize("steps", [[1] * 6, [3, 1, 2]])
+    def test_steps_equal_the_whole(
+        self, relative: RelativeKind, kv_heads: int, steps: list[int]
+    ) -> None:
+        layer = layer_of(8, 4, kv_heads=kv_heads, relative=relative, clip=2)
+        inputs = random(3, 6, 8)
+        whole = layer(inputs, mask=weft.causal())
+        cache, outputs, done = KeyValueCache(), [], 0
+        for step in steps:
+            mask = weft.causal(offset=cache.length)
+            outputs.append(layer(inputs[:, done : done + step], mask=mask, cache=cache))
+            done += step
+            assert cache.length == done
+        torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("relative", RELATIVES)
+    def test_beams_that_change_places(self, relative: RelativeKind) -> None:
+        layer = layer_of(8, 2, relative=relative, clip=2)
+        inputs = random(3, 5, 8)
+        order = torch.tensor([2, 0, 0, 1])
+        cache = KeyValueCache()
+        layer(inputs[:, :3], mask=weft.causal(), cache=cache)
+        cache.reorder(order)
+        more = random(4, 2, 8, seed=5)
+        output = layer(more, mask=weft.causal(offset=3), cache=cache)
+        whole = layer(torch.cat((inputs[order, :3], more), 1), mask=weft.causal())
+        torch.testing.assert_close(output, whole[:, 3:], rtol=0, atol=1e-12)
+
+    def test_cross_attention_fills_it_once(self) -> None:
+        layer = layer_of(8, 2, kind="cross")
+        source, cache = random(2, 4, 8), KeyValueCache()
+        x = random(2, 1, 8, seed=3)
+        first = layer(x, source, cache=cache)
+        assert cache.length == 4
+        again = layer(x, torch.full_like(source, torch.nan), cache=cache)
+        assert torch.equal(first, again)
+        assert cache.length == 4
+        torch.testing.assert_close(first, layer(x, source), rtol=0, atol=1e-12)
+
+    def test_an_empty_one_is_reordered_in_peace(self) -> None:
+        cache = KeyValueCache()
+        cache.reorder(torch.tensor([1, 0]))
+        assert cache.length == 0
+        assert cache.keys is None
+
+
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_positions_make_the_order_matter(relative: RelativeKind) -> None:
+    """Without a mask or positions, permuting the tokens only permutes the outputs."""
+    layer = layer_of(8, 2, relative=relative, clip=2)
+    inputs, order = random(1, 5, 8), torch.tensor([3, 1, 4, 0, 2])
+    same = torch.allclose(layer(inputs[:, order]), layer(inputs)[:, order], atol=1e-12)
+    assert same == (relative == "none")
+
+
+def test_relative_positions_are_learned_where_they_have_parameters() -> None:
+    layer = layer_of(8, 2, relative="shaw", clip=3)
+    assert layer.key_table.shape == layer.value_table.shape == (7, 4)
+    layer(random(1, 5, 8)).sum().backward()
+    assert layer.key_table.grad is not None
+    assert layer.value_table.grad is not None
+    assert bool((layer.value_table.grad != 0).any())
+    alibi = layer_of(8, 2, relative="alibi")
+    assert "slopes" not in alibi.state_dict()
+    assert alibi.slopes.tolist() == [2**-4, 2**-8]
+
+
+def test_dropout_only_in_training() -> None:
+    layer = layer_of(8, 2, dropout=0.5)
+    inputs = random(1, 6, 8)
+    assert not torch.allclose(layer(inputs), layer(inputs))
+    layer.eval()
+    assert torch.equal(layer(inputs), layer(inputs))
+
+
+def test_initial_weights_are_glorot_and_biases_zero() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(64, 4)
+    limit = (6 / (64 + 64)) ** 0.5
+    for linear in (layer.w_q, layer.w_k, layer.w_v, layer.w_o):
+        assert 0.95 * limit < linear.weight.abs().max() <= limit
+        assert linear.bias.abs().max() == 0
+
+
+def test_gradients_of_the_matrices() -> None:
+    layer = layer_of(6, 3, bias=False)
+    assert all(bool((g == 0).all()) for g in layer.matrices(gradients=True).values())
+    layer(random(1, 4, 6)).square().sum().backward()
+    for name, gradient in layer.matrices(gradients=True).items():
+        assert gradient.shape == layer.matrices()[name].shape
+        assert bool((gradient != 0).any())
+    assert layer.w_q.weight.grad is not None
+    assert torch.equal(layer.matrices(gradients=True)["W_Q"][1], layer.w_q.weight.grad[2:4].T)
+
+
+def test_print_says_what_it_is() -> None:
+    assert "heads=2, depth=4, relative=alibi" in repr(MultiHeadAttention(8, 2, relative="alibi"))

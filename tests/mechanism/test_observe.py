@@ -1,0 +1,96 @@
+"""Watching attention calls, and leaving no trace of having watched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.observe import Recorder, layers_of, watching
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = MultiHeadAttention(8, 2)
+        self.block = nn.ModuleDict({"cross": MultiHeadAttention(8, 2, relative="rotary")})
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.block["cross"](self.first(inputs), inputs)
+        return output
+
+
+@pytest.fixture
+def model() -> Two:
+    torch.manual_seed(0)
+    return Two()
+
+
+def test_layers_have_their_paths(model: Two) -> None:
+    assert [name for name, _ in layers_of(model)] == ["first", "block.cross"]
+
+
+def test_each_call_is_recorded_in_order(model: Two) -> None:
+    inputs = torch.randn(3, 5, 8)
+    expected = model(inputs)
+    recorder = Recorder(model, weft.Top(4))
+    with watching(model, recorder):
+        output = model(inputs)
+        model(inputs[:, :2])
+    torch.testing.assert_close(output, expected)
+    names = [name for name, _, _ in recorder.calls]
+    assert names == ["first", "block.cross", "first", "block.cross"]
+    _, layer, seen = recorder.calls[0]
+    assert layer is model.first
+    assert isinstance(seen.caught, weft.AttentionGraph)
+    assert seen.caught.shape == (3, 2, 5, 5)
+    assert seen.caught.k == 4
+    assert seen.queries.shape == seen.keys.shape == (3, 2, 5, 4)
+    assert seen.scale == 0.5
+    assert not seen.queries.requires_grad
+    assert not seen.caught.weights.requires_grad
+    assert recorder.calls[2][2].caught.shape == (3, 2, 2, 2)
+
+
+def test_the_weights_follow_from_what_was_seen(model: Two) -> None:
+    """queries and keys are as they were scored, turned by rotary positions."""
+    recorder = Recorder(model, weft.All())
+    with watching(model, recorder):
+        model(torch.randn(2, 5, 8))
+    for _, _, seen in recorder.calls:
+        assert isinstance(seen.caught, torch.Tensor)
+        weights = (seen.queries @ seen.keys.mT * seen.scale).softmax(-1)
+        torch.testing.assert_close(seen.caught, weights)
+
+
+def test_gradients_flow_while_someone_watches(model: Two) -> None:
+    inputs = torch.randn(1, 3, 8)
+    model(inputs).sum().backward()
+    assert model.first.w_q.weight.grad is not None
+    expected = model.first.w_q.weight.grad.clone()
+    model.zero_grad()
+    with watching(model, Recorder(model, weft.Top(2))):
+        model(inputs).sum().backward()
+    torch.testing.assert_close(model.first.w_q.weight.grad, expected)
+
+
+def test_everything_is_put_back_after_an_exception(model: Two) -> None:
+    before = Recorder(model, weft.Top(1))
+    model.first.observer = before
+    recorder = Recorder(model, weft.Top(2))
+    with pytest.raises(RuntimeError, match="stop"), watching(model, recorder):
+        assert model.first.observer is recorder
+        assert model.block["cross"].observer is recorder
+        raise RuntimeError("stop")
+    assert model.first.observer is before
+    assert model.block["cross"].observer is None
+
+
+def test_nobody_watches_outside(model: Two) -> None:
+    recorder = Recorder(model, weft.Top(2))
+    with watching(model, recorder):
+        pass
+    model(torch.randn(1, 3, 8))
+    assert recorder.calls == []

@@ -1,0 +1,140 @@
+"""Positions against the reference, pair by pair."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from weft.mechanism.positions import bucket_of_distance, distances
+from weft.mechanism.reference import positions as reference
+
+offsets = st.integers(-3, 5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 20), st.integers(1, 8))
+def test_sinusoidal(length: int, half: int) -> None:
+    expected = reference.sinusoidal(length, 2 * half)
+    torch.testing.assert_close(weft.sinusoidal(length, 2 * half).double(), expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 6), st.integers(1, 4), st.integers(-5, 10_000), st.integers(0, 99))
+def test_rotary(length: int, half: int, offset: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(2, 3, length, 2 * half, dtype=torch.float64, generator=generator)
+    turned = weft.rotary(vectors, offset)
+    assert turned.shape == vectors.shape
+    for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
+        torch.testing.assert_close(ours, reference.rotary(own, offset), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
+def test_rotary_scores_know_the_distance_only(i: int, j: int, shift: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 8, dtype=torch.float64, generator=generator)
+
+    def score(i: int, j: int) -> float:
+        return float(weft.rotary(query, i)[0] @ weft.rotary(key, j)[0])
+
+    assert score(i, j) == pytest.approx(score(i + shift, j + shift), abs=1e-9)
+
+
+def test_rotary_keeps_float32_precise_at_far_positions() -> None:
+    vectors = torch.ones(1, 4)
+    exact = reference.rotary(vectors.double(), 1_000_000)
+    torch.testing.assert_close(weft.rotary(vectors, 1_000_000).double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", range(1, 33))
+def test_alibi_slopes(heads: int) -> None:
+    expected = torch.tensor(reference.alibi_slopes(heads))
+    torch.testing.assert_close(weft.alibi_slopes(heads), expected, rtol=1e-7, atol=0)
+    assert len(expected) == heads
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 5), offsets)
+def test_distances(queries: int, keys: int, offset: int) -> None:
+    expected = [[j - (i + offset) for j in range(keys)] for i in range(1, queries)]
+    ours = distances(range(1, max(queries, 1)), keys, offset, torch.device("cpu"))
+    assert ours.tolist() == expected
+
+
+@pytest.mark.parametrize("both", [True, False])
+@pytest.mark.parametrize(
+    ("buckets", "farthest"),
+    [(32, 128), (8, 20), (10, 100), (64, 256), (16, 64), (32, 1000), (12, 24), (4, 3), (5, 7)],
+)
+def test_buckets_of_every_distance(buckets: int, farthest: int, both: bool) -> None:
+    distance = torch.arange(-1100, 1101)
+    ours = bucket_of_distance(distance, buckets, farthest, both)
+    expected = [reference.bucket(d, buckets, farthest, both) for d in distance.tolist()]
+    assert ours.tolist() == expected
+    assert min(expected) >= 0
+    assert max(expected) <= buckets - 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 5), st.integers(0, 6), st.integers(0, 3), offsets, st.booleans())
+def test_shaw_is_the_literal_tensor(
+    queries: int, keys: int, clip: int, offset: int, per_head: bool
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    heads, depth, value_depth = 2, 3, 4
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    table = (heads, 2 * clip + 1) if per_head else (2 * clip + 1,)
+    shaw = weft.Shaw(random(*table, depth), random(*table, value_depth), offset)
+    assert shaw.clip == clip
+    shaw.check(heads, depth, value_depth)
+    q, weights = random(2, heads, queries, depth), random(2, heads, queries, keys)
+    scores = shaw.key_scores(q, range(queries), keys)
+    output = shaw.value_output(weights, range(queries))
+    assert output is not None
+    assert shaw.value_table is not None
+    for head in range(heads):
+        key_table = shaw.key_table[head] if per_head else shaw.key_table
+        value_table = shaw.value_table[head] if per_head else shaw.value_table
+        a_K = reference.shaw_embeddings(key_table, queries, keys, offset)
+        a_V = reference.shaw_embeddings(value_table, queries, keys, offset)
+        expected = torch.einsum("bid,ijd->bij", q[:, head], a_K)
+        torch.testing.assert_close(scores[:, head], expected, rtol=0, atol=1e-12)
+        expected = torch.einsum("bij,ijd->bid", weights[:, head], a_V)
+        torch.testing.assert_close(output[:, head], expected, rtol=0, atol=1e-12)
+
+
+def test_shaw_attention_of_the_paper() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(7, 5, dtype=torch.float64)
+    W_Q, W_K, W_V = torch.randn(3, 5, 4, dtype=torch.float64)
+    key_table, value_table = torch.randn(2, 5, 4, dtype=torch.float64)
+    expected = reference.shaw_attention(inputs, W_Q, W_K, W_V, key_table, value_table)
+    ours = weft.attention(
+        (inputs @ W_Q)[None],
+        (inputs @ W_K)[None],
+        (inputs @ W_V)[None],
+        relative=weft.Shaw(key_table, value_table),
+    )
+    torch.testing.assert_close(ours[0], expected, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), offsets)
+def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset: int) -> None:
+    cpu = torch.device("cpu")
+    slopes, table = torch.tensor([0.5, 0.25]), torch.randn(6, 2)
+    alibi = weft.ALiBi(slopes, offset)
+    buckets = weft.Buckets(table, max_distance=9, offset=offset)
+    whole_alibi = reference.alibi_bias(slopes, queries, keys, offset)
+    whole_buckets = reference.bucket_bias(table, queries, keys, max_distance=9, offset=offset)
+    for start in range(queries):
+        rows = range(start, queries)
+        assert torch.equal(alibi.bias(rows, keys, cpu), whole_alibi[:, start:])
+        assert torch.equal(buckets.bias(rows, keys, cpu), whole_buckets[:, start:])

@@ -1,0 +1,167 @@
+"""Every score against its formula, written pair by pair in the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from weft.mechanism import scores
+from weft.mechanism.reference import attention as formulas
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Tensor, Tensor, torch.Generator]:
+    """Queries (..., queries, depth) and keys (..., keys, depth), of any size from 0."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    leading = draw(st.sampled_from(((), (2,), (2, 3), (1, 1))))
+    rows, length, depth = draw(st.tuples(*[st.integers(0, 4)] * 2, st.integers(1, 5)))
+    size = draw(st.sampled_from((1.0, 1e4, 1e-4)))
+    queries = torch.randn(*leading, rows, depth, dtype=torch.float64, generator=generator) * size
+    keys = torch.randn(*leading, length, depth, dtype=torch.float64, generator=generator)
+    return queries, keys, generator
+
+
+def check(ours: Tensor, queries: Tensor, keys: Tensor, formula: Any) -> None:
+    """`formula` gives the scores of one (queries, keys); `ours` has leading dimensions."""
+    rows, length = queries.shape[-2], keys.shape[-2]
+    assert ours.shape == (*queries.shape[:-1], length)
+    flat_queries = queries.reshape(queries[..., 0, 0].numel() if rows else -1, *queries.shape[-2:])
+    for own, q, k in zip(
+        ours.reshape(len(flat_queries), rows, length),
+        flat_queries,
+        keys.reshape(len(flat_queries), *keys.shape[-2:]),
+        strict=True,
+    ):
+        torch.testing.assert_close(own, formula(q, k), rtol=1e-11, atol=1e-11)
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs())
+def test_dot_and_scaled_dot(drawn: tuple[Tensor, Tensor, torch.Generator]) -> None:
+    queries, keys, _ = drawn
+    if 0 in queries.shape:
+        assert scores.dot(queries, keys).shape == (*queries.shape[:-1], keys.shape[-2])
+        return
+    depth = queries.shape[-1]
+    check(scores.dot(queries, keys), queries, keys, formulas.dot)
+    check(weft.Dot()(queries, keys), queries, keys, formulas.dot)
+    check(
+        scores.scaled_dot(queries, keys),
+        queries,
+        keys,
+        lambda q, k: formulas.scale(formulas.score(q, k), depth),
+    )
+    check(
+        scores.scaled_dot(queries, keys, 0.25), queries, keys, lambda q, k: formulas.dot(q, k) / 4
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs(), st.integers(1, 4))
+def test_bilinear(drawn: tuple[Tensor, Tensor, torch.Generator], key_depth: int) -> None:
+    queries, keys, generator = drawn
+    if 0 in queries.shape:
+        return
+    depth = queries.shape[-1]
+    A = torch.randn(depth, key_depth, dtype=torch.float64, generator=generator)
+    other = torch.randn(*keys.shape[:-1], key_depth, dtype=torch.float64, generator=generator)
+    check(
+        scores.bilinear(queries, other, A),
+        queries,
+        other,
+        lambda q, k: formulas.bilinear(q, k, A),
+    )
+    square = torch.randn(depth, depth, dtype=torch.float64, generator=generator)
+    check(
+        weft.Bilinear(square, symmetric=True)(queries, keys),
+        queries,
+        keys,
+        lambda q, k: formulas.symmetric_bilinear(q, k, square),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs(), st.integers(1, 4), st.integers(1, 4))
+def test_additive(
+    drawn: tuple[Tensor, Tensor, torch.Generator], hidden: int, key_depth: int
+) -> None:
+    queries, keys, generator = drawn
+    if 0 in queries.shape:
+        return
+    W = torch.randn(hidden, queries.shape[-1], dtype=torch.float64, generator=generator)
+    U = torch.randn(hidden, key_depth, dtype=torch.float64, generator=generator)
+    v = torch.randn(hidden, dtype=torch.float64, generator=generator)
+    other = torch.randn(*keys.shape[:-1], key_depth, dtype=torch.float64, generator=generator)
+    check(
+        scores.additive(queries, other, W, U, v),
+        queries,
+        other,
+        lambda q, k: formulas.additive(q, k, W, U, v),
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs(), st.sampled_from((0.0, 0.2, 1.0)))
+def test_graph_attention(drawn: tuple[Tensor, Tensor, torch.Generator], slope: float) -> None:
+    queries, keys, generator = drawn
+    if 0 in queries.shape:
+        return
+    depth = queries.shape[-1]
+    a = torch.randn(2 * depth, dtype=torch.float64, generator=generator)
+    check(
+        scores.graph_attention(queries, keys, a[:depth], a[depth:], slope),
+        queries,
+        keys,
+        lambda q, k: formulas.graph_attention(q, k, a, slope=slope),
+    )
+    check(
+        scores.graph_attention_v2(queries, keys, a[:depth], slope),
+        queries,
+        keys,
+        lambda q, k: formulas.graph_attention_v2(q, k, a[:depth], slope=slope),
+    )
+
+
+def test_only_version_2_ranks_keys_by_the_query() -> None:
+    """Version 1 ranks the keys alike for every query (Brody et al. 2022, theorem 1)."""
+    torch.manual_seed(0)
+    queries, keys, a = torch.randn(40, 3), torch.randn(6, 3), torch.randn(2, 3)
+    best = scores.graph_attention(queries, keys, a[0], a[1]).argmax(-1)
+    assert len(set(best.tolist())) == 1
+    best = scores.graph_attention_v2(queries, keys, a[0]).argmax(-1)
+    assert len(set(best.tolist())) > 1
+
+
+def test_a_symmetric_form_makes_a_symmetric_matrix() -> None:
+    x, A = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    matrix = weft.Bilinear(A, symmetric=True)(x, x)
+    torch.testing.assert_close(matrix, matrix.mT, rtol=0, atol=1e-14)
+    free = weft.Bilinear(A)(x, x)
+    assert not torch.allclose(free, free.mT)
+    assert torch.equal(scores.symmetrised(A), scores.symmetrised(A).T)
+
+
+@pytest.mark.parametrize(
+    ("score", "scale", "cells"),
+    [
+        (weft.Dot(), 1.0, 1),
+        (weft.ScaledDot(), 0.5, 1),
+        (weft.Bilinear(torch.eye(4)), 1.0, 1),
+        (weft.Additive(torch.ones(7, 4), torch.ones(7, 4), torch.ones(7)), 1.0, 7),
+        (weft.GraphAttention(torch.ones(4), torch.ones(4)), 1.0, 1),
+        (weft.GraphAttentionV2(torch.ones(4)), 1.0, 4),
+    ],
+)
+def test_default_scale_and_cost(score: scores.Score, scale: float, cells: int) -> None:
+    assert score.default_scale(4) == scale
+    assert score.cells_per_score(4) == cells
+
+
+def test_depth_zero_has_a_scale() -> None:
+    assert weft.ScaledDot().default_scale(0) == 1.0

@@ -1,0 +1,140 @@
+"""The rules of the house that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weft
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(weft.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+#: Names that say nothing of what is inside.
+EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "manager", "misc"}
+#: Packages that the contracts name and that may not be there yet.
+PLANNED = ("analysis",)
+
+
+def module_name(path: Path) -> str:
+    return str(path.relative_to(PACKAGE).with_suffix(""))
+
+
+def contracts(folder: Path) -> Path:
+    """The contracts of pyproject.toml, less the packages that the design plans for later.
+
+    import-linter refuses to forbid a module that does not exist.
+    """
+    text = (ROOT / "pyproject.toml").read_text()
+    for name in PLANNED:
+        if not (PACKAGE / name / "__init__.py").exists():
+            text = text.replace(f'"weft.{name}", ', "")
+    path = folder / "contracts.toml"
+    path.write_text(text)
+    return path
+
+
+def test_imports_keep_to_the_contracts(tmp_path: Path) -> None:
+    """Imports point down only, the wings never meet."""
+    code = "from importlinter.cli import lint_imports_command as check; check()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--config", str(contracts(tmp_path)), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_names_of_modules_say_something() -> None:
+    for path in MODULES:
+        parts = set(path.relative_to(PACKAGE).with_suffix("").parts)
+        assert not parts & EMPTY_NAMES, path
+
+
+def test_the_reference_uses_nothing_of_weft() -> None:
+    """A second opinion that shares code with the first is none."""
+    for path in sorted((PACKAGE / "mechanism" / "reference").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                ours = name == "weft" or name.startswith("weft.")
+                assert not ours or name.startswith(("weft.mechanism.reference", "weft.errors"))
+
+
+def public_without_docstring(tree: ast.Module) -> list[str]:
+    """Public functions and classes at the top of a module, and methods of such classes.
+
+    A method that replaces one of a parent is documented there; an __init__ by its class.
+    """
+    documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    missing = [] if ast.get_docstring(tree) else ["the module"]
+    for node in tree.body:
+        if isinstance(node, documented) and not node.name.startswith("_"):
+            overload = any("overload" in ast.unparse(d) for d in node.decorator_list)
+            if not overload and not ast.get_docstring(node):
+                missing.append(node.name)
+            if isinstance(node, ast.ClassDef) and not node.bases:
+                missing += [
+                    f"{node.name}.{method.name}"
+                    for method in node.body
+                    if isinstance(method, ast.FunctionDef)
+                    and not method.name.startswith("_")
+                    and not ast.get_docstring(method)
+                ]
+    return missing
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_what_is_public_has_a_docstring(path: Path) -> None:
+    assert public_without_docstring(ast.parse(path.read_text())) == []
+
+
+def test_the_docstring_rule_finds_what_is_missing() -> None:
+    source = '"""M."""\ndef f(): ...\nclass C:\n    """C."""\n    def g(self): ...\n'
+    source += "    def _h(self): ...\ndef _i(): ..."
+    assert public_without_docstring(ast.parse(source)) == ["f", "C.g"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_exports_exist(path: Path) -> None:
+    """__all__ names what the module defines or imports, each once."""
+    tree = ast.parse(path.read_text())
+    lists = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    if not lists:
+        return
+    names = ast.literal_eval(lists[0])
+    assert len(set(names)) == len(names)
+    defined = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {
+                name.id for t in targets for name in ast.walk(t) if isinstance(name, ast.Name)
+            }
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    lazy = any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body)
+    assert lazy or set(names) <= defined
+
+
+def test_the_face_has_what_it_promises() -> None:
+    for name in weft.__all__:
+        assert getattr(weft, name) is not None

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.formats.trace import Trace
+from weft.mechanism.observe import layers_of
+from weft.tracing.capture import cut, proven_mask
+from weft.tracing.names import token_names
+
+
+def one(found) -> Trace:
+    assert isinstance(found, Trace)
+    return found
+
+
+def test_layers_of_an_encoder_decoder(pair_trace):
+    kinds = [(layer.name, layer.kind, layer.index, layer.shape) for layer in pair_trace.layers]
+    assert kinds == [
+        ("encoder", "encoder", 0, (4, 7, 7)),
+        ("decoder", "decoder", 0, (4, 4, 4)),
+        ("cross", "cross", 0, (4, 4, 7)),
+    ]
+    cross = pair_trace.layer("cross", 0)
+    assert cross.query_tokens == pair_trace.sequences["target"] == ["#1", "#8", "#30", "#41"]
+    assert cross.key_tokens == pair_trace.tokens
+    assert [layer.mask for layer in pair_trace.layers] == ["all", "causal", "all"]
+    assert "1 encoder + 1 decoder + 1 cross" in repr(pair_trace)
+    with pytest.raises(weft.InputError, match="no cross layer 1; this trace has 1 of that kind"):
+        pair_trace.layer("cross", 1)
+
+
+def test_everything_kept_is_the_dense_matrix_of_the_layer(translator):
+    source, target = torch.tensor([[3, 9, 14, 27]]), torch.tensor([[1, 8, 30]])
+    trace = one(weft.trace(translator, {"source": source, "target": target}, keep=weft.All()))
+
+    # The layers by hand, from the queries and keys that they project.
+    translator.eval()
+    with torch.no_grad():
+        memory = translator.embedding(source)
+        encoder = translator.encoder
+        queries = encoder._split(encoder.w_q(memory), 4)
+        keys = encoder._split(encoder.w_k(memory), 4)
+        _, dense = weft.attend(queries, keys, keys, keep=weft.All())
+    graph = trace.layers[0].graph
+    assert graph.k == 4
+    assert torch.allclose(graph.dense(), dense[0], atol=1e-6)
+    assert torch.allclose(graph.dense().sum(-1), torch.ones(4, 4), atol=1e-6)
+    assert torch.equal(trace.layers[0].queries, queries[0])
+    assert torch.equal(trace.layers[0].keys, keys[0])
+    # In every layer, scores are scale * queries . keys: the kept ones are among them.
+    for layer in trace.layers:
+        scores = (
+            layer.scale
+            * layer.queries
+            @ layer.keys.repeat_interleave(4 // layer.keys.shape[0], 0).transpose(-2, -1)
+        )
+        kept = layer.graph.keys.clamp(min=0)
+        there = layer.graph.keys >= 0
+        assert torch.allclose(layer.graph.scores[there], scores.gather(-1, kept)[there], atol=1e-5)
+
+
+def test_top_k_are_the_strongest_of_all(language_model):
+    tokens = torch.arange(1, 13)
+    every = one(weft.trace(language_model, tokens, keep=weft.All()))
+    few = one(weft.trace(language_model, tokens, keep=weft.Top(3)))
+    for all_of, top_of in zip(every.layers, few.layers, strict=True):
+        assert top_of.graph.k == 3
+        assert torch.equal(all_of.graph.keys[..., :3], top_of.graph.keys)
+        assert torch.allclose(all_of.graph.weights[..., :3], top_of.graph.weights)
+        left = 1 - top_of.graph.weights.sum(-1)
+        assert torch.allclose(top_of.graph.rest, left, atol=1e-6)
+        assert top_of.mask is None  # three edges of a row do not prove what the others may see
+    assert every.sequences.keys() == {"tokens"}
+    assert [layer.index for layer in every.layers] == [0, 1]
+    assert every.layers[0].positions == "rotary"
+
+
+def test_padding_is_cut_off_each_sample(translator):
+    source = torch.tensor([[3, 9, 14, 27, 5], [7, 6, 0, 0, 0], [0, 0, 4, 11, 12]])
+    target = torch.tensor([[1, 8, 30], [1, 9, 0], [1, 2, 3]])
+    traces = weft.trace(translator, {"source": source, "target": target})
+    assert [len(trace.sequences["source"]) for trace in traces] == [5, 2, 3]
+    assert [len(trace.sequences["target"]) for trace in traces] == [3, 2, 3]
+    assert traces[1].layers[2].shape == (4, 2, 2)
+    assert traces[2].sequences["source"] == ["#4", "#11", "#12"]
+    for trace in traces:
+        for layer in trace.layers:
+            graph = layer.graph
+            assert int(graph.keys.max()) < layer.shape[2]
+            assert torch.allclose(graph.weights.sum(-1), torch.ones(()), atol=1e-5)
+            assert layer.queries.shape[1] == layer.shape[1]
+    # As if it had been traced without its padding.
+    alone = one(weft.trace(translator, {"source": source[1, :2], "target": target[1, :2]}))
+    for padded, bare in zip(traces[1].layers, alone.layers, strict=True):
+        assert torch.equal(padded.graph.keys, bare.graph.keys)
+        assert torch.allclose(padded.graph.weights, bare.graph.weights, atol=1e-6)
+        assert torch.allclose(padded.graph.lse, bare.graph.lse, atol=1e-5)
+
+
+def test_mass_on_cut_keys_becomes_rest():
+    queries = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    _, graph = weft.attend(queries, queries, queries, keep=weft.Top(5))
+    part = cut(graph, slice(0, 3), slice(1, 4))
+    dense = graph.dense()[:, :3, 1:4]
+    assert torch.allclose(part.dense(), dense)
+    assert torch.allclose(part.rest, 1 - dense.sum(-1), atol=1e-6)
+    assert (part.weights[..., :-1] >= part.weights[..., 1:]).all()
+
+
+def test_a_batch_of_several_is_a_list_and_one_is_not(language_model):
+    several = weft.trace(language_model, torch.tensor([[1, 2], [3, 4]]))
+    assert isinstance(several, list)
+    assert len(several) == 2
+    assert isinstance(weft.trace(language_model, torch.tensor([1, 2])), Trace)
+    assert isinstance(weft.trace(language_model, torch.tensor([[1, 2]])), Trace)
+    empty = one(weft.trace(language_model, torch.tensor([0, 0])))
+    assert empty.tokens == []
+    assert empty.layers[0].shape == (4, 0, 0)
+
+
+def test_the_model_is_left_as_it_was(translator):
+    translator.train()
+    translator.decoder.eval()
+    seen = []
+
+    class Watcher:
+        keep = weft.Top(1)
+
+        def __call__(self, layer, observation):
+            seen.append(layer)
+
+    watcher = Watcher()
+    translator.encoder.observer = watcher
+    inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1, 2])}
+    first = one(weft.trace(translator, inputs))
+    second = one(weft.trace(translator, inputs))
+    # Dropout is off while tracing, so that the same input gives the same graph.
+    assert torch.equal(first.layers[2].graph.weights, second.layers[2].graph.weights)
+    assert not first.layers[0].graph.weights.requires_grad
+    assert not seen
+
+    def broken(*_, **__):
+        raise RuntimeError("broken")
+
+    translator.cross.forward = broken
+    with pytest.raises(RuntimeError, match="broken"):
+        weft.trace(translator, inputs)
+    for _, layer in layers_of(translator):
+        assert layer.observer is (watcher if layer is translator.encoder else None)
+    assert translator.training
+    assert translator.encoder.training
+    assert not translator.decoder.training
+
+
+def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model):
+    ids = torch.tensor([5, 17, 3])
+
+    class Vocabulary:
+        def token_strings(self, ids):
+            return [f"v{i}" for i in ids]
+
+    class Transformers:
+        def convert_ids_to_tokens(self, ids):
+            return [f"t{i}" for i in ids]
+
+    class Tokenizers:
+        def id_to_token(self, number):
+            return None if number == 17 else f"k{number}"
+
+    names = [
+        one(weft.trace(language_model, ids, tokenizer=tokenizer)).tokens
+        for tokenizer in (None, Vocabulary(), Transformers(), Tokenizers())
+    ]
+    assert names == [
+        ["#5", "#17", "#3"],
+        ["v5", "v17", "v3"],
+        ["t5", "t17", "t3"],
+        ["k5", "#17", "k3"],
+    ]
+    with pytest.raises(weft.InputError, match="cannot name tokens by a int"):
+        weft.trace(language_model, ids, tokenizer=3)
+
+
+def test_each_sequence_may_have_a_tokenizer_of_its_own(translator):
+    class Letters:
+        def token_strings(self, ids):
+            return [chr(96 + i) for i in ids]
+
+    trace = one(
+        weft.trace(
+            translator,
+            {"source": torch.tensor([1, 2]), "target": torch.tensor([3])},
+            tokenizer={"source": Letters()},
+        )
+    )
+    assert trace.sequences == {"source": ["a", "b"], "target": ["#3"]}
+
+
+def test_a_tokenizer_that_miscounts_is_refused():
+    class Broken:
+        def token_strings(self, ids):
+            return ["a"]
+
+    with pytest.raises(weft.InputError, match="1 names for 2 ids"):
+        token_names([1, 2], Broken())
+
+
+def test_wrong_inputs_say_what_was_expected(translator, language_model):
+    with pytest.raises(weft.InputError, match="Linear has no attention layers of weft"):
+        weft.trace(nn.Linear(2, 2), torch.tensor([1]))
+    with pytest.raises(weft.InputError, match="the inputs are str"):
+        weft.trace(language_model, "text")
+    with pytest.raises(weft.InputError, match="hold no token ids"):
+        weft.trace(language_model, torch.rand(2, 3))
+    with pytest.raises(weft.InputError, match=r"different sizes \(source: 2, target: 1\)"):
+        weft.trace(
+            translator, {"source": torch.ones(2, 3).long(), "target": torch.ones(1, 3).long()}
+        )
+
+
+def test_a_mask_is_named_only_where_the_graph_proves_it():
+    queries = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(3))
+
+    def rule(mask, k):
+        return proven_mask(weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(k))[1])
+
+    assert rule(None, 1) == "all"
+    assert rule(weft.causal(), 4) == "causal"
+    assert rule(weft.causal(), 3) is None
+    assert rule(weft.window(1, 1), 4) is None
+
+
+def test_importing_weft_loads_no_heavy_reader():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, weft; assert 'pyarrow' not in sys.modules; weft.Trace, weft.trace, weft.open; "
+        "print(sorted(set(dir(weft)) & {'Trace', 'open', 'trace'}))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
