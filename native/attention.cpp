@@ -35,8 +35,8 @@ int64_t blocks_per_task(int64_t blocks, int64_t kv_heads, int threads) {
 void forward(const Kernels& kernels, const Call& call, int threads) {
     const int64_t kv_heads = call.batch * call.kv_heads;
     const int64_t group = call.kv_heads ? call.heads / call.kv_heads : 0;
-    const int64_t blocks =
-        group * ((call.queries_count + kernels.block_queries - 1) / kernels.block_queries);
+    const int64_t size = kernels.block_queries(call);
+    const int64_t blocks = group * ((call.queries_count + size - 1) / size);
     if (kv_heads == 0 || blocks == 0) return;
     threads = std::max(threads, 1);
     const int64_t per_task = blocks_per_task(blocks, kv_heads, threads);

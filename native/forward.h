@@ -17,25 +17,35 @@ namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
 constexpr int block_queries = 8 * group_rows;
-constexpr int tile_keys = 256;
+// Where pairs are multiplied the products are so fast that reading the keys from memory would
+// bound them: more queries share each tile of keys.
+constexpr int most_queries = 2 * block_queries;
+#if defined(WEFT_HAS_PAIRS)
+inline int queries_of_block(const Call& call) {
+    return uses_pairs(call) ? most_queries : block_queries;
+}
+#else
+inline int queries_of_block(const Call&) { return block_queries; }
+#endif
+constexpr int tile_keys = 512;
 constexpr int tile_row = tile_keys + 16;  // no power of two: rows fall into different cache sets
 
 // The state of one block of queries while its keys stream by.
 struct Block {
     float* queries;    // (rows, depth), scaled
-    float* scores;     // (rows, tile_row)
+    float* scores;     // (rows, tile_row); where pairs are multiplied, one stripe of rows
     float* sums;       // (rows, sums_row): weighted values so far
     float* relation;   // (rows, table_row): relative scores by distance, or nullptr
     float* by_distance;  // (rows, table_row): weights summed by distance, or nullptr
     float* key_panel;    // the key table as panels
     float* value_table;  // the value table in whole vectors
-    Running running[block_queries];
-    Range visible[block_queries];
-    int32_t count[block_queries];
-    Candidates candidates[block_queries];
+    Running running[most_queries];
+    Range visible[most_queries];
+    int32_t count[most_queries];
+    Candidates candidates[most_queries];
     int64_t sums_row, table_row, capacity;
     int32_t* query_tiles;   // where pairs are multiplied: the queries
-    int32_t* weight_tiles;  // and the exponentials
+    int32_t* weight_tiles;  // and the exponentials of one stripe
     float factor;           // of the scores after the product; 1 where the queries are scaled
     int64_t batch, head, first_query;
     int rows;
@@ -45,38 +55,39 @@ struct Block {
 inline bool keeps_edges(const Call& call) { return call.kept > 0; }
 
 inline Block* lay_out_block(const Call& call, Workspace& space) {
+    const int queries = queries_of_block(call);
     Block* block = space.take<Block>(1);
     Block measured;
     Block& b = block ? *block : measured;
     b.sums_row = round_up(call.value_depth, lanes);
     b.table_row = round_up(2 * call.clip + 1, panel_columns);
-    b.queries = space.take<float>(block_queries * call.depth);
-    b.scores = space.take<float>(block_queries * tile_row + lanes);
-    b.sums = space.take<float>(block_queries * b.sums_row);
+    b.queries = space.take<float>(queries * call.depth);
+    b.scores = space.take<float>(queries * tile_row + lanes);
+    b.sums = space.take<float>(queries * b.sums_row);
     b.relation = b.by_distance = b.key_panel = b.value_table = nullptr;
     if (call.key_table) {
-        b.relation = space.take<float>(block_queries * b.table_row);
+        b.relation = space.take<float>(queries * b.table_row);
         b.key_panel = space.take<float>(b.table_row * call.depth);
     }
     if (call.value_table) {
-        b.by_distance = space.take<float>(block_queries * b.table_row);
+        b.by_distance = space.take<float>(queries * b.table_row);
         b.value_table = space.take<float>(b.table_row * b.sums_row);
     }
     b.query_tiles = b.weight_tiles = nullptr;
 #if defined(WEFT_HAS_PAIRS)
     if (uses_pairs(call)) {
-        b.query_tiles = space.take<int32_t>(block_queries / 16 * (round_up(call.depth, 32) / 32) *
+        b.query_tiles = space.take<int32_t>(queries / 16 * (round_up(call.depth, 32) / 32) *
                                             splits_of(call) * tile_cells);
-        b.weight_tiles = space.take<int32_t>(block_queries / 16 * (tile_keys / 32) *
+        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (tile_keys / 32) *
                                              splits_of(call) * tile_cells);
     }
 #endif
     if (keeps_edges(call)) {
         b.capacity = candidate_capacity(call.kept, tile_keys);
-        float* scores = space.take<float>(block_queries * (b.capacity + lanes));
-        int32_t* keys = space.take<int32_t>(block_queries * (b.capacity + lanes));
+        float* scores = space.take<float>(queries * (b.capacity + lanes));
+        int32_t* keys = space.take<int32_t>(queries * (b.capacity + lanes));
         if (block)
-            for (int row = 0; row < block_queries; ++row) {
+            for (int row = 0; row < queries; ++row) {
                 b.candidates[row].scores = scores + row * (b.capacity + lanes);
                 b.candidates[row].keys = keys + row * (b.capacity + lanes);
             }
@@ -97,7 +108,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     block.batch = b;
     block.head = h;
     block.first_query = first;
-    block.rows = (int)smaller(block_queries, call.queries_count - first);
+    block.rows = (int)smaller(queries_of_block(call), call.queries_count - first);
     block.guess = infinity;
     for (int row = 0; row < block.rows; ++row) {
         float* to = block.queries + row * call.depth;
@@ -140,10 +151,11 @@ inline Range group_range(const Block& block, int row, int rows, Range tile) {
 
 // One row of a tile before its exponentials: rules, candidates, maximum. `keys`: what the row sees
 // of the tile, not empty. `area`: whole vectors around it, whose hidden scores become -infinity.
+// `tile_scores`: the row's scores from the tile's first key on.
 template <bool with_statistics>
 inline void prepare_row(const Call& call, Block& block, int row, Range keys, Range area, Range tile,
-                        bool rules) {
-    float* scores = block.scores + row * tile_row - tile.first;  // by key
+                        float* tile_scores, bool rules) {
+    float* scores = tile_scores - tile.first;  // by key
     if (rules)
         apply_rules(call, block.batch, block.head, block.first_query + row, keys,
                     block.relation ? block.relation + row * block.table_row : nullptr,
@@ -192,7 +204,7 @@ inline void soften_row(const Call& call, Block& block, int row, Range group, Ran
         return;
     }
     const Range area = widened(keys, tile, lanes);
-    prepare_row<with_statistics>(call, block, row, keys, area, tile, rules);
+    prepare_row<with_statistics>(call, block, row, keys, area, tile, scores + tile.first, rules);
     exponentiate<with_statistics>(block.running[row], scores + area.first,
                                   (area.end - area.first) / lanes);
     if (block.by_distance)
@@ -206,7 +218,7 @@ inline void soften_row(const Call& call, Block& block, int row, Range group, Ran
 template <bool with_statistics>
 inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
     const bool rules = has_rules(call);
-    Range groups[block_queries / group_rows + 1];
+    Range groups[most_queries / group_rows + 1];
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g)
         groups[g] = group_range(block, row, (int)smaller(group_rows, block.rows - row), tile);
 
@@ -257,13 +269,13 @@ inline void finish_block(const Call& call, Block& block) {
         const int64_t at = (block.batch * call.heads + block.head) * call.queries_count +
                            block.first_query + row;
         Running& running = block.running[row];
-        float factor = 1.0f, with_sink = running.total;
+        float factor = 1.0f, sink_total = 0.0f;
         if (call.sinks) {
             const float sink = call.sinks[block.head];
             factor = running.raise(sink);
-            with_sink = running.total +
-                        (sink == -infinity ? 0.0f : __builtin_expf(sink - running.maximum));
+            sink_total = sink == -infinity ? 0.0f : __builtin_expf(sink - running.maximum);
         }
+        const float total = sum(running.total), with_sink = total + sink_total;
         // A row that saw no key: no mass, and minus infinity for its logarithm.
         const bool blind = with_sink == 0;
         const float inverse = blind ? 0.0f : 1.0f / with_sink;
@@ -272,7 +284,7 @@ inline void finish_block(const Call& call, Block& block) {
         call.lse[at] = blind ? -infinity : running.maximum + logarithm;
         if (!call.entropy) continue;
         call.entropy[at] =
-            blind ? 0.0f : (running.total * logarithm - running.moment) * inverse;
+            blind ? 0.0f : (total * logarithm - sum(running.moment)) * inverse;
         call.count[at] = block.count[row];
         float mass = 0;
         if (call.kept) {

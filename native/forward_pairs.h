@@ -55,7 +55,7 @@ template <int splits, bool with_moment>
 inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int32_t* to,
                                bool keep_weights) {
     const Floats highest = broadcast(row.maximum == -infinity ? 0.0f : row.maximum);
-    Floats total{}, moment{};
+    Floats total = row.total, moment = row.moment;
     for (int64_t c = 0; c < chunks; ++c, to += splits * tile_cells) {
         float* chunk = scores + c * chunk_terms;
         const Floats x = load(chunk) - highest, y = load(chunk + 16) - highest;
@@ -71,83 +71,88 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
         }
         store_pairs<splits>(p, q, to);
     }
-    row.total += sum(total);
-    if (with_moment) row.moment += sum(moment);
+    row.total = total;
+    if (with_moment) row.moment = moment;
+}
+
+// What a row sees of a tile, in whole chunks.
+inline Range chunks_seen(const Block& block, int row, Range tile) {
+    const Range keys = intersection(block.visible[row], tile);
+    return keys.empty() ? keys : widened(keys, tile, chunk_terms);
+}
+
+// One row of a tile before its exponentials.
+template <bool with_statistics>
+inline void prepare_row_pairs(const Call& call, Block& block, int row, Range tile, bool rules) {
+    const Range area = chunks_seen(block, row, tile);
+    if (area.empty()) return;
+    float* scores = block.scores + row % stripe_rows * tile_row - tile.first;  // by key
+    if (block.factor != 1.0f)
+        for (int64_t j = area.first; j < area.end; j += lanes)
+            store(scores + j, load(scores + j) * block.factor);
+    prepare_row<with_statistics>(call, block, row, intersection(block.visible[row], tile), area,
+                                 tile, scores + tile.first, rules);
 }
 
 // One row of a tile: scores to exponentials in tiles. `stripe`: what the product computed, whole
 // chunks of keys.
 template <int splits, bool with_statistics>
-inline void soften_row_pairs(const Call& call, Block& block, int row, Range stripe, Range tile,
-                             bool rules) {
+inline void soften_row_pairs(const Call& call, Block& block, int row, Range stripe, Range tile) {
     constexpr int64_t chunks_in_tile = tile_keys / chunk_terms;
-    float* scores = block.scores + row * tile_row;
+    float* scores = block.scores + row % stripe_rows * tile_row - tile.first;  // by key
     int32_t* weights = block.weight_tiles +
-                       row / 16 * chunks_in_tile * splits * tile_cells + row % 16 * 16;
+                       row % stripe_rows / 16 * chunks_in_tile * splits * tile_cells +
+                       row % 16 * 16;
+    const auto chunk_of = [&](int64_t key) { return (key - tile.first) / chunk_terms; };
     const auto clear = [&](Range keys) {
         for (int64_t j = keys.first; j < keys.end; j += chunk_terms)
             for (int split = 0; split < splits; ++split)
-                store(weights + ((j - tile.first) / chunk_terms * splits + split) * tile_cells,
-                      Integers{});
+                store(weights + (chunk_of(j) * splits + split) * tile_cells, Integers{});
     };
-    const Range keys = intersection(block.visible[row], tile);
-    if (keys.empty()) return clear(stripe);
-    const Range area = widened(keys, tile, chunk_terms);
-    const int64_t start = area.first - tile.first, chunks = (area.end - area.first) / chunk_terms;
-    if (block.factor != 1.0f)
-        for (int64_t j = start; j < area.end - tile.first; j += lanes)
-            store(scores + j, load(scores + j) * block.factor);
-    prepare_row<with_statistics>(call, block, row, keys, area, tile, rules);
+    const Range area = chunks_seen(block, row, tile);
+    if (area.empty()) return clear(stripe);
     exponentiate_pairs<splits, with_statistics>(
-        block.running[row], scores + start, chunks,
-        weights + start / chunk_terms * splits * tile_cells, block.by_distance != nullptr);
-    if (block.by_distance)
-        sum_by_distance(call, scores + (keys.first - tile.first), block.first_query + row, keys,
+        block.running[row], scores + area.first, (area.end - area.first) / chunk_terms,
+        weights + chunk_of(area.first) * splits * tile_cells, block.by_distance != nullptr);
+    if (block.by_distance) {
+        const Range keys = intersection(block.visible[row], tile);
+        sum_by_distance(call, scores + keys.first, block.first_query + row, keys,
                         block.by_distance + row * block.table_row);
+    }
     clear({stripe.first, area.first});
     clear({area.end, stripe.end});
 }
 
-// Let one tile of keys pass a block of queries.
+// Let one tile of keys pass a stripe of rows.
 template <int splits, bool with_statistics>
-inline void pass_tile_pairs(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
-    const bool rules = has_rules(call);
+inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, Range tile,
+                        int first_row) {
+    const int end_row = (int)smaller(first_row + stripe_rows, block.rows);
+    Range stripe = group_range(block, first_row, end_row - first_row, tile);
+    if (stripe.empty()) return;
+    stripe = widened(stripe, tile, chunk_terms);
+    const bool two_rows = end_row - first_row > 16, rules = has_rules(call);
     const int64_t chunks = chunks_of(call.depth), columns = round_up(call.value_depth, 16) / 16;
     constexpr int64_t cells = splits * tile_cells, chunks_in_tile = tile_keys / chunk_terms;
-    Range stripes[block_queries / stripe_rows];
-    for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
-        stripes[s] = group_range(block, row, (int)smaller(stripe_rows, block.rows - row), tile);
-        if (!stripes[s].empty()) stripes[s] = widened(stripes[s], tile, chunk_terms);
-    }
-    for (int64_t panel = tile.first; panel < tile.end; panel += 32)
-        for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
-            if (panel < stripes[s].first || panel >= stripes[s].end) continue;
-            multiply_tiles<splits>(
-                block.rows - row > 16, true,
-                {block.query_tiles + row / 16 * chunks * cells, cells, chunks * cells},
-                {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells,
-                 chunks * cells},
-                block.scores + row * tile_row + (panel - tile.first), tile_row, chunks, false);
-        }
-    for (int row = 0; row < block.rows; ++row) {
-        const Range stripe = stripes[row / stripe_rows];
-        if (!stripe.empty())
-            soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile, rules);
-    }
-    for (int row = 0, s = 0; row < block.rows; row += stripe_rows, ++s) {
-        if (stripes[s].empty()) continue;
-        const int64_t first = (stripes[s].first - tile.first) / chunk_terms;
-        const int64_t count = (stripes[s].end - stripes[s].first) / chunk_terms;
-        for (int64_t n = 0; n < columns; n += 2)
-            multiply_tiles<splits>(
-                block.rows - row > 16, n + 1 < columns,
-                {block.weight_tiles + (row / 16 * chunks_in_tile + first) * cells, cells,
-                 chunks_in_tile * cells},
-                {keys.value_tiles +
-                     ((stripes[s].first - keys.first) / chunk_terms * columns + n) * cells,
-                 columns * cells, cells},
-                block.sums + row * block.sums_row + n * 16, block.sums_row, count, true);
-    }
+    for (int64_t panel = stripe.first; panel < stripe.end; panel += 32)
+        multiply_tiles<splits>(
+            two_rows, true,
+            {block.query_tiles + first_row / 16 * chunks * cells, cells, chunks * cells},
+            {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells, chunks * cells},
+            block.scores + (panel - tile.first), tile_row, chunks, false);
+    for (int row = first_row; row < end_row; ++row)
+        prepare_row_pairs<with_statistics>(call, block, row, tile, rules);
+    for (int row = first_row; row < end_row; ++row)
+        soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile);
+    const int64_t first_chunk = (stripe.first - tile.first) / chunk_terms;
+    for (int64_t n = 0; n < columns; n += 2)
+        multiply_tiles<splits>(
+            two_rows, n + 1 < columns,
+            {block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells},
+            {keys.value_tiles + ((stripe.first - keys.first) / chunk_terms * columns + n) * cells,
+             columns * cells, cells},
+            block.sums + first_row * block.sums_row + n * 16, block.sums_row,
+            (stripe.end - stripe.first) / chunk_terms, true);
 }
 
 // One block of queries from beginning to end. Returns false, with nothing done, where a query is
@@ -164,10 +169,11 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
                           block.query_tiles);
     if (splits > 1 && !finite) return false;
     stream_tiles(block, [&](Range tile) {
-        if (call.entropy)
-            pass_tile_pairs<splits, true>(call, block, keys, tile);
-        else
-            pass_tile_pairs<splits, false>(call, block, keys, tile);
+        for (int row = 0; row < block.rows; row += stripe_rows)
+            if (call.entropy)
+                pass_stripe<splits, true>(call, block, keys, tile, row);
+            else
+                pass_stripe<splits, false>(call, block, keys, tile, row);
     });
     finish_block(call, block);
     return true;

@@ -10,9 +10,7 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-static int64_t blocks_of_head(const Call& call) {
-    return (call.queries_count + block_queries - 1) / block_queries;
-}
+static int64_t block_size(const Call& call) { return queries_of_block(call); }
 
 static size_t forward_workspace(const Call& call) {
     Workspace space(nullptr);
@@ -29,11 +27,12 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
     Workspace space(workspace);
     Block* block = lay_out_block(call, space);
     PackedKeys keys = lay_out_keys(call, space);
-    const int64_t blocks = blocks_of_head(call), group = call.heads / call.kv_heads;
+    const int64_t size = queries_of_block(call), group = call.heads / call.kv_heads;
+    const int64_t blocks = (call.queries_count + size - 1) / size;
     Range seen;
     for (int64_t n = first_block; n < end_block; ++n) {
-        const int64_t first = n % blocks * block_queries;
-        const int64_t end = smaller(first + block_queries, call.queries_count);
+        const int64_t first = n % blocks * size;
+        const int64_t end = smaller(first + size, call.queries_count);
         for (int64_t query = first; query < end; ++query)
             seen = hull(seen, visible_keys(call, b, query));
     }
@@ -50,7 +49,7 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
     // The last queries first: under a causal mask they see the most keys, and the short blocks
     // at the end even out what the threads have left.
     for (int64_t n = end_block - 1; n >= first_block; --n) {
-        const int64_t head = kv_head * group + n / blocks, query = n % blocks * block_queries;
+        const int64_t head = kv_head * group + n / blocks, query = n % blocks * size;
 #if defined(WEFT_HAS_PAIRS)
         if (keys.as_pairs &&
             (call.bfloat16 ? forward_block_pairs<1>(call, *block, b, head, query, keys)
@@ -82,7 +81,7 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 extern const Kernels kernels;
 const Kernels kernels = {
     WEFT_NAME(WEFT_INSTRUCTION_SET),
-    block_queries,
+    block_size,
     forward_workspace,
     forward,
     backward_workspace,

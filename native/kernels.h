@@ -14,7 +14,8 @@ namespace weft {
 // Every kernel works on a workspace of its own and touches no other task's results.
 struct Kernels {
     const char* instruction_set;
-    int64_t block_queries;  // queries that the keys stream past together
+    // Queries that the keys stream past together.
+    int64_t (*block_queries)(const Call& call);
 
     size_t (*forward_workspace)(const Call& call);
     // Some blocks of the queries that share one key/value head, counted head by head. Packs the

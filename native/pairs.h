@@ -221,43 +221,48 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
         WEFT_TILE_ZERO(2);
         WEFT_TILE_ZERO(3);
     }
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        const int32_t* a = left.cells + chunk * left.chunk;
-        const int32_t* b = right.cells + chunk * right.chunk;
-        const auto load_left = [&](int split) {
-            WEFT_TILE_LOAD(4, a + split * tile_cells, 64);
-            if (two_rows) WEFT_TILE_LOAD(5, a + left.block + split * tile_cells, 64);
-        };
-        const auto load_right = [&](int split) {
-            WEFT_TILE_LOAD(6, b + split * tile_cells, 64);
-            if (two_columns) WEFT_TILE_LOAD(7, b + right.block + split * tile_cells, 64);
-        };
-        const auto add = [&] {
-            WEFT_TILE_MULTIPLY(0, 4, 6);
-            if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
-            if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
-            if (two_rows && two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
-        };
-        if (splits == 1) {
-            load_left(0);
-            load_right(0);
-            add();
-        } else {
-            // Small products first, in an order that reloads one factor at a time.
-            load_left(0);
-            load_right(2);
-            add();
-            load_right(1);
-            add();
-            load_left(1);
-            add();
-            load_right(0);
-            add();
-            load_left(2);
-            add();
-            load_left(0);
-            add();
+    const int32_t* a = left.cells;
+    const int32_t* b = right.cells;
+    // Each step multiplies what is loaded, and loads the factor of the next step as soon as its
+    // register is free, half a step ahead of its use.
+    const auto then_load_left = [&](const int32_t* next) {
+        WEFT_TILE_MULTIPLY(0, 4, 6);
+        if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
+        WEFT_TILE_LOAD(4, next, 64);
+        if (two_rows) {
+            WEFT_TILE_MULTIPLY(2, 5, 6);
+            if (two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
+            WEFT_TILE_LOAD(5, next + left.block, 64);
         }
+    };
+    const auto then_load_right = [&](const int32_t* next) {
+        WEFT_TILE_MULTIPLY(0, 4, 6);
+        if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
+        WEFT_TILE_LOAD(6, next, 64);
+        if (two_columns) {
+            WEFT_TILE_MULTIPLY(1, 4, 7);
+            if (two_rows) WEFT_TILE_MULTIPLY(3, 5, 7);
+            WEFT_TILE_LOAD(7, next + right.block, 64);
+        }
+    };
+    for (int64_t chunk = 0; chunk < chunks; ++chunk, a += left.chunk, b += right.chunk) {
+        const int32_t* first = b + (splits - 1) * tile_cells;
+        WEFT_TILE_LOAD(4, a, 64);
+        WEFT_TILE_LOAD(6, first, 64);
+        if (two_columns) WEFT_TILE_LOAD(7, first + right.block, 64);
+        if (two_rows) WEFT_TILE_LOAD(5, a + left.block, 64);
+        if (splits == 3) {
+            // Small products first, in an order that changes one factor at a time.
+            then_load_right(b + tile_cells);
+            then_load_left(a + tile_cells);
+            then_load_right(b);
+            then_load_left(a + 2 * tile_cells);
+            then_load_left(a);
+        }
+        WEFT_TILE_MULTIPLY(0, 4, 6);
+        if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
+        if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
+        if (two_rows && two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
     }
     WEFT_TILE_STORE(0, c, stride);
     if (two_columns) WEFT_TILE_STORE(1, c + 16, stride);

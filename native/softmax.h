@@ -8,11 +8,12 @@ namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
 // Of the scores s_j seen so far: their maximum m, sum of e^(s_j - m), and sum of
-// e^(s_j - m) (s_j - m), from which the entropy follows.
+// e^(s_j - m) (s_j - m), from which the entropy follows. The sums are kept lane by lane and added
+// up once, at the end of the row.
 struct Running {
+    Floats total{};
+    Floats moment{};
     float maximum = -infinity;
-    float total = 0;
-    float moment = 0;
 
     // Change the maximum to a higher one. Returns the factor by which sums made under the old one
     // shrink.
@@ -35,7 +36,7 @@ template <bool with_moment>
 inline void exponentiate(Running& row, float* scores, int64_t vectors) {
     // A row that has seen nothing but minus infinity has no maximum to subtract.
     const Floats highest = broadcast(row.maximum == -infinity ? 0.0f : row.maximum);
-    Floats total{}, moment{};
+    Floats total = row.total, moment = row.moment;
     for (int64_t v = 0; v < vectors; ++v) {
         const Floats x = load(scores + v * lanes) - highest;
         const Floats p = exponential(x);
@@ -44,8 +45,8 @@ inline void exponentiate(Running& row, float* scores, int64_t vectors) {
         if (with_moment) moment += p * maximum(broadcast(-100.0f), x);
         store(scores + v * lanes, p);
     }
-    row.total += sum(total);
-    if (with_moment) row.moment += sum(moment);
+    row.total = total;
+    if (with_moment) row.moment = moment;
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -16,7 +16,7 @@ from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Both, Mask, Padding, Window
 from weft.mechanism.packed import Packed
 from weft.mechanism.positions import Shaw
-from weft.mechanism.scores import Bilinear, Dot, ScaledDot, symmetrised
+from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
 try:
     from weft import _native
@@ -148,6 +148,7 @@ def prepare(call: AttentionCall) -> NativeCall:
     queries, keys, values = call.queries, call.keys, call.values
     if isinstance(call.score, Bilinear):
         matrix = call.score.matrix
+        bilinear(queries[..., :0, :], keys[..., :0, :], matrix)  # raises where A does not fit
         queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
     rows, length = queries.shape[2], keys.shape[2]
     native = NativeCall(
