@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Both, Mask, Padding, Window
-from weft.mechanism.packed import Packed
+from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import Shaw
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
@@ -130,10 +130,10 @@ def _parts(mask: Mask | None) -> list[Mask]:
 def _why_mask_not_served(call: AttentionCall) -> str | None:
     queries, keys = call.queries.shape[2], call.keys.shape[2]
     for part in _parts(call.mask):
-        if isinstance(part, Window | Padding | Packed):
+        if isinstance(part, Window | Padding | Ranges):
             continue
         # A row of an explicit mask tells the size of all.
-        row = part.block(range(min(queries, 1)), min(keys, 1), call.queries.device)
+        row = part.block(range(min(queries, 1)), keys, call.queries.device)
         cells = row.shape[0] * row.shape[1] * queries * keys
         if cells > MASK_CELLS:
             return (
@@ -219,7 +219,7 @@ def _with_mask(native: NativeCall, mask: Mask | None) -> NativeCall:
             if part.right is not None:
                 right = min(right, part.offset + part.right)
             continue
-        if isinstance(part, Packed):
+        if isinstance(part, Ranges):
             ranges = part.ranges(rows, length)
             row_range = ranges if row_range is None else _narrower(row_range, ranges)
             continue

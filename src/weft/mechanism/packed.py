@@ -1,4 +1,8 @@
-"""Packed sequences: several sequences laid end to end, none of which sees the others."""
+"""Masks that give each query a range of keys of its own; packed sequences are one.
+
+Several sequences laid end to end, none of which sees the others, cost no padding: the kernels
+read each query's range and skip the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,20 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.mechanism.masks import Mask
 
-__all__ = ["Packed", "packed"]
+__all__ = ["Packed", "Ranges", "packed"]
 
 
 @dataclass(frozen=True, eq=False)
-class Packed(Mask):
-    """Query i looks at the keys of its own sequence. See `packed`."""
+class Ranges(Mask):
+    """Query i looks at the keys from ``first[i]`` up to, without, ``end[i]``; int64, (queries,)."""
 
-    query_lengths: Tensor
-    key_lengths: Tensor
+    first: Tensor
+    end: Tensor
 
     def ranges(self, queries: int, keys: int) -> Tensor:
-        """First key and end for each query, (2, 1, queries); none for queries past the last."""
-        ends = self.key_lengths.cumsum(0)
-        both = torch.stack((ends - self.key_lengths, ends))
-        ranges = both.repeat_interleave(self.query_lengths, dim=1)[:, :queries]
-        missing = queries - ranges.shape[1]
-        ranges = torch.nn.functional.pad(ranges, (0, missing))
-        return ranges.clamp(max=keys)[:, None].contiguous()
+        """First key and end for each query, (2, 1, queries)."""
+        both = torch.stack((self.first, self.end))[:, :queries]
+        return both.clamp(0, keys)[:, None].contiguous()
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
@@ -38,12 +38,19 @@ class Packed(Mask):
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
-        sizes = (int(self.query_lengths.sum()), int(self.key_lengths.sum()))
-        if sizes[0] > queries or sizes[1] > keys:
+        if len(self.first) != queries:
             raise ShapeError(
-                f"packed: the sequences have {sizes[0]} queries and {sizes[1]} keys together, the "
-                f"call has {queries} and {keys}. Lay the sequences end to end."
+                f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
+                "for each query; packed sequences must fill the call."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Ranges):
+    """Query i looks at the keys of its own sequence. See `packed`."""
+
+    query_lengths: Tensor
+    key_lengths: Tensor
 
 
 def packed(
@@ -72,4 +79,7 @@ def packed(
             f"packed: lengths of queries for {len(queries)} sequences, of keys for {len(keys)}. "
             "Give both for each sequence."
         )
-    return Packed(queries.long().cpu(), keys.long().cpu())
+    queries, keys = queries.long().cpu(), keys.long().cpu()
+    ends = keys.cumsum(0)
+    first, end = torch.stack((ends - keys, ends)).repeat_interleave(queries, dim=1)
+    return Packed(first, end, queries, keys)
