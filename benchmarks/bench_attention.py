@@ -1,0 +1,64 @@
+"""Claim: output, log-sum-exp, entropy and the exact top 32 edges cost no more than attention alone.
+
+Peer: torch's scaled_dot_product_attention, which returns the output alone. 12 heads, depth 64.
+Prints seconds and, last on each line, the ratios weft / peer of `attention` and `attend`.
+
+    python benchmarks/bench_attention.py --lengths 1024 4096 8192 16384
+    python benchmarks/bench_attention.py --dtype bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from side_by_side import extra_memory, side_by_side
+from torch.nn.functional import scaled_dot_product_attention
+
+import weft
+from weft.mechanism import native
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 8192])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--keep", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    print(f"{options.dtype}, {options.threads} threads, kernels: {native.instruction_sets()[0]}")
+    for length in options.lengths:
+        for causal in (False, True):
+            queries, keys, values = (
+                torch.randn(1, 12, length, 64).to(getattr(torch, options.dtype)) for _ in range(3)
+            )
+            mask = weft.causal() if causal else None
+            keep = weft.Top(options.keep)
+
+            def peer() -> object:
+                return scaled_dot_product_attention(queries, keys, values, is_causal=causal)  # noqa: B023
+
+            def output() -> object:
+                return weft.attention(queries, keys, values, mask=mask, backend="native")  # noqa: B023
+
+            def graph() -> object:
+                return weft.attend(
+                    queries, keys, values, mask=mask, keep=keep, backend="native"  # noqa: B023
+                )
+
+            one, plain, captured = side_by_side(peer, output, graph)
+            edges = 12 * length * options.keep * 12 / 2**20
+            extra = extra_memory(graph)
+            print(
+                f"N={length:6} {'causal' if causal else 'full  '} sdpa {one * 1e3:8.1f} ms  "
+                f"attend: {extra:5.0f} MB more, edges {edges:4.0f} MB  "
+                f"attention {plain / one:.2f}  attend {captured / one:.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

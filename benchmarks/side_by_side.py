@@ -1,0 +1,55 @@
+"""Peer and weft in turn, in one run: medians, ratio, and the memory that a call takes."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["extra_memory", "peak_memory", "side_by_side"]
+
+
+def side_by_side(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
+    """Median seconds of each run, taken in turn so that a slow moment hits all alike."""
+    for run in runs:
+        run()
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats):
+        for times, run in zip(seconds, runs, strict=True):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times) for times in seconds]
+
+
+def peak_memory() -> float:
+    """The most memory this process has held so far, in megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _resident() -> float:
+    """Memory held now, in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def extra_memory(run: Callable[[], object]) -> float:
+    """Megabytes that a run holds at most beyond what is held before it, sampled while it runs."""
+    before, highest, done = _resident(), 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.wait(0.0005):
+            highest = max(highest, _resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = run()
+    highest = max(highest, _resident())
+    done.set()
+    watcher.join()
+    del result
+    return highest - before
