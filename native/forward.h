@@ -292,13 +292,16 @@ inline void finish_block(const Call& call, Block& block) {
             float* weights = call.kept_weights + at * call.kept;
             int32_t* keys = call.kept_keys + at * call.kept;
             const int64_t kept = order_strongest(block.candidates[row], call.kept, scores, keys);
+            Floats total_kept{};
             for (int64_t n = 0; n < kept; n += lanes) {
                 const Floats x = load_part(scores + n, kept - n) - running.maximum;
-                float part[lanes];
-                store(part, exponential(x) * inverse);
-                for (int64_t lane = 0; lane < lanes && n + lane < kept; ++lane)
-                    mass += weights[n + lane] = part[lane];
+                Floats p = exponential(x) * inverse;
+                if (n + lanes > kept)
+                    for (int64_t lane = kept - n; lane < lanes; ++lane) p[lane] = 0;
+                total_kept += p;
+                store_part(weights + n, p, kept - n);
             }
+            mass = sum(total_kept);
             for (int64_t n = kept; n < call.kept; ++n) {
                 scores[n] = -infinity;
                 weights[n] = 0;

@@ -21,6 +21,12 @@ inline Floats load_part(const float* from, int64_t count) {
 #endif
 }
 
+// The first `count` of a vector's lanes to memory.
+inline void store_part(float* to, Floats x, int64_t count) {
+    if (count >= lanes) return store(to, x);
+    for (int64_t lane = 0; lane < count; ++lane) to[lane] = x[lane];
+}
+
 // tanh, within 2e-7 of the true value, relatively: an odd polynomial near 0, where the formula by
 // exponentials cancels, and 1 - 2 / (e^2y + 1) elsewhere.
 inline Floats hyperbolic_tangent(Floats y) {

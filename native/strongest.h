@@ -38,6 +38,25 @@ inline int64_t count_above(const float* scores, int64_t vectors, float bound) {
     return count;
 }
 
+// found(v, scores, lanes) for each vector v that has lanes above a bound, in order. Which vectors
+// have any is noted first, without a branch: the few that do lie anywhere, and a processor that
+// guesses wrong at each of them would spend more time on that than on all the rest.
+template <typename Found>
+inline void for_lanes_above(const float* scores, int64_t vectors, float bound, const Found& found) {
+    const Floats limit = broadcast(bound);
+    for (int64_t start = 0; start < vectors; start += 64) {
+        const int64_t end = smaller(start + 64, vectors);
+        uint64_t some = 0;
+        for (int64_t v = start; v < end; ++v)
+            some |= (uint64_t)(lanes_above(load(scores + v * lanes), limit) != 0) << (v - start);
+        for (; some; some &= some - 1) {
+            const int64_t v = start + __builtin_ctzll(some);
+            const Floats x = load(scores + v * lanes);
+            found(v, x, lanes_above(x, limit));
+        }
+    }
+}
+
 // Append the chosen lanes of scores and keys; writes up to a whole vector past the end.
 inline void append(unsigned chosen, Floats scores, Integers keys, float* to_scores,
                    int32_t* to_keys, int64_t& number) {
@@ -138,22 +157,26 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
 // Returns how many were kept; to_scores may be scores itself.
 inline int64_t apply_cut(Cut cut, const float* scores, const int32_t* keys, int32_t first_key,
                          int64_t vectors, float* to_scores, int32_t* to_keys) {
-    const Floats limit = broadcast(cut.above);
-    const Integers lane_numbers = first_integers();
     int64_t number = 0, ties = cut.ties;
+    const auto named = [&](int64_t v) {
+        return keys ? load(keys + v * lanes)
+                    : first_integers() + (first_key + (int32_t)v * lanes);
+    };
+    if (ties == 0) {
+        for_lanes_above(scores, vectors, cut.above, [&](int64_t v, Floats x, unsigned chosen) {
+            append(chosen, x, named(v), to_scores, to_keys, number);
+        });
+        return number;
+    }
     for (int64_t v = 0; v < vectors; ++v) {
         const Floats x = load(scores + v * lanes);
-        const Integers named =
-            keys ? load(keys + v * lanes) : lane_numbers + (first_key + (int32_t)v * lanes);
-        unsigned chosen = lanes_above(x, limit);
-        if (ties > 0) {
-            for (int lane = 0; lane < lanes && ties > 0; ++lane)
-                if (x[lane] == cut.above) {
-                    chosen |= 1u << lane;
-                    --ties;
-                }
-        }
-        if (chosen) append(chosen, x, named, to_scores, to_keys, number);
+        unsigned chosen = lanes_above(x, broadcast(cut.above));
+        for (int lane = 0; lane < lanes && ties > 0; ++lane)
+            if (x[lane] == cut.above) {
+                chosen |= 1u << lane;
+                --ties;
+            }
+        append(chosen, x, named(v), to_scores, to_keys, number);
     }
     return number;
 }
@@ -213,15 +236,10 @@ inline void offer(Candidates& row, int64_t k, int64_t capacity, const float* sco
         return;
     }
     if (row.number + vectors * lanes > capacity) cut_candidates(row, k, cut_slack(k));
-    const Floats limit = broadcast(row.threshold);
-    const Integers lane_numbers = first_integers();
-    for (int64_t v = 0; v < vectors; ++v) {
-        const Floats x = load(scores + v * lanes);
-        const unsigned chosen = lanes_above(x, limit);
-        if (chosen)
-            append(chosen, x, lane_numbers + (first_key + (int32_t)v * lanes), row.scores,
-                   row.keys, row.number);
-    }
+    for_lanes_above(scores, vectors, row.threshold, [&](int64_t v, Floats x, unsigned chosen) {
+        append(chosen, x, first_integers() + (first_key + (int32_t)v * lanes), row.scores, row.keys,
+               row.number);
+    });
 }
 
 // Order the row's candidates: its strongest k, strongest first, ties by key, to `scores` and

@@ -184,8 +184,8 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
     ("ask", "message"),
     [
         (lambda m: AttentionMatrix(torch.zeros(3, 4), torch.zeros(3, 4)), "AttentionMatrix: quer"),
-        (lambda m: m @ torch.zeros(4), r"@: the vectors are \(4,\); expected \(3,\)"),
-        (lambda m: m.T @ torch.zeros(3), r"T @: the vectors are \(3,\); expected \(2,\)"),
+        (lambda m: m @ torch.zeros(4), r"@: the vectors are \(4\); expected \(3,\)"),
+        (lambda m: m.T @ torch.zeros(3), r"T @: the vectors are \(3\); expected \(2,\)"),
         (lambda m: m.reciprocity(), "reciprocity: the matrix is 2 by 3; expected a square one"),
         (lambda m: m[0, 1], "expected matrix"),
         (lambda m: m[0, 0, 3], "no such key"),
