@@ -30,7 +30,11 @@ constexpr bool pairs_serve_float32 = true;
 constexpr bool pairs_serve_float32 = false;
 #endif
 
-inline bool uses_pairs(const Call& call) { return call.bfloat16 || pairs_serve_float32; }
+// Cutting float32 pays where each cut number is used often enough: not for short sequences.
+inline bool uses_pairs(const Call& call) {
+    return call.bfloat16 ||
+           (pairs_serve_float32 && call.keys_count >= 128 && call.queries_count >= 32);
+}
 
 // Into how many bfloat16 an input number is cut.
 inline int splits_of(const Call& call) { return call.bfloat16 ? 1 : 3; }

@@ -1,13 +1,17 @@
 #include "threads.h"
 
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+#endif
 #include <unistd.h>
 
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 namespace weft {
 namespace {
@@ -102,6 +106,51 @@ Pool& pool() {
     return *current;
 }
 
+// torch runs its operations on the threads of a libgomp of its own, and for some milliseconds after
+// each these wait for the next one, awake. Threads of ours would have to share the cores with them;
+// so where that libgomp is loaded, tasks run on its threads. It is asked for at run time: nothing is
+// linked.
+using ParallelRegion = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+#if defined(__linux__)
+int look_for_libgomp(struct dl_phdr_info* library, size_t, void* found) {
+    const char* path = library->dlpi_name;
+    const char* slash = path ? std::strrchr(path, '/') : nullptr;
+    if (!slash || std::strncmp(slash + 1, "libgomp", 7) != 0) return 0;
+    const bool torchs = std::strstr(path, "torch") != nullptr;
+    if (!torchs) return 0;
+    *static_cast<const char**>(found) = path;
+    return 1;
+}
+
+ParallelRegion find_parallel_region() {
+    const char* path = nullptr;
+    dl_iterate_phdr(look_for_libgomp, &path);
+    void* library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+    return library ? reinterpret_cast<ParallelRegion>(dlsym(library, "GOMP_parallel")) : nullptr;
+}
+#else
+ParallelRegion find_parallel_region() { return nullptr; }
+#endif
+
+// One call of run_tasks on torch's threads.
+struct Region {
+    const std::function<void(int64_t, int)>& task;
+    const int64_t count;
+    std::atomic<int64_t> taken{0};
+    std::atomic<int> workers{0};
+
+    static void run(void* self) {
+        auto* region = static_cast<Region*>(self);
+        const int worker = region->workers.fetch_add(1, std::memory_order_relaxed);
+        for (;;) {
+            const int64_t next = region->taken.fetch_add(1, std::memory_order_relaxed);
+            if (next >= region->count) return;
+            region->task(next, worker);
+        }
+    }
+};
+
 }  // namespace
 
 void run_tasks(int threads, int64_t count,
@@ -109,6 +158,14 @@ void run_tasks(int threads, int64_t count,
     if (threads > count) threads = static_cast<int>(count);
     if (threads <= 1) {
         for (int64_t next = 0; next < count; ++next) task(next, 0);
+        return;
+    }
+    // libgomp does not survive a fork: a child would wait for threads that it does not have.
+    static const ParallelRegion parallel_region = find_parallel_region();
+    static const pid_t owner = getpid();
+    if (parallel_region && owner == getpid()) {
+        Region region{task, count};
+        parallel_region(&Region::run, &region, static_cast<unsigned>(threads), 0);
         return;
     }
     pool().run(threads, std::make_shared<Job>(count, task));

@@ -174,7 +174,7 @@ def prepare(call: AttentionCall) -> NativeCall:
         # The bias of query row -(rows - 1) + n with key 0 is the bias of distance n - (rows - 1).
         distance = _bias_by_distance(call, rows, length)
         native = replace(native, offset_bias=distance)
-    return _with_mask(native, call.mask)
+    return native if call.mask is None else _with_mask(native, call.mask)
 
 
 def _bias_by_distance(call: AttentionCall, rows: int, length: int) -> Tensor:
@@ -202,7 +202,7 @@ def _as_cells(cells: Tensor, keys: int) -> Tensor:
     return cells if cells.stride(-1) == 1 else cells.contiguous()
 
 
-def _with_mask(native: NativeCall, mask: Mask | None) -> NativeCall:
+def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
     batch, _, rows, _ = native.queries.shape
     length = native.keys.shape[2]
     # Beyond every key on either side.
