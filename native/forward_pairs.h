@@ -110,6 +110,12 @@ inline void soften_row_pairs(const Call& call, Block& block, int row, Range stri
                 store(weights + (chunk_of(j) * splits + split) * tile_cells, Integers{});
     };
     const Range area = chunks_seen(block, row, tile);
+    if (call.value_depth == 0) {  // nothing to weigh: the row's totals are all that is asked
+        if (!area.empty())
+            exponentiate<with_statistics>(block.running[row], scores + area.first,
+                                          (area.end - area.first) / lanes);
+        return;
+    }
     if (area.empty()) return clear(stripe);
     exponentiate_pairs<splits, with_statistics>(
         block.running[row], scores + area.first, (area.end - area.first) / chunk_terms,

@@ -87,7 +87,7 @@ class AttentionMatrix:
         self.relative = relative
         self.scale = 1 / math.sqrt(max(queries.shape[2], 1)) if scale is None else float(scale)
         self.backend = backend
-        graph = self._attend(self._ones(keys.shape[1]), Top(0))[1]
+        graph = self._attend(Top(0))
         #: Log-sum-exp of each row's scores; minus infinity where it sees no key.
         self.lse: Tensor = graph.lse
         #: Number of keys each row sees.
@@ -122,8 +122,8 @@ class AttentionMatrix:
     def received(self) -> Tensor:
         """What each key gets from all queries: the column sums, (heads, keys)."""
         if self._shaw:
-            return self.T @ self._ones(self.shape[1])[:, 0]
-        graph = self._transposed(self._ones(self.shape[1]))[1]
+            return self.T @ self.queries.new_ones(self.shape[1])
+        graph = self._transposed(self._nothing(self.shape[1]))[1]
         return graph.lse.exp()
 
     # Rows
@@ -141,9 +141,7 @@ class AttentionMatrix:
         if relative is not None and not self._shaw:
             relative = self._by_distance(2.0)
         bias = None if self.bias is None else 2 * self.bias
-        graph = self._attend(
-            self._ones(self.shape[2]), Top(0), scale=2 * self.scale, bias=bias, relative=relative
-        )[1]
+        graph = self._attend(Top(0), scale=2 * self.scale, bias=bias, relative=relative)
         return self._exponential(graph.lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
@@ -171,7 +169,7 @@ class AttentionMatrix:
             bias = bias + self.bias + self.bias.transpose(-2, -1)
         graph = attend(
             *both,
-            self._ones(length).expand(heads, -1, -1),
+            self._nothing(length).expand(heads, -1, -1),
             mask=None if self.mask is None or turned is None else self.mask & turned,
             bias=bias,
             relative=relative,
@@ -271,7 +269,7 @@ class AttentionMatrix:
 
     def top(self, k: int = 32) -> AttentionGraph:
         """The k strongest edges of every query."""
-        return self._attend(self._ones(self.shape[2]), Top(k))[1]
+        return self._attend(Top(k))
 
     def above(self, weight: float) -> AttentionGraph:
         """Every edge of at least this weight. A row has at most ``1 / weight`` of them."""
@@ -318,8 +316,9 @@ class AttentionMatrix:
     def _shaw(self) -> bool:
         return isinstance(self.relative, Shaw)
 
-    def _ones(self, length: int) -> Tensor:
-        return self.queries.new_ones(length, 1)
+    def _nothing(self, length: int) -> Tensor:
+        """Values without columns, for calls that are asked for their rows alone."""
+        return self.queries.new_empty(length, 0)
 
     def _of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
@@ -387,7 +386,8 @@ class AttentionMatrix:
             backend=self.backend,
         )
 
-    def _attend(self, values: Tensor, keep: Top, **changed: Any) -> tuple[Tensor, AttentionGraph]:
+    def _attend(self, keep: Top, **changed: Any) -> AttentionGraph:
+        """The graph of the call, with some options changed."""
         options = {
             "mask": self.mask,
             "bias": self.bias,
@@ -398,8 +398,8 @@ class AttentionMatrix:
         }
         if isinstance(options["relative"], Shaw):
             options["relative"] = replace(options["relative"], value_table=None)
-        values = values.expand(self.keys.shape[0], -1, -1)
-        return attend(self.queries, self.keys, values, keep=keep, **options)
+        values = self._nothing(self.shape[2]).expand(self.keys.shape[0], -1, -1)
+        return attend(self.queries, self.keys, values, keep=keep, **options)[1]
 
     def _row_bias(self) -> Tensor:
         """-lse for each row, as a bias for keys; rows that see nothing give nothing."""

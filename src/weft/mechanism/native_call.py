@@ -108,7 +108,7 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
     if call.dropout:
         return f"dropout is {call.dropout}, the kernels have none"
-    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] not in DEPTHS:
+    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
         return (
             f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
             f"to {DEPTHS[-1]}"
