@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 
 import torch
-from side_by_side import extra_memory, side_by_side
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
+from side_by_side import side_by_side
 from weft.mechanism import native
 
 
@@ -32,32 +32,29 @@ def main() -> None:
     print(f"{options.dtype}, {options.threads} threads, kernels: {native.instruction_sets()[0]}")
     for length in options.lengths:
         for causal in (False, True):
-            queries, keys, values = (
-                torch.randn(1, 12, length, 64).to(getattr(torch, options.dtype)) for _ in range(3)
-            )
-            mask = weft.causal() if causal else None
-            keep = weft.Top(options.keep)
+            measure(length, causal, getattr(torch, options.dtype), options.keep)
 
-            def peer() -> object:
-                return scaled_dot_product_attention(queries, keys, values, is_causal=causal)  # noqa: B023
 
-            def output() -> object:
-                return weft.attention(queries, keys, values, mask=mask, backend="native")  # noqa: B023
+def measure(length: int, causal: bool, dtype: torch.dtype, k: int) -> None:
+    """One line."""
+    queries, keys, values = (torch.randn(1, 12, length, 64).to(dtype) for _ in range(3))
+    mask = weft.causal() if causal else None
 
-            def graph() -> object:
-                return weft.attend(
-                    queries, keys, values, mask=mask, keep=keep, backend="native"  # noqa: B023
-                )
+    def peer() -> object:
+        return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
 
-            one, plain, captured = side_by_side(peer, output, graph)
-            edges = 12 * length * options.keep * 12 / 2**20
-            extra = extra_memory(graph)
-            print(
-                f"N={length:6} {'causal' if causal else 'full  '} sdpa {one * 1e3:8.1f} ms  "
-                f"attend: {extra:5.0f} MB more, edges {edges:4.0f} MB  "
-                f"attention {plain / one:.2f}  attend {captured / one:.2f}",
-                flush=True,
-            )
+    def output() -> object:
+        return weft.attention(queries, keys, values, mask=mask, backend="native")
+
+    def graph() -> object:
+        return weft.attend(queries, keys, values, mask=mask, keep=weft.Top(k), backend="native")
+
+    one, plain, captured = side_by_side(peer, output, graph)
+    print(
+        f"N={length:6} {'causal' if causal else 'full  '} sdpa {one * 1e3:8.1f} ms  "
+        f"attention {plain / one:.2f}  attend {captured / one:.2f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ Prints milliseconds and the ratio weft / peer, last.
 from __future__ import annotations
 
 import torch
-from side_by_side import side_by_side
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
+from side_by_side import side_by_side
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 
 import torch
-from side_by_side import peak_memory
 
 import weft
+from side_by_side import peak_memory
 
 
 def main() -> None:

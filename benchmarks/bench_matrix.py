@@ -14,9 +14,9 @@ import time
 
 import scipy.sparse.linalg
 import torch
-from side_by_side import extra_memory, side_by_side
 from torch.nn.functional import scaled_dot_product_attention
 
+from side_by_side import extra_memory, side_by_side
 from weft.mechanism.matrix import AttentionMatrix
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 
 import torch
-from side_by_side import extra_memory, side_by_side
 from torch import Tensor
 
 import weft
+from side_by_side import extra_memory, side_by_side
 
 
-def tensor2tensor(q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor) -> Tensor:
+def tensor2tensor(
+    q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor
+) -> Tensor:
     """Equation 5: products with embeddings gathered for every pair, heads and batch in one."""
     length, clip = q.shape[2], len(key_table) // 2
     position = torch.arange(length)

@@ -120,7 +120,7 @@ def run(
     dtype: torch.dtype,
     instruction_set: str = "",
 ) -> tuple[Tensor, weft.AttentionGraph, list[Tensor]]:
-    """A call in a type, on the kernels where an instruction set is named; and what it depends on."""
+    """A call in a type, on the kernels if an instruction set is named; and its leaves."""
     inputs = tuple(as_type(x, dtype).detach() for x in inputs)
     dtype = torch.float32 if dtype == torch.bfloat16 else dtype  # biases and tables stay exact
     options = {name: as_type(value, dtype) for name, value in options.items()}
@@ -197,7 +197,9 @@ def test_bfloat16_is_within_its_rounding(
 ) -> None:
     inputs, options, k = case
     inputs = tuple(tensor.bfloat16().double() for tensor in inputs)  # type: ignore[assignment]
-    options = {name: as_type(as_type(x, torch.float32), torch.float64) for name, x in options.items()}
+    options = {
+        name: as_type(as_type(x, torch.float32), torch.float64) for name, x in options.items()
+    }
     exact_output, exact, _ = run(inputs, options, k, torch.float64)
     with torch.no_grad():
         output, graph, _ = run(inputs, options, k, torch.bfloat16, instruction_set)

@@ -115,7 +115,7 @@ class AttentionMatrix:
         return result[..., 0] if flat else result
 
     @property
-    def T(self) -> TransposedMatrix:
+    def T(self) -> TransposedMatrix:  # noqa: N802
         """The transpose, for products from the left: ``matrix.T @ y``."""
         return TransposedMatrix(self)
 
@@ -133,7 +133,7 @@ class AttentionMatrix:
         return self._entropy
 
     def sum_of_squares(self) -> Tensor:
-        """``sum_j P_ij^2``: 1 for a row on one key, 1 / n for a row spread over n; (heads, queries).
+        """``sum_j P_ij^2``: 1 for a row on one key, 1 / n for one spread over n; (heads, queries).
 
         One over it is the row's effective number of keys.
         """
@@ -260,7 +260,7 @@ class AttentionMatrix:
         found = self.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
         for rows, block in self._blocks():
             padded = torch.nn.functional.pad(block, (0, -keys % size))
-            columns = padded.unflatten(2, (-1, size)).amax(3)
+            columns = padded.reshape(heads, len(rows), -1, size).amax(3)
             index = (torch.arange(rows.start, rows.stop) // size)[None, :, None]
             found.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
         return found
@@ -399,7 +399,9 @@ class AttentionMatrix:
         if isinstance(options["relative"], Shaw):
             options["relative"] = replace(options["relative"], value_table=None)
         values = self._nothing(self.shape[2]).expand(self.keys.shape[0], -1, -1)
-        return attend(self.queries, self.keys, values, keep=keep, **options)[1]
+        graph: AttentionGraph
+        _, graph = attend(self.queries, self.keys, values, keep=keep, **options)
+        return graph
 
     def _row_bias(self) -> Tensor:
         """-lse for each row, as a bias for keys; rows that see nothing give nothing."""
@@ -447,9 +449,7 @@ class AttentionMatrix:
         queries, keys = self.queries[None], self._repeated_keys()[None]
         if bias is not None:
             bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
-        return AttentionCall(
-            queries, keys, keys, Dot(), self.scale, None, relative, bias
-        )
+        return AttentionCall(queries, keys, keys, Dot(), self.scale, None, relative, bias)
 
     def _tile(self, head: int, rows: range, columns: range) -> Tensor:
         one = self._of_head(head)
@@ -519,7 +519,7 @@ class TransposedMatrix:
         return heads, keys, queries
 
     @property
-    def T(self) -> AttentionMatrix:
+    def T(self) -> AttentionMatrix:  # noqa: N802
         """The matrix itself."""
         return self.matrix
 

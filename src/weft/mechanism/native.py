@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.native_call import NativeCall, _native, prepare, why_not_served
+from weft.mechanism.native_call import NativeCall, kernels, prepare, why_not_served
 
 __all__ = ["Rows", "attend", "attention", "forward", "instruction_sets", "why_not_served"]
 
@@ -26,7 +26,7 @@ BACKWARD_TASKS = 8
 
 def instruction_sets() -> list[str]:
     """The instruction sets that the kernels and this processor share, the widest first."""
-    return [] if _native is None else list(_native.instruction_sets())
+    return [] if kernels is None else list(kernels.instruction_sets())
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ def forward(native: NativeCall, kept: int | None) -> Rows:
         call.entropy, call.rest = _address(found.entropy), _address(found.rest)
         call.count, call.kept_keys = _address(found.count), _address(found.keys)
         call.kept_scores, call.kept_weights = _address(found.scores), _address(found.weights)
-    _native.forward(call, torch.get_num_threads(), native.instruction_set)
+    kernels.forward(call, torch.get_num_threads(), native.instruction_set)
     return found
 
 
@@ -83,7 +83,7 @@ def _address(tensor: Tensor | None) -> int:
 def _strided(tensor: Tensor) -> Any:
     """Address and strides; a dimension of size 1 is the same for every index."""
     sizes, strides = tensor.shape[:3], tensor.stride()[:3]
-    return _native.Tensor(
+    return kernels.Tensor(
         tensor.data_ptr(),
         *(0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)),
     )
@@ -91,7 +91,7 @@ def _strided(tensor: Tensor) -> Any:
 
 def _request(native: NativeCall) -> Any:
     """The kernels' view of a call: addresses into tensors that `native` keeps alive."""
-    call = _native.Call()
+    call = kernels.Call()
     call.batch, call.heads, call.queries_count, call.depth = native.queries.shape
     call.kv_heads, call.keys_count, call.value_depth = native.values.shape[1:]
     call.queries, call.keys = _strided(native.queries), _strided(native.keys)
@@ -131,9 +131,7 @@ class _Attention(torch.autograd.Function):
     """Output and log-sum-exp, differentiable."""
 
     @staticmethod
-    def forward(
-        ctx: Any, native: NativeCall, *tensors: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, native: NativeCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         rows = forward(native, None)
         ctx.native = native.with_tensors((torch.empty(0),) * 3 + (None,) * 5)
@@ -243,7 +241,16 @@ def _gradients(
     """Gradients for NativeCall.tensors, None for those that want none."""
     wanted = dict(
         zip(
-            ("queries", "keys", "values", "bias", "offset_bias", "key_table", "value_table", "sinks"),
+            (
+                "queries",
+                "keys",
+                "values",
+                "bias",
+                "offset_bias",
+                "key_table",
+                "value_table",
+                "sinks",
+            ),
             ctx.needs_input_grad[-8:],
             strict=True,
         )
@@ -261,9 +268,7 @@ def _gradients(
     lse = rows.lse.masked_fill(blind, torch.inf)
     delta = (by_output * rows.output).sum(-1)
     subtract = delta if by_lse is None else delta - by_lse
-    sink_mass = (
-        None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
-    )
+    sink_mass = None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
     if incoming.entropy is not None:
         assert rows.entropy is not None
         level = rows.entropy if sink_mass is None else rows.entropy + sink_mass
@@ -278,7 +283,9 @@ def _gradients(
             each = each + incoming.entropy
         sinks = (sink_mass * each).sum((0, 2))
 
-    found = _run_backward(native, rows, wanted, by_output, lse, subtract, incoming.entropy, by_score)
+    found = _run_backward(
+        native, rows, wanted, by_output, lse, subtract, incoming.entropy, by_score
+    )
     return (*found, sinks)
 
 
@@ -307,7 +314,7 @@ def _run_backward(
     pieces = max(1, math.ceil(length / piece_keys)) if piece_keys else 1
 
     call = _request(native)
-    to = _native.Gradients()
+    to = kernels.Gradients()
     to.output = _strided(by_output)
     to.lse, to.subtract = lse.data_ptr(), subtract.data_ptr()
     if by_entropy is not None:
@@ -345,7 +352,7 @@ def _run_backward(
         by_value_table = torch.zeros(pieces, batch, heads, distances, value_wide)
         to.value_table = by_value_table.data_ptr()
 
-    _native.backward(call, to, torch.get_num_threads(), native.instruction_set)
+    kernels.backward(call, to, torch.get_num_threads(), native.instruction_set)
 
     dtype = native.queries.dtype
     summed = by_queries[0] if pieces == 1 else by_queries.sum(0)

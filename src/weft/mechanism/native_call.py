@@ -8,6 +8,8 @@ mask that is none of these is formed as bool cells, up to a size.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +20,18 @@ from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import Shaw
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
-try:
-    from weft import _native
-except ImportError:  # built without a compiler: torch serves every call
-    _native = None  # type: ignore[assignment]
+__all__ = ["NativeCall", "kernels", "prepare", "why_not_served"]
 
-__all__ = ["NativeCall", "prepare", "why_not_served"]
+
+def _load_kernels() -> Any:
+    try:
+        return import_module("weft._native")
+    except ImportError:  # built without a compiler: torch serves every call
+        return None
+
+
+#: The compiled kernels, or None.
+kernels: Any = _load_kernels()
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28
@@ -35,16 +43,16 @@ DEPTHS = range(1, 1025)
 class NativeCall:
     """The differentiable tensors of a call, and the rules that are none.
 
-        queries, keys, values    as in AttentionCall, the last dimension contiguous
-        bias                     (batch, heads, queries, keys), the first three whole or 1, the last
-                                 contiguous
-        offset_bias              (heads, queries + keys - 1): by distance, from 1 - queries on
-        key_table, value_table   (heads or 1, 2 clip + 1, depth)
-        sinks                    (heads,)
-        band                     query i sees keys i + band[0] to i + band[1]
-        key_range                (2, batch): first key and end for each sequence
-        row_range                (2, batch or 1, queries): first key and end for each query
-        allowed                  bool, as bias
+    queries, keys, values    as in AttentionCall, the last dimension contiguous
+    bias                     (batch, heads, queries, keys), the first three whole or 1, the last
+                             contiguous
+    offset_bias              (heads, queries + keys - 1): by distance, from 1 - queries on
+    key_table, value_table   (heads or 1, 2 clip + 1, depth)
+    sinks                    (heads,)
+    band                     query i sees keys i + band[0] to i + band[1]
+    key_range                (2, batch): first key and end for each sequence
+    row_range                (2, batch or 1, queries): first key and end for each query
+    allowed                  bool, as bias
     """
 
     queries: Tensor
@@ -65,40 +73,31 @@ class NativeCall:
     allowed: Tensor | None = None
     instruction_set: str = ""
 
+    #: What gradients may flow to, in the order of the autograd functions' arguments.
+    names: ClassVar[tuple[str, ...]] = (
+        "queries",
+        "keys",
+        "values",
+        "bias",
+        "offset_bias",
+        "key_table",
+        "value_table",
+        "sinks",
+    )
+
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """What gradients may flow to, in the order of the autograd functions' arguments."""
-        return (
-            self.queries,
-            self.keys,
-            self.values,
-            self.bias,
-            self.offset_bias,
-            self.key_table,
-            self.value_table,
-            self.sinks,
-        )
+        """The tensors of these names."""
+        return tuple(getattr(self, name) for name in self.names)
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NativeCall:
         """The same rules for other tensors, in the order of `tensors`."""
-        queries, keys, values, bias, offset_bias, key_table, value_table, sinks = tensors
-        assert queries is not None and keys is not None and values is not None
-        return replace(
-            self,
-            queries=queries,
-            keys=keys,
-            values=values,
-            bias=bias,
-            offset_bias=offset_bias,
-            key_table=key_table,
-            value_table=value_table,
-            sinks=sinks,
-        )
+        return replace(self, **dict(zip(self.names, tensors, strict=True)))  # type: ignore[arg-type]
 
 
 def why_not_served(call: AttentionCall) -> str | None:
     """Why the native kernels do not serve a call, or None where they do."""
-    if _native is None:
+    if kernels is None:
         return "weft was installed without its native kernels"
     if call.queries.device.type != "cpu":
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"

@@ -34,7 +34,8 @@ class Ranges(Mask):
         """See Mask.block."""
         first, end = self.ranges(rows.stop, keys)[:, 0, rows.start :].to(device)
         key = torch.arange(keys, device=device)
-        return ((key >= first[:, None]) & (key < end[:, None]))[None, None]
+        allowed: Tensor = (key >= first[:, None]) & (key < end[:, None])
+        return allowed[None, None]
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""

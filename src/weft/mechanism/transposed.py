@@ -16,7 +16,7 @@ __all__ = ["ByDistance", "transposed_mask", "transposed_relative"]
 
 @dataclass(frozen=True, eq=False)
 class ByDistance(Relative):
-    """A bias for each distance: ``bias_ij = values[zero + j - i - offset]``, (heads or 1, sizes)."""
+    """A bias by distance: ``bias_ij = values[zero + j - i - offset]``, (heads or 1, sizes)."""
 
     values: Tensor
     zero: int
@@ -51,10 +51,10 @@ def transposed_mask(mask: Mask | None, queries: int, keys: int) -> Mask | None:
     if mask is None:
         return None
     if isinstance(mask, Both | Either):
-        first = transposed_mask(mask.first, queries, keys)
-        second = transposed_mask(mask.second, queries, keys)
-        assert first is not None and second is not None
-        return first & second if isinstance(mask, Both) else first | second
+        one = transposed_mask(mask.first, queries, keys)
+        other = transposed_mask(mask.second, queries, keys)
+        assert one is not None and other is not None
+        return one & other if isinstance(mask, Both) else one | other
     if isinstance(mask, Window):
         return Window(mask.right, mask.left, -mask.offset)
     if isinstance(mask, Packed):
