@@ -54,7 +54,7 @@ function fit() {
     const rise = Math.sin(angle) * across, run = Math.cos(angle) * across;
     sheet.angle = angle;
     sheet.top = 34 + (words ? rise + 10 : 18);
-    return Math.min((sheet.wide - sheet.left - (words ? run : 0) - 14) / layer.keys, (room - sheet.top - 16) / layer.queries, 44);
+    return Math.min((sheet.wide - sheet.left - (words ? run : 0) - 14) / Math.max(layer.keys, 1), (room - sheet.top - 16) / Math.max(layer.queries, 1), 44);
   };
   let cell = sized(Math.PI / 4);
   if (words && cell < 17) cell = sized(Math.PI / 2);
