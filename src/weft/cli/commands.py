@@ -131,11 +131,11 @@ def translate(
 
     _use_threads(threads)
     trained = open_run(run)
-    lines = _read_standard_input().splitlines()
+    lines = _standard_input_lines()
     for line in translate_texts(
         trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
     ):
-        print(line.replace("\n", " "))
+        print(" ".join(line.splitlines()))
 
 
 @app.command()
@@ -254,16 +254,18 @@ def export(
         print(file)
 
 
-def _read_standard_input() -> str:
+def _standard_input_lines() -> list[str]:
+    """Lines as other programs count them: they end in a line feed, and in nothing else."""
     content = sys.stdin.buffer.read()
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise InputError(
             f"standard input: line {line} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
             "utf-8."
         ) from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def main(arguments: list[str] | None = None) -> None:
