@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft.errors import InputError, WeftError
 
@@ -18,8 +20,28 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+
+class _Verbs(TyperGroup):
+    """The verbs; ends well where the reader of the output leaves, or a person stops us."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
+            # when the interpreter ends needs a place to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
+        except KeyboardInterrupt:
+            print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
+            raise SystemExit(130) from None
+        return result
+
+
 app = typer.Typer(
     name="weft",
+    cls=_Verbs,
     help="The attention weight matrix: train it, trace it, see it.",
     no_args_is_help=True,
     add_completion=False,
@@ -279,10 +301,3 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"weft: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:
-        # The reader of our output has left, as `head` does: nothing is wrong.
-        sys.stderr.close()
-        raise SystemExit(0) from None
-    except KeyboardInterrupt:
-        print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
-        raise SystemExit(130) from None
