@@ -195,12 +195,11 @@ def _decode(
 ) -> list[Hypothesis]:
     training = model.training
     model.eval()
-    # A translation may be longer than its source, within reason.
-    limits = {
-        "start": vocabulary.start,
-        "end": vocabulary.end,
-        "max_length": 2 * source.shape[1] + 32,
-    }
+    # A translation may be longer than its source, within reason and the model's positions.
+    longest = 2 * source.shape[1] + 32
+    if model.architecture.positions == "learned":
+        longest = min(longest, model.architecture.max_length)
+    limits = {"start": vocabulary.start, "end": vocabulary.end, "max_length": longest}
     try:
         state = model.start(source)
         if beam == 1:
