@@ -24,7 +24,7 @@ __all__ = ["app", "main"]
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
