@@ -162,7 +162,10 @@ def _holds_more_than_a_start(path: Path) -> bool:
     """Whether a folder without run.json is anything but a run that was killed while being made."""
     remove_leftovers(path)
     names = {entry.name for entry in path.iterdir()}
-    return not names <= {"config.json", "history"} or any((path / "history").glob("*"))
+    # In this order they are made: a folder with a config.json alone is somebody else's.
+    if names not in (set(), {"history"}, {"history", "config.json"}):
+        return True
+    return any((path / "history").glob("*"))
 
 
 def _differences(before: Any, after: Any, place: str = "") -> Any:
