@@ -132,7 +132,7 @@ def test_evaluate(weft_main: Command, runs: Path, task: str, measures: set[str])
     assert measures <= report.keys()
     assert report["step"] in (2, 3)
     assert report["loss"] > 0
-    assert "loss: " in result.err
+    assert f"loss: {report['loss']:.4f}\n" in result.out
 
 
 def test_trace(weft_main: Command, runs: Path, tmp_path: Path) -> None:
