@@ -107,10 +107,11 @@ def _trace(run: TrainedRun) -> dict[str, Trace]:
     traces = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
-        name = f"{locale}-{style}"
-        caught = trace_text(run, written(date, locale, style), keep=64, beam=1)
-        caught.save(folder / f"{name}.weft", overwrite=True)
-        traces[name] = caught
+        text = written(date, locale, style)
+        caught = trace_text(run, text, keep=64, beam=1)
+        caught.save(folder / f"{locale}-{style}.weft", overwrite=True)
+        # Between the start token and the end token: what the model read and what it wrote.
+        traces[f"{text} → {''.join(caught.sequences['target'][1:])}"] = caught
     return traces
 
 
@@ -136,14 +137,13 @@ def _draw(
     drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
     for figure, file in zip(drawn, files.values(), strict=False):
         pictures.save_picture(figure, file)
-    reports = run.folder.read_metrics()
-    losses = [(report["step"], report["loss"]) for report in reports if "loss" in report]
     export_page(
         page,
         list(traces.values()),
         "dates in 48 languages",
+        names=list(traces),
         history=history_for_page(run),
-        curves={"training loss": losses},
+        curves={"training loss": _losses(run)},
         probe=probe_trace(run),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
@@ -152,6 +152,14 @@ def _draw(
         },
     )
     return files
+
+
+def _losses(run: TrainedRun) -> list[tuple[int, float]]:
+    """Training loss by step: of the first snapshots, then of the reports, which begin later."""
+    reports = [(r["step"], r["loss"]) for r in run.folder.read_metrics() if "loss" in r]
+    history = History(run.folder.history)
+    notes = [history.notes(step) for step in history.steps if step < reports[0][0]]
+    return [(note["step"], note["loss"]) for note in notes] + reports
 
 
 def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
