@@ -124,7 +124,9 @@ def train(
         result = train_run(settings, folder, listener)
     console.print(
         f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
-        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}"
+        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}",
+        markup=False,
+        soft_wrap=True,
     )
     if as_json:
         _print_json(
@@ -239,7 +241,9 @@ def trace(
     console = _console()
     for name, tokens in caught.sequences.items():
         console.print(f"{name}: {len(tokens)} tokens: {' '.join(tokens)}", markup=False)
-    console.print(f"{len(caught.layers)} attention layers. Trace: {output}")
+    console.print(
+        f"{len(caught.layers)} attention layers. Trace: {output}", markup=False, soft_wrap=True
+    )
     if as_json:
         sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
         _print_json({"trace": str(output), "layers": len(caught.layers), "sequences": sequences})

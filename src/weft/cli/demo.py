@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.cli.tracing import history_for_page, probe_trace, trace_text
@@ -70,10 +71,11 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     traces = _trace(run)
     files = _draw(run, traces, result, exact)
     for name, file in files.items():
-        console.print(f"  {name:<32} {file}", soft_wrap=True)
+        console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
     console.print(
         f"\n[bold]{exact:.1%}[/] of {config.task.test_examples:,} held-out dates exactly right, "  # type: ignore[union-attr]
-        f"after {result.seconds:.0f} s of training. Open the page: [bold]{files['page']}[/]",
+        f"after {result.seconds:.0f} s of training. "
+        f"Open the page: [bold]{escape(str(files['page']))}[/]",
         soft_wrap=True,
     )
     return {
