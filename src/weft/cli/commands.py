@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from weft.errors import InputError, WeftError
 
@@ -18,8 +20,28 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
+
+class _Verbs(TyperGroup):
+    """The verbs; ends well where the reader of the output leaves, or a person stops us."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
+            # when the interpreter ends needs a place to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(0) from None
+        except KeyboardInterrupt:
+            print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
+            raise SystemExit(130) from None
+        return result
+
+
 app = typer.Typer(
     name="weft",
+    cls=_Verbs,
     help="The attention weight matrix: train it, trace it, see it.",
     no_args_is_help=True,
     add_completion=False,
@@ -102,7 +124,9 @@ def train(
         result = train_run(settings, folder, listener)
     console.print(
         f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
-        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}"
+        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}",
+        markup=False,
+        soft_wrap=True,
     )
     if as_json:
         _print_json(
@@ -131,11 +155,11 @@ def translate(
 
     _use_threads(threads)
     trained = open_run(run)
-    lines = _read_standard_input().splitlines()
+    lines = _standard_input_lines()
     for line in translate_texts(
         trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
     ):
-        print(line.replace("\n", " "))
+        print(" ".join(line.splitlines()))
 
 
 @app.command()
@@ -186,10 +210,9 @@ def evaluate(
     for name, value in measures.items():
         if isinstance(value, dict):
             for key, text in value.items():
-                console.print(f"{name} {key}: {text}")
+                print(f"{name} {key}: {text}")
         else:
-            shown = f"{value:.4f}" if isinstance(value, float) else value
-            console.print(f"{name}: {shown}")
+            print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
     if as_json:
         _print_json(measures)
 
@@ -218,7 +241,9 @@ def trace(
     console = _console()
     for name, tokens in caught.sequences.items():
         console.print(f"{name}: {len(tokens)} tokens: {' '.join(tokens)}", markup=False)
-    console.print(f"{len(caught.layers)} attention layers. Trace: {output}")
+    console.print(
+        f"{len(caught.layers)} attention layers. Trace: {output}", markup=False, soft_wrap=True
+    )
     if as_json:
         sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
         _print_json({"trace": str(output), "layers": len(caught.layers), "sequences": sequences})
@@ -254,16 +279,18 @@ def export(
         print(file)
 
 
-def _read_standard_input() -> str:
+def _standard_input_lines() -> list[str]:
+    """Lines as other programs count them: they end in a line feed, and in nothing else."""
     content = sys.stdin.buffer.read()
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise InputError(
             f"standard input: line {line} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
             "utf-8."
         ) from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -277,10 +304,3 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"weft: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except BrokenPipeError:
-        # The reader of our output has left, as `head` does: nothing is wrong.
-        sys.stderr.close()
-        raise SystemExit(0) from None
-    except KeyboardInterrupt:
-        print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
-        raise SystemExit(130) from None

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import datetime
+import math
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.cli.tracing import history_for_page, probe_trace, trace_text
-from weft.formats.history import History
+from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import Trace
 from weft.training.config import RunConfig, load_config
 from weft.training.inference import TrainedRun, evaluate_run, open_run
 from weft.training.loop import TrainingResult, train
 from weft.training.progress import ConsoleListener
 from weft.training.tasks.dates import written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["demo_config", "run_demo"]
 
@@ -54,7 +59,7 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     Returns: what ``weft demo --json`` prints: exact_match, train_seconds, run, page, and more.
     """
     config = demo_config(seed)
-    console.print("[bold]1. Train[/] a Transformer that reads dates in fifty languages.")
+    console.print("[bold]1. Train[/] a Transformer that reads dates in 48 languages.")
     with ConsoleListener(console) as listener:
         result = train(config, path, listener)
     console.print(f"Trained {result.steps:,} steps in {result.seconds:.1f} s.")
@@ -67,10 +72,11 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     traces = _trace(run)
     files = _draw(run, traces, result, exact)
     for name, file in files.items():
-        console.print(f"  {name:<32} {file}", soft_wrap=True)
+        console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
     console.print(
         f"\n[bold]{exact:.1%}[/] of {config.task.test_examples:,} held-out dates exactly right, "  # type: ignore[union-attr]
-        f"after {result.seconds:.0f} s of training. Open the page: [bold]{files['page']}[/]",
+        f"after {result.seconds:.0f} s of training. "
+        f"Open the page: [bold]{escape(str(files['page']))}[/]",
         soft_wrap=True,
     )
     return {
@@ -104,10 +110,11 @@ def _trace(run: TrainedRun) -> dict[str, Trace]:
     traces = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
-        name = f"{locale}-{style}"
-        caught = trace_text(run, written(date, locale, style), keep=64, beam=1)
-        caught.save(folder / f"{name}.weft", overwrite=True)
-        traces[name] = caught
+        text = written(date, locale, style)
+        caught = trace_text(run, text, keep=64, beam=1)
+        caught.save(folder / f"{locale}-{style}.weft", overwrite=True)
+        # Between the start token and the end token: what the model read and what it wrote.
+        traces[f"{text} → {''.join(caught.sequences['target'][1:])}"] = caught
     return traces
 
 
@@ -125,19 +132,21 @@ def _draw(
     files = {
         "alignment, last cross layer": folder / "alignment.png",
         "all heads at a glance": folder / "heads.png",
-        "one head, random to trained": folder / "history.png",
+        "one head's weights, in training": folder / "history-weights.png",
+        "one head's W_Q W_K^T, likewise": folder / "history-products.png",
         "traces": run.folder.path / "traces",
         "page": page,
     }
-    pictures.save_picture(pictures.alignment(crossing), files["alignment, last cross layer"])
-    pictures.save_picture(pictures.heads(first), files["all heads at a glance"])
-    pictures.save_picture(_history_picture(run), files["one head, random to trained"])
+    drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
+    for figure, file in zip(drawn, files.values(), strict=False):
+        pictures.save_picture(figure, file)
     export_page(
         page,
         list(traces.values()),
-        "weft: dates in fifty languages",
+        "dates in 48 languages",
         names=list(traces),
         history=history_for_page(run),
+        curves={"training loss": _losses(run)},
         probe=probe_trace(run),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
@@ -148,33 +157,46 @@ def _draw(
     return files
 
 
-def _history_picture(run: TrainedRun) -> Any:
-    """The probe's attention in the head whose weights moved most, along the training."""
+def _losses(run: TrainedRun) -> list[tuple[int, float]]:
+    """Training loss by step: of the first snapshots, then of the reports, which begin later."""
+    reports = [(r["step"], r["loss"]) for r in run.folder.read_metrics() if "loss" in r]
+    history = History(run.folder.history)
+    notes = [history.notes(step) for step in history.steps]
+    first = reports[0][0] if reports else math.inf
+    # The last snapshot has no loss: nothing was learned after it.
+    early = [(n["step"], n["loss"]) for n in notes if n["step"] < first and n["loss"] is not None]
+    return early + reports
+
+
+def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
+    """The probe's attention, and W_Q W_K^T, in the cross head whose W_Q moved most."""
     from weft.pictures import history
 
     snapshots = list(History(run.folder.history))
     name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
+    steps = [snapshot.step for snapshot in snapshots]
     layers = [snapshot.layer(name) for snapshot in snapshots]
-    losses = [(s.step, s.loss) for s in snapshots if s.loss is not None]
+    losses = [(snapshot.step, snapshot.loss) for snapshot in snapshots if snapshot.loss is not None]
     measures: dict[str, Any] = {
         "loss": ([step for step, _ in losses], [loss for _, loss in losses]),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
         "symmetry": [layer.measures["symmetry"][head] for layer in layers],
     }
+    attention = [layer.graph.adjacency(head).toarray() for layer in layers]
     products = [layer.matrices["W_Q"][head] @ layer.matrices["W_K"][head].T for layer in layers]
-    return history(
-        [snapshot.step for snapshot in snapshots],
-        products,
-        measures,
-        title=f"W_Q W_K^T of {name}, head {head}: from random to trained",
+    where = f"{name}, head {head}: from random to trained"
+    return (
+        history(steps, attention, {"loss": measures["loss"]}, title=f"Weights of {where}"),
+        history(steps, products, measures, title=f"W_Q W_K^T of {where}"),
     )
 
 
-def _most_changed(before: list[Any], after: list[Any]) -> tuple[str, int]:
+def _most_changed(before: list[LayerSnapshot], after: list[LayerSnapshot]) -> tuple[str, int]:
     changes = {
         (first.name, head): float((last.matrices["W_Q"][head] - matrix).norm())
         for first, last in zip(before, after, strict=True)
+        if first.kind == "cross"
         for head, matrix in enumerate(first.matrices["W_Q"])
     }
     return max(changes, key=lambda key: changes[key])

@@ -13,7 +13,17 @@ from typing import Any
 
 from weft.errors import DataError
 
-__all__ = ["atomic_file", "atomic_folder", "read_json", "read_text", "write_json"]
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "read_json",
+    "read_text",
+    "remove_leftovers",
+    "write_json",
+]
+
+#: What a temporary name begins with, after a dot and the name of the file to be.
+_MARK = ".weft-part-"
 
 
 def _reason(error: OSError) -> str:
@@ -37,7 +47,7 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_MARK}")
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."
@@ -61,6 +71,13 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that a killed writer left in a folder (not those below it)."""
+    for leftover in folder.glob(f".*{_MARK}*"):
+        if leftover.is_file():
+            leftover.unlink(missing_ok=True)
+
+
 @contextmanager
 def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
@@ -75,7 +92,7 @@ def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
     if path.exists() and not overwrite:
         raise DataError(f"{path} exists already. Choose another name, or remove it first.")
     try:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{_MARK}"))
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."

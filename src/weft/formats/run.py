@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError, InputError
-from weft.formats.files import atomic_file, read_json, read_text, write_json
+from weft.formats.files import (
+    atomic_file,
+    read_json,
+    read_text,
+    remove_leftovers,
+    write_json,
+)
 
 __all__ = ["RunFolder"]
 
@@ -64,6 +70,8 @@ class RunFolder:
         folder = cls(path)
         if (path / "run.json").exists():
             folder.check()
+            remove_leftovers(path)
+            remove_leftovers(folder.history)
             changed = list(_differences(folder.config(), config))
             if changed:
                 raise InputError(
@@ -72,7 +80,7 @@ class RunFolder:
                     + ". Choose another folder with --run, or remove this one."
                 )
             return folder
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or _holds_more_than_a_start(path)):
             raise InputError(f"{path}: exists and is not a run. Choose another folder with --run.")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -148,6 +156,16 @@ class RunFolder:
         reports = [report for report in self.read_metrics() if report["step"] <= step]
         with atomic_file(self.metrics) as temporary:
             temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
+
+
+def _holds_more_than_a_start(path: Path) -> bool:
+    """Whether a folder without run.json is anything but a run that was killed while being made."""
+    remove_leftovers(path)
+    names = {entry.name for entry in path.iterdir()}
+    # In this order they are made: a folder with a config.json alone is somebody else's.
+    if names not in (set(), {"history"}, {"history", "config.json"}):
+        return True
+    return any((path / "history").glob("*"))
 
 
 def _differences(before: Any, after: Any, place: str = "") -> Any:

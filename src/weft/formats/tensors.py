@@ -28,10 +28,15 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Write tensors and notes (anything JSON holds), whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"notes": json.dumps(notes, ensure_ascii=False), "sha256": _digest(tensors)}
+    text = json.dumps(notes, ensure_ascii=False)
+    metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
     with atomic_file(path) as temporary:
         try:
             save_file(tensors, temporary, metadata)
@@ -67,6 +72,8 @@ def _read(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()} if names is None else {}  # noqa: SIM118
         notes = json.loads(metadata["notes"])
+        if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
+            raise ValueError("its notes do not match their digest")
         if not isinstance(notes, dict):
             raise ValueError("its notes are no object")
     except (SafetensorError, ValueError, KeyError, OSError) as error:

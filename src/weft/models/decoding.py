@@ -149,7 +149,8 @@ def beam_search(
 
         ends = tokens == end
         for row, sequence in enumerate(alive):
-            for rank in ends[row, :beam].nonzero()[:, 0].tolist():
+            # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
+            for rank in (ends & best.isfinite())[row, :beam].nonzero()[:, 0].tolist():
                 total = float(best[row, rank])
                 words = written[row, parents[row, rank], 1:].tolist()
                 ranked = total / length**length_penalty

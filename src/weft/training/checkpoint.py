@@ -80,9 +80,12 @@ def load_checkpoint(
         if part in parts:
             parts[part][rest] = tensor
     _fill(path, model, parts["model"])
-    if average is not None:
-        for name, value in average.items():
-            value.copy_(parts["average"][name])
+    if set(parts["average"]) != set(average or {}):
+        raise DataError(
+            f"{path}: this checkpoint and the run's config.json disagree about training.average."
+        )
+    for name, value in (average or {}).items():
+        value.copy_(parts["average"][name])
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in parts["optimiser"].items():
         index, _, key = name.partition("/")

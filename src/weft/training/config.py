@@ -31,7 +31,7 @@ class _Section(BaseModel):
 
 
 class DatesConfig(_Section):
-    """Dates in forty languages to ISO 8601."""
+    """Dates in 48 languages to ISO 8601."""
 
     kind: Literal["dates"] = "dates"
     train_examples: int = Field(60_000, ge=1, description="pairs to learn from")

@@ -80,8 +80,11 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
     settings = config.training
     going_on = (path / "run.json").exists()
     if not going_on:
-        # Read the data before anything is made on disk: a mistake there leaves nothing behind.
+        # Read the data and try the model before anything is made on disk: a mistake there leaves
+        # nothing behind.
         task = make_task(config.task, settings.seed)
+        with torch.no_grad():
+            build_model(config, task.vocabulary)(**task.probe().inputs)
         folder = RunFolder.create_or_open(path, content)
         task.vocabulary.save(folder.vocabulary)
     else:

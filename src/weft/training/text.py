@@ -31,6 +31,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        # "<end>" in a text is five characters, not the end of the sequence.
+        tokenizer.encode_special_tokens = True
         for index, special in enumerate(SPECIALS):
             if tokenizer.token_to_id(special) != index:
                 raise DataError(
@@ -86,10 +88,16 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without start and end."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of many texts."""
+        """Token ids of many texts.
+
+        Raises: InputError: a text holds half a surrogate pair, as from bytes that are not UTF-8.
+        """
+        for text in texts:
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -129,10 +137,9 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read what `save` wrote."""
+        text = read_text(path, "vocabulary")
         try:
-            return cls(Tokenizer.from_str(read_text(path, "vocabulary")))
-        except DataError:
-            raise
+            return cls(Tokenizer.from_str(text))
         except Exception as error:  # tokenizers raises plain Exception
             raise DataError(f"{path}: this vocabulary is damaged: {error}.") from error
 

@@ -53,8 +53,9 @@ const SCALES = {
 // Numbers onto a canvas, one pixel a cell. `place` takes a number to 0..1.
 function paint(canvas, numbers, rows, columns, place, table = colours().weight) {
   const [high, wide, shown] = binned(numbers, rows, columns);
-  canvas.width = wide;
-  canvas.height = high;
+  canvas.width = Math.max(wide, 1);
+  canvas.height = Math.max(high, 1);
+  if (!shown.length) return;
   const context = canvas.getContext("2d");
   const image = context.createImageData(wide, high);
   for (let n = 0; n < shown.length; n++) {

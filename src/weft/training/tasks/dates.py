@@ -1,4 +1,4 @@
-"""Dates written in the words and orders of some forty languages, to ISO 8601.
+"""Dates written in the words and orders of 48 languages, to ISO 8601.
 
     de: Sonntag, 17. März 2024     ->  2024-03-17
     en: 3/17/24                    ->  2024-03-17
@@ -47,7 +47,7 @@ def written(date: datetime.date, locale: str, style: str) -> str:
 
 
 class DatesTask(PairsTask):
-    """Dates in forty languages to ISO 8601."""
+    """Dates in 48 languages to ISO 8601."""
 
 
 def _draw(dates: list[datetime.date], count: int, numbers: random.Random) -> TextPairs:

@@ -13,6 +13,7 @@ from weft.errors import InputError
 from weft.models.decoding import Hypothesis, beam_search, greedy
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
+from weft.training.optimisation import smoothed_cross_entropy
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
 
@@ -87,9 +88,10 @@ class PairsTask(Task):
 
     def validation(self, batch_tokens: int) -> list[Batch]:
         """See Task.validation."""
-        return [
-            self._batch(self._valid, plan) for plan in bucketed(self._valid.lengths, batch_tokens)
-        ]
+        return self._in_order(self._valid, batch_tokens)
+
+    def _in_order(self, data: _Encoded, batch_tokens: int) -> list[Batch]:
+        return [self._batch(data, plan) for plan in bucketed(data.lengths, batch_tokens)]
 
     def probe(self) -> Probe:
         """The validation pair of median length."""
@@ -117,8 +119,22 @@ class PairsTask(Task):
             "split": split,
             "examples": len(pairs),
             "beam": beam,
+            "loss": self._loss(model, self._encode(pairs)),
             **self.measures(sources, found, [target for _, target in pairs]),
         }
+
+    @torch.no_grad()
+    def _loss(self, model: nn.Module, data: _Encoded) -> float:
+        """Mean of the target tokens given those before them, in nats."""
+        filler = self.vocabulary.pad
+        total, count = 0.0, 0
+        for batch in self._in_order(data, 8_192):
+            logits = model(**batch.inputs)
+            total += float(
+                smoothed_cross_entropy(logits, batch.targets, smoothing=0.0, ignore=filler)
+            )
+            count += int((batch.targets != filler).sum())
+        return total / count
 
     def measures(
         self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
@@ -179,12 +195,11 @@ def _decode(
 ) -> list[Hypothesis]:
     training = model.training
     model.eval()
-    # A translation may be longer than its source, within reason.
-    limits = {
-        "start": vocabulary.start,
-        "end": vocabulary.end,
-        "max_length": 2 * source.shape[1] + 32,
-    }
+    # A translation may be longer than its source, within reason and the model's positions.
+    longest = 2 * source.shape[1] + 32
+    if model.architecture.positions == "learned":
+        longest = min(longest, model.architecture.max_length)
+    limits = {"start": vocabulary.start, "end": vocabulary.end, "max_length": longest}
     try:
         state = model.start(source)
         if beam == 1:

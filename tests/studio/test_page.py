@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.studio.page import export_page, page_html
+
+
+class Reader(HTMLParser):
+    """The elements of a page and the texts within its scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[str, dict[str, str | None], str]] = []
+        self._open: tuple[str, dict[str, str | None]] | None = None
+        self.title = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open = (tag, dict(attrs))
+
+    def handle_data(self, data):
+        if self._open and self._open[0] in ("script", "style"):
+            self.inside.append((*self._open, data))
+        if self._open and self._open[0] == "title" and not self.title:
+            self.title = data
+
+    def handle_endtag(self, tag):
+        self._open = None
+
+
+def payload_of(page: str) -> dict:
+    (data,) = [
+        text for _, attributes, text in Reader(page).inside if attributes.get("id") == "data"
+    ]
+    return json.loads(data)
+
+
+def array(text: str, kind: str, *shape: int) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), kind).reshape(shape)
+
+
+def test_the_page_holds_the_exact_weights(pair_trace):
+    payload = payload_of(page_html([pair_trace], "A page"))
+    (example,) = payload["examples"]
+    assert example["sequences"] == pair_trace.sequences
+    assert example["name"] == "#3 #9 #9 #14 #27 #5 #2 → #1 #8 #30 #41"
+    for found, layer in zip(example["layers"], pair_trace.layers, strict=True):
+        assert (found["kind"], found["index"], found["shape"]) == (
+            layer.kind, layer.index, list(layer.shape),
+        )  # fmt: skip
+        heads, queries, _ = layer.shape
+        keys = array(found["edge_keys"], "<u2", heads, queries, found["kept"])
+        weights = array(found["edge_weights"], "<f4", heads, queries, found["kept"])
+        there = keys != 65535
+        assert np.array_equal(there, layer.graph.keys.numpy()[..., : found["kept"]] >= 0)
+        dense = np.zeros(layer.shape, np.float32)
+        head, query, place = np.nonzero(there)
+        dense[head, query, keys[head, query, place]] = weights[head, query, place]
+        assert np.array_equal(dense, layer.graph.dense().numpy())
+        # The score that the page shows: log(weight) + lse.
+        lse = array(found["lse"], "<f4", heads, queries)
+        with np.errstate(divide="ignore"):
+            scores = np.log(weights.astype(float)) + lse[..., None]
+        expected = layer.graph.scores.numpy()[..., : found["kept"]]
+        assert np.allclose(scores[there], expected[there], atol=1e-5)
+
+
+def test_nothing_from_outside_and_only_its_own_script(pair_trace):
+    page = page_html([pair_trace], "A page")
+    reader = Reader(page)
+    for tag, attributes in reader.elements:
+        assert tag not in ("iframe", "object", "embed", "base", "form", "img")
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith(("#", "data:,"))
+        assert not any(name.startswith("on") for name in attributes), attributes
+        assert "style" not in attributes  # an inline style would need a hole in the policy
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page)
+
+    (policy,) = [a["content"] for _, a in reader.elements if "http-equiv" in a]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    assert "unsafe" not in policy
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        for name, attributes, text in reader.inside:
+            if name == tag and "type" not in attributes:
+                digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+                assert rules[rule] == f"'sha256-{digest}'"
+    # Markup is never built from text.
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(", page)
+
+
+def test_hostile_tokens_stay_data(make_trace, hostile_tokens):
+    trace = make_trace(hostile_tokens)
+    evil = "</title><script>alert(3)</script>{{data}}"
+    page = page_html(
+        [trace], evil, names=["</script><script>alert(4)"], summary={"<b>": "</script>"}
+    )
+    assert payload_of(page)["examples"][0]["sequences"]["tokens"] == hostile_tokens
+    assert payload_of(page)["title"] == evil
+    reader = Reader(page)
+    assert reader.title == evil
+    assert sum(tag == "script" for tag, _ in reader.elements) == 2
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "alert(1)" not in "".join(
+        text for name, a, text in reader.inside if name == "script" and "type" not in a
+    )
+    page.encode("utf-8")
+
+
+def snapshots(trace, steps):
+    return [
+        {
+            "step": step,
+            "loss": None if step == 0 else 3 / step,
+            "layers": {
+                layer.name: {
+                    "weights": layer.graph.dense(),
+                    "norm": torch.full((layer.heads,), float(step)),
+                    "effective_rank": [2.0] * layer.heads,
+                    "symmetry": [float("nan")] * layer.heads,
+                    "product": torch.randn(layer.heads, 100, 100),
+                }
+                for layer in trace.layers
+            },
+        }
+        for step in steps
+    ]
+
+
+def test_history_is_quantised_as_it_says(pair_trace):
+    history = snapshots(pair_trace, [0, 10, 100])
+    page = page_html(
+        [pair_trace], "Run", history=history, curves={"loss": [(s, 1 / s) for s in range(1, 5000)]}
+    )
+    found = payload_of(page)["history"]
+    assert found["steps"] == [0, 10, 100]
+    assert found["losses"] == [None, 0.3, 0.03]
+    assert len(found["curves"]["loss"]) == 500
+    assert found["curves"]["loss"][-1][0] == 4999
+    layer, original = found["layers"][2], pair_trace.layers[2]
+    assert layer["name"] == "cross"
+    weights = array(layer["weights"], "u1", 3, 4, 4, 7) / 255.0
+    assert np.abs(weights[1] - original.graph.dense().sqrt().numpy()).max() <= 0.5 / 255 + 1e-7
+    assert layer["norm"][1] == [10.0] * 4
+    assert layer["symmetry"][0] == [None] * 4
+    size = layer["product_size"]
+    assert size <= 40
+    products = array(layer["products"], "i1", 3, 4, size, size)
+    # Of each block of the matrix, the cell that is furthest from 0.
+    block = -(-100 // size)
+    first = history[1]["layers"]["cross"]["product"][0, :block, :block].flatten()
+    furthest = float(first[first.abs().argmax()])
+    value = np.sign(products[1, 0, 0, 0]) * (products[1, 0, 0, 0] / 127) ** 2
+    assert value * layer["product_scale"] == pytest.approx(furthest, rel=0.05)
+
+
+def test_measures_may_be_missing(pair_trace):
+    history = [
+        {"step": s, "layers": {layer.name: {} for layer in pair_trace.layers}} for s in (0, 1)
+    ]
+    found = payload_of(page_html([pair_trace], history=history))["history"]
+    assert found["losses"] == [None, None]
+    assert "weights" not in found["layers"][0]
+
+
+def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path):
+    good = snapshots(pair_trace, [0, 1])
+    with pytest.raises(weft.InputError, match="nothing to show"):
+        page_html([])
+    with pytest.raises(weft.InputError, match="2 names for 1 traces"):
+        page_html([pair_trace], names=["a", "b"])
+    with pytest.raises(weft.InputError, match="do not ascend"):
+        page_html([pair_trace], history=snapshots(pair_trace, [5, 5]))
+    with pytest.raises(weft.InputError, match="not in the probe's trace"):
+        page_html([pair_trace], history=good, probe=make_trace(["a"]))
+    bad = snapshots(pair_trace, [0, 1])
+    bad[1]["layers"]["cross"]["weights"] = torch.ones(4, 4, 6)
+    with pytest.raises(weft.InputError, match=r"weights of layer cross .* are \(4, 4, 6\)"):
+        page_html([pair_trace], history=bad)
+    del bad[1]["layers"]["cross"]
+    with pytest.raises(weft.InputError, match="step 1 has other layers"):
+        page_html([pair_trace], history=bad)
+    with pytest.raises(weft.DataError, match="cannot write"):
+        export_page(tmp_path / "missing" / "page.html", [pair_trace])
+
+
+def test_the_file_is_whole_and_replaced(pair_trace, make_trace, tmp_path):
+    path = tmp_path / "page.html"
+    export_page(path, [pair_trace], "One")
+    export_page(path, [make_trace(["a", "b"])], "Two")
+    text = path.read_text("utf-8")
+    assert text.startswith("<!doctype html>")
+    assert Reader(text).title == "Two"
+    assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
