@@ -18,7 +18,9 @@ import weft
 from weft import mechanism
 from weft.mechanism import scores
 from weft.mechanism.masks import as_mask
+from weft.mechanism.matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.packed import packed
 
 FOLDER = Path(mechanism.__file__).parent
 
@@ -51,6 +53,14 @@ def big_graph() -> weft.AttentionGraph:
 
 def torch_layer(**options: object) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(4, 2, **options)  # type: ignore[arg-type]
+
+
+def matrix(*shape: int) -> AttentionMatrix:
+    return AttentionMatrix(zeros(*shape), zeros(*shape))
+
+
+def wide_matrix() -> AttentionMatrix:
+    return AttentionMatrix(zeros(1, 2, 4), zeros(1, 3, 4))
 
 
 meta = torch.zeros(2, 2, 7, 8, device="meta")
@@ -212,6 +222,17 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "to_torch",
         "no alibi positions",
     ),
+    ("packed lengths", lambda: packed([1.5]), "packed", "whole numbers"),
+    ("packed sequences", lambda: packed([1], [1, 2]), "packed", "Give both for each sequence"),
+    ("packed sizes", lambda: call(mask=packed([4], [7])), "ranges", "must fill the call"),
+    ("matrix batch", lambda: matrix(1, 2, 3, 4), "AttentionMatrix", "one sequence of a batch"),
+    ("matrix product", lambda: matrix(2, 3, 4) @ zeros(4), "@", "(3, columns)"),
+    ("matrix index", lambda: matrix(2, 3, 4)[0], "matrix[0]", "matrix[head, queries, keys]"),
+    ("matrix cell", lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[(0, 3, 0)]", "a number below 3"),
+    ("matrix above", lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
+    ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "counted from 0"),
+    ("matrix dense", lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
+    ("matrix square", lambda: wide_matrix().reciprocity(), "reciprocity", "a square one"),
 ]
 
 

@@ -29,14 +29,10 @@ class ByDistance(Relative):
 
 
 def transposed_relative(relative: Relative | None, queries: int, keys: int) -> Relative | None:
-    """The bias of (j, i) for (i, j), in memory linear in the length.
-
-    Raises: TypeError for Shaw's positions, which depend on the query and not only the distance.
-    """
+    """The bias of (j, i) for (i, j), in memory linear in the length. Not for Shaw's positions."""
     if relative is None:
         return None
-    if isinstance(relative, Shaw):
-        raise TypeError("Shaw's scores are not a function of the distance alone")
+    assert not isinstance(relative, Shaw), "Shaw's scores depend on more than the distance"
     # One query at position queries - 1 sees key n at distance n - (queries - 1).
     row = relative.bias(range(queries - 1, queries), queries + keys - 1, torch.device("cpu"))
     assert row is not None
