@@ -53,11 +53,11 @@ def test_more_than_one_block_is_recomputed_in_the_backward_pass(
 
     monkeypatch.setattr(torch_ops, "block_scores", counting)
     queries = torch.randn(1, 4, 3).requires_grad_()
-    output, _ = weft.attend(queries, queries, queries)
+    output, _ = weft.attend(queries, queries, queries, backend="torch")
     output.sum().backward()
     assert calls == 1  # one block keeps what it computed
     monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 8)
-    output, _ = weft.attend(queries, queries, queries)
+    output, _ = weft.attend(queries, queries, queries, backend="torch")
     assert calls == 3
     output.sum().backward()
     assert calls == 5
@@ -101,7 +101,7 @@ def test_memory_is_linear_in_the_length(
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=gradients)
-        output, graph = weft.attend(*inputs, keep=weft.Top(k), score=weft.Dot())
+        output, graph = weft.attend(*inputs, keep=weft.Top(k), score=weft.Dot(), backend="torch")
         if gradients:
             (output.sum() + graph.lse.sum()).backward()
 
@@ -128,7 +128,7 @@ def test_memory_of_the_output_alone_is_linear(
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=True)
-        weft.attention(*inputs, **options).sum().backward()
+        weft.attention(*inputs, backend="torch", **options).sum().backward()
 
     run(8)
     short, long = peak_of(lambda: run(250)), peak_of(lambda: run(500))

@@ -147,7 +147,8 @@ def prepare(call: AttentionCall) -> NativeCall:
     queries, keys, values = call.queries, call.keys, call.values
     if isinstance(call.score, Bilinear):
         matrix = call.score.matrix
-        bilinear(queries[..., :0, :], keys[..., :0, :], matrix)  # raises where A does not fit
+        # Raises where A does not fit.
+        bilinear(queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix)
         queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
     rows, length = queries.shape[2], keys.shape[2]
     native = NativeCall(
