@@ -17,6 +17,8 @@ from weft.errors import BackendError, DataError, InputError, ShapeError, WeftErr
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import All, AttentionGraph, Top
 from weft.mechanism.masks import Mask, causal, neighbours, padding, window
+from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.packed import packed
 from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
 from weft.mechanism.scores import (
     Additive,
@@ -40,6 +42,7 @@ __all__ = [
     "Additive",
     "All",
     "AttentionGraph",
+    "AttentionMatrix",
     "BackendError",
     "Bilinear",
     "Buckets",
@@ -62,6 +65,7 @@ __all__ = [
     "causal",
     "neighbours",
     "open",
+    "packed",
     "padding",
     "rotary",
     "sinusoidal",

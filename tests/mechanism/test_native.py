@@ -336,6 +336,15 @@ def test_a_named_backend_never_falls_back() -> None:
         weft.attend(x, x, x, keep=weft.All(), backend="native")
 
 
+def test_wrapped_tensors_are_left_to_torch() -> None:
+    x = torch.randn(3, 2, 4, 8)
+    bias = torch.zeros(4, 4)  # torch warns that its own fused attention is slow under vmap
+    found = torch.vmap(lambda one: weft.attention(one, one, one, bias=bias, softcap=1e6))(x)
+    torch.testing.assert_close(found, weft.attention(x, x, x))
+    with pytest.raises(weft.BackendError, match="the tensors are wrapped"):
+        torch.vmap(lambda one: weft.attention(one, one, one, backend="native"))(x)
+
+
 def test_an_unknown_instruction_set_is_named() -> None:
     with pytest.raises(ValueError, match="no kernels for the instruction set 'abacus'"):
         x = torch.zeros(1, 1, 2, 8)

@@ -1,7 +1,8 @@
 """The native kernels as attention calls: forward, and backward from output and log-sum-exp.
 
 The kernels stream keys past blocks of queries and never form the matrix of weights; see
-native/forward.h and native/backward.h. Results do not depend on the number of threads.
+native/forward.h and native/backward.h. Results do not depend on the number of threads. For
+gradients of gradients, use backend="torch".
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Both, Mask, Padding, Window
@@ -99,6 +100,9 @@ def why_not_served(call: AttentionCall) -> str | None:
     """Why the native kernels do not serve a call, or None where they do."""
     if kernels is None:
         return "weft was installed without its native kernels"
+    kinds = {type(tensor) for tensor in (call.queries, call.keys, call.values)}
+    if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
+        return "the tensors are wrapped, the kernels read memory"
     if call.queries.device.type != "cpu":
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
     if call.queries.dtype not in (torch.float32, torch.bfloat16):
