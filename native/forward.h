@@ -115,7 +115,9 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
         copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, to);
         for (int64_t d = 0; d < call.depth; ++d) to[d] *= call.scale;
         block.running[row] = Running{};
-        block.visible[row] = visible_keys(call, b, first + row);
+        block.visible[row] = row > 0 && one_range_for_all(call)
+                                 ? block.visible[0]
+                                 : visible_keys(call, b, first + row);
         block.count[row] = 0;
         block.candidates[row].number = 0;
         block.candidates[row].threshold = -infinity;

@@ -29,17 +29,18 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
     PackedKeys keys = lay_out_keys(call, space);
     const int64_t size = queries_of_block(call), group = call.heads / call.kv_heads;
     const int64_t blocks = (call.queries_count + size - 1) / size;
-    Range seen;
-    for (int64_t n = first_block; n < end_block; ++n) {
+    Range seen = visible_keys(call, b, 0);
+    for (int64_t n = first_block; n < end_block && !one_range_for_all(call); ++n) {
         const int64_t first = n % blocks * size;
         const int64_t end = smaller(first + size, call.queries_count);
+        if (n == first_block) seen = Range{};
         for (int64_t query = first; query < end; ++query)
             seen = hull(seen, visible_keys(call, b, query));
     }
     keys.as_pairs = false;
     bool packed_floats = false;
 #if defined(WEFT_HAS_PAIRS)
-    MatrixUnit unit;
+    MatrixUnit unit(uses_pairs(call));
     if (uses_pairs(call)) {
         const PairSpace pairs = lay_out_pairs(call, space);
         keys.as_pairs = call.bfloat16 ? pack_pairs<1>(call, b, kv_head, seen, pairs, keys)

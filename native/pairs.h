@@ -192,9 +192,10 @@ struct Tiles {
 #define WEFT_TILE_MULTIPLY(sum, left, right) \
     asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum ::)
 
-// Tile registers of 16 rows of 64 bytes for this thread, until it is destroyed.
+// Tile registers of 16 rows of 64 bytes for this thread, if wanted, until it is destroyed.
 struct MatrixUnit {
-    MatrixUnit() {
+    explicit MatrixUnit(bool wanted) : wanted(wanted) {
+        if (!wanted) return;
         struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
@@ -206,7 +207,10 @@ struct MatrixUnit {
         }
         asm volatile("ldtilecfg %0" ::"m"(layout));
     }
-    ~MatrixUnit() { asm volatile("tilerelease" ::); }
+    ~MatrixUnit() {
+        if (wanted) asm volatile("tilerelease" ::);
+    }
+    const bool wanted;
 };
 
 // c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms.
@@ -276,7 +280,9 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
 
 #else
 
-struct MatrixUnit {};
+struct MatrixUnit {
+    explicit MatrixUnit(bool) {}
+};
 
 template <int splits, bool two_rows, bool two_columns>
 inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int64_t chunks,

@@ -39,5 +39,8 @@ inline Range visible_keys(const Call& call, int64_t batch, int64_t query) {
     return keys;
 }
 
+// Whether all queries of a sequence see the same range.
+inline bool one_range_for_all(const Call& call) { return !call.banded && !call.row_end; }
+
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft
