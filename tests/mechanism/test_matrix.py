@@ -66,7 +66,7 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
         shape = (heads, 5, depth) if relative == "shaw per head" else (5, depth)
         options["relative"] = weft.Shaw(random(*shape).to(dtype), offset=1)
     elif relative == "alibi":
-        options["relative"] = weft.ALiBi(random(heads).abs().to(dtype), offset=-1)
+        options["relative"] = weft.ALiBi(random(heads).abs().to(dtype) / 16, offset=-1)
     elif relative == "buckets":
         options["relative"] = weft.Buckets(random(8, heads).to(dtype), max_distance=6)
     if draw(st.booleans(), label="bias"):
@@ -91,7 +91,8 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    scale = float(expected.abs().max().clamp(min=1)) if expected.numel() else 1.0
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5 * scale)
 
 
 @settings(max_examples=100, deadline=None)
@@ -101,7 +102,9 @@ def test_every_question_is_answered_as_by_the_dense_matrix(
 ) -> None:
     matrix, dense = pair
     heads, rows, length = matrix.shape
-    x, y = torch.randn(length, 3).double(), torch.randn(heads, rows, 2).double()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(length, 3, generator=generator).double()
+    y = torch.randn(heads, rows, 2, generator=generator).double()
     close(matrix.dense(), dense)
     close(matrix @ x, dense @ x)
     close(matrix @ x[:, 0], dense @ x[:, 0])
