@@ -178,9 +178,18 @@ class TraceWriter:
         self._folder = folder
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
+        self._positions: dict[str, Mapping[str, Any]] = {}
         self._layers: list[dict[str, Any]] = []
         self._tables: tuple[_Table, _Table] | None = None
         self._tensors: _TensorFile | None = None
+
+    def add_sequence(self, name: str, tokens: Sequence[str]) -> None:
+        """Name a sequence that is known only while the model runs, before its first layer."""
+        self._sequences[name] = list(tokens)
+
+    def describe(self, name: str, known: Mapping[str, Any]) -> None:
+        """Say more of the tokens of a sequence: see Trace.positions."""
+        self._positions[name] = dict(known)
 
     def append(
         self,
@@ -194,6 +203,8 @@ class TraceWriter:
         scale: float,
         positions: str = "none",
         mask: str | None = None,
+        softcap: float | None = None,
+        deviation: float | None = None,
         queries_keys: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write the next layer.
@@ -205,8 +216,10 @@ class TraceWriter:
             graph: without a batch.
             queries_from, keys_from: the sequences that its queries and keys are made from.
             scale: the factor on its scores.
-            positions: its relative positions: "none", "shaw", "alibi" or "rotary".
+            positions: its relative positions: "none", "shaw", "alibi", "rotary" or "bias".
             mask: the rule of its mask where it is known: "all" or "causal".
+            softcap: of its scores, where there is one.
+            deviation: from the model's own attention, where it was measured.
             queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
         """
         self._check(name, graph, queries_from, keys_from)
@@ -240,6 +253,8 @@ class TraceWriter:
                 "scale": scale,
                 "positions": positions,
                 "mask": mask,
+                "softcap": softcap,
+                "deviation": deviation,
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
             }
@@ -280,6 +295,7 @@ class TraceWriter:
             "weft": __version__,
             "model": self._model,
             "sequences": self._sequences,
+            "positions": self._positions,
             "layers": self._layers,
             "files": files,
         }
