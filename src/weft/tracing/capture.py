@@ -91,7 +91,9 @@ def trace(
             overwrite=overwrite,
         )
     if isinstance(inputs, str):
-        raise InputError("trace: a model of weft reads token ids, not a text. Encode it first.")
+        raise InputError(
+            "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
+        )
     given = _as_inputs(model, inputs)
     sequences = {name: ids for name, ids in given.items() if _is_sequence(ids)}
     if not layers_of(model):

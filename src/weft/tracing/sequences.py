@@ -21,7 +21,7 @@ _CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "en
 
 
 def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
-    """ "encoder", "decoder" or "cross", from the path of an attention module and its class."""
+    """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
     if any(word in path.lower() for word in _CROSS) or "Cross" in type(module).__name__:
         return "cross"
     if is_causal or "decoder" in path.split("."):

@@ -91,9 +91,10 @@ def _own_output(
             added = added.masked_fill(~allowed, torch.finfo(queries.dtype).min)
     options: dict[str, Any] = dict(call.options)
     options.pop("output_attentions", None)
-    for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
-        if value is not None:
-            options[name] = value
+    if call.softcap is not None:
+        options["softcap"] = call.softcap
+    if call.sinks is not None:
+        options["s_aux"] = call.sinks
     assert call.own_function is not None
     output: Tensor = call.own_function(
         call.module,
