@@ -101,6 +101,13 @@ def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path):
         _ = trace.layers[1].graph
 
 
+def test_a_fresh_process_reads_it(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    code = f"import weft; print(weft.open({str(tmp_path / 't')!r}).layers[2].graph)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", result.stderr
+
+
 def test_one_row_group_a_layer(pair_trace, tmp_path):
     pair_trace.save(tmp_path / "t")
     for name in ("edges.parquet", "rows.parquet"):

@@ -115,8 +115,11 @@ def test_history_draws_the_first_and_the_last_on_one_scale():
         {"norm": [float(m.norm()) for m in matrices], "loss": ([1, 2, 3], [3.0, 2.0, 1.0])},
         shown=4,
     )
-    shown = images(figure)
-    assert len(shown) == 4
+    shown, moved = images(figure)[:4], images(figure)[4:]
+    # Below each snapshot of a signed matrix, how far it is from the first.
+    assert len(moved) == 4
+    assert not moved[0].get_array().any()
+    assert np.allclose(moved[-1].get_array(), matrices[-1] - matrices[0])
     assert np.allclose(shown[0].get_array(), matrices[0])
     assert np.allclose(shown[-1].get_array(), matrices[-1])
     assert len({(image.norm.vmin, image.norm.vmax) for image in shown}) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError, safe_open
@@ -206,7 +207,7 @@ class StoredLayer:
                 if statistics is None or statistics.min <= self.number <= statistics.max:
                     groups.append(number)
             table = file.read_row_groups(groups)
-            table = table.filter(pa.compute.equal(table["layer"], self.number))
+            table = table.filter(pc.equal(table["layer"], self.number))
         if table.column("layer").null_count or any(column.null_count for column in table.columns):
             raise ValueError("it has missing values")
         return {name: table.column(name).to_numpy() for name in columns}

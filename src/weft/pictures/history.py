@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import FuncNorm, Normalize
+from matplotlib.colors import FuncNorm, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -31,6 +32,7 @@ def history(
     *,
     title: str | None = None,
     shown: int = 7,
+    change: bool | None = None,
     theme: Theme = "light",
 ) -> Figure:
     """Snapshots of one matrix in a row, from random to trained, over its measures along training.
@@ -45,6 +47,9 @@ def history(
             symmetry), or name -> (steps, values) for one with steps of its own (the loss).
         title: above it.
         shown: how many snapshots to show at most; the first and the last always are.
+        change: whether to show below each snapshot how far it is from the first, on a scale of
+            its own; None: for signed matrices, in which what was learned hides in what was drawn
+            at random.
         theme: "light" or "dark".
 
     Raises: InputError: nothing to show, or numbers of snapshots that differ.
@@ -55,13 +60,22 @@ def history(
     chosen = sorted({round(place) for place in np.linspace(0, len(steps) - 1, max(shown, 2))})
     curves = {name: _series(name, series, steps) for name, series in (measures or {}).items()}
 
+    rows = [_Row("", drawn, *_scale([drawn[place] for place in chosen], colours))]
+    signed = min(float(np.nanmin(matrix)) for matrix in drawn) < 0
+    if signed if change is None else change:
+        moved = [matrix - drawn[0] for matrix in drawn]
+        scale = _scale([moved[place] for place in chosen], colours, linear=True)
+        rows[0] = replace(rows[0], name="as it is")
+        rows.append(_Row(f"change since\nstep {steps[0]:,}", moved, *scale))
+
     size, gap, left, right = 1.22, 0.14, 1.15, 0.9
     tall = size * float(np.clip(drawn[0].shape[0] / max(drawn[0].shape[1], 1), 0.4, 2.0))
     band, top, foot = 0.42, 0.78, 0.46
     join = 0.34 if curves else 0.12
     wide = max(len(chosen) * (size + gap) - gap, 3.6)
     width = left + wide + right
-    height = top + tall + join + len(curves) * (band + 0.1) + foot
+    above = top + len(rows) * (tall + gap) - gap
+    height = above + join + len(curves) * (band + 0.1) + foot
     figure = new_figure(width, height, colours)
 
     letters = lettering([title or "", *curves])
@@ -69,31 +83,37 @@ def history(
         0.14 / width, 1 - 0.14 / height, letters.text(title or "From random to trained"),
         fontsize=10, va="top", fontweight="bold", color=colours.ink, family=list(letters.families),
     )  # fmt: skip
-    norm, ramp, legend = _scale([drawn[place] for place in chosen], colours)
     figure.text(
-        0.14 / width, 1 - 0.37 / height, legend, fontsize=6.5, va="top", color=colours.faint
-    )
+        0.14 / width, 1 - 0.37 / height, "; ".join(f"{row.name}: {row.legend}".removeprefix(": ")
+        for row in rows).replace("\n", " "), fontsize=6.5, va="top", color=colours.faint,
+    )  # fmt: skip
 
-    snapshots = []
-    for column, place in enumerate(chosen):
-        axes = figure.add_axes(
-            ((left + column * (size + gap)) / width, 1 - (top + tall) / height, size / width,
-             tall / height)
-        )  # fmt: skip
-        axes.imshow(drawn[place], cmap=ramp, norm=norm, aspect="auto", interpolation="nearest")
-        bare(axes, colours)
-        name = f"step {steps[place]:,}"
-        ends = {0: f"{name}: random" if steps[place] == 0 else name}
-        axes.set_title(
-            ends.get(place, name), fontsize=7, pad=3,
-            color=colours.ink if place in (0, len(steps) - 1) else colours.faint,
-        )  # fmt: skip
-        snapshots.append(axes)
+    snapshots: list[Axes] = []
+    for number, row in enumerate(rows):
+        high = top + number * (tall + gap)
+        figure.text((left - 0.1) / width, 1 - (high + tall / 2) / height, row.name, fontsize=7,
+                    ha="right", va="center", color=colours.ink)  # fmt: skip
+        snapshots = []
+        for column, place in enumerate(chosen):
+            axes = figure.add_axes(
+                ((left + column * (size + gap)) / width, 1 - (high + tall) / height,
+                 size / width, tall / height)
+            )  # fmt: skip
+            axes.imshow(
+                row.matrices[place], cmap=row.ramp, norm=row.norm, aspect="auto",
+                interpolation="nearest",
+            )  # fmt: skip
+            bare(axes, colours)
+            if number == 0:
+                name = f"step {steps[place]:,}" + (": random" if steps[place] == 0 else "")
+                end = place in (0, len(steps) - 1)
+                axes.set_title(name, fontsize=7, pad=3, color=colours.ink if end else colours.faint)
+            snapshots.append(axes)
 
     panels: list[Axes] = []
     last = max([steps[-1], *(x[-1] for x, _ in curves.values())])
-    for row, (name, (x, y)) in enumerate(curves.items()):
-        bottom = foot + (len(curves) - 1 - row) * (band + 0.1)
+    for number, (name, (x, y)) in enumerate(curves.items()):
+        bottom = foot + (len(curves) - 1 - number) * (band + 0.1)
         axes = figure.add_axes((left / width, bottom / height, wide / width, band / height))
         _curve(axes, x, y, letters.text(name), colours, list(letters.families))
         # Training slows down: equal distances for equal factors, after a linear beginning.
@@ -111,6 +131,17 @@ def history(
         panels[-1].set_xlabel("training step", fontsize=6.5, color=colours.faint, labelpad=2)
         _threads(figure, snapshots, panels[0], [steps[place] for place in chosen], colours)
     return figure
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Snapshots that share a scale."""
+
+    name: str
+    matrices: Sequence[np.ndarray[Any, Any]]
+    norm: Normalize
+    ramp: ListedColormap
+    legend: str
 
 
 def _matrix(matrix: Matrix) -> np.ndarray[Any, Any]:
@@ -159,21 +190,24 @@ def _square(values: Any) -> Any:
 
 
 def _scale(
-    matrices: Sequence[np.ndarray[Any, Any]], colours: Palette
-) -> tuple[Normalize, Any, str]:
+    matrices: Sequence[np.ndarray[Any, Any]], colours: Palette, linear: bool = False
+) -> tuple[Normalize, ListedColormap, str]:
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     if finite.size and finite.min() < 0:
         # A few extreme cells shall not make all others pale.
         limit = float(np.quantile(np.abs(finite), 0.998)) or 1.0
+        ends = f"blue −{limit:.2g}, red +{limit:.2g}"
+        if linear:
+            return Normalize(-limit, limit, clip=True), colours.difference, ends
         return (
             FuncNorm((_root, _square), -limit, limit, clip=True),
             colours.difference,
-            f"one scale for all, square-root: blue −{limit:.2g}, red +{limit:.2g}",
+            f"{ends}, square-root scale",
         )
     if finite.size and finite.max() <= 1 + 1e-6:
         return weight_norm(), colours.weight, "weights, 0 to 1, square-root scale"
     limit = float(finite.max()) if finite.size else 1.0
-    return Normalize(0, limit), colours.weight, f"one scale for all: 0 to {limit:.2g}"
+    return Normalize(0, limit), colours.weight, f"0 to {limit:.2g}"
 
 
 def _first(steps: Sequence[int]) -> float:

@@ -57,6 +57,8 @@ function edgesOf(layer, head, query) {
   return edges;
 }
 
+const NEAR = 3; // tokens away that count as local
+
 // Where a head looks: mean weight on the token before, after, itself, ... beside what weights
 // spread evenly over the allowed keys would give.
 function measuresOf(layer, head) {
@@ -77,22 +79,27 @@ function measuresOf(layer, head) {
     ? { previous: (i) => i - 1, next: (i) => i + 1, same: (i) => i, first: () => 0, last: () => keys - 1 }
     : { first: () => 0, last: () => keys - 1 };
   const looks = Object.entries(places).map(([name, pick]) => ({ name, ...at(pick) }));
-  let entropy = 0, most = 0, distance = 0, away = 0, rest = 0, allowed = 0;
+  let entropy = 0, most = 0, distance = 0, away = 0, rest = 0, allowed = 0, near = 0, nearEven = 0;
   for (let i = 0; i < queries; i++) {
     const row = head * queries + i;
     entropy += layer.entropy[row] / queries;
     rest += layer.rest[row] / queries;
     allowed += layer.count[row] / queries;
-    let top = 0;
+    let top = 0, around = 0;
     for (let j = 0; j < keys; j++) {
       const weight = weights[i * keys + j];
+      if (Math.abs(i - j) <= NEAR) {
+        near += weight / queries;
+        around += j < layer.count[row] || layer.count[row] === keys;
+      }
       if (weight > top) top = weight;
       distance += (weight * Math.abs(i - j)) / queries;
       away += (weight * Math.abs(i / Math.max(queries - 1, 1) - j / Math.max(keys - 1, 1))) / queries;
     }
     most += top / queries;
+    nearEven += layer.count[row] ? around / layer.count[row] / queries : 0;
   }
-  return { looks, entropy, most, distance, away, rest, allowed, spread: Math.exp(entropy) };
+  return { looks, entropy, most, distance, away, rest, allowed, near, nearEven, local: layer.self, spread: Math.exp(entropy) };
 }
 
 const NAMES = {
@@ -104,6 +111,7 @@ const NAMES = {
 function roleOf(measures) {
   const best = [...measures.looks].sort((a, b) => b.value - b.even - (a.value - a.even))[0];
   if (best && best.value - best.even > 0.25) return { name: best.name, best };
+  if (measures.local && measures.near - measures.nearEven > 0.35) return { name: "local" };
   if (measures.most > 0.6) return { name: "focused" };
   if (measures.spread > 0.7 * measures.allowed) return { name: "broad" };
   return { name: "mixed" };
@@ -116,6 +124,9 @@ function sentenceOf(layer, measures) {
   if (role.best)
     return `${subject} looks at ${NAMES[role.name]}: mean weight ${role.best.value.toFixed(3)}; ` +
       `spread evenly it would be ${role.best.even.toFixed(3)}.`;
+  if (role.name === "local")
+    return `${subject} looks at its neighbours: mean mass within ${NEAR} tokens ${measures.near.toFixed(3)}; ` +
+      `spread evenly it would be ${measures.nearEven.toFixed(3)}.`;
   if (role.name === "focused")
     return `${subject} picks few keys: its largest weight is ${measures.most.toFixed(3)} on average.`;
   if (role.name === "broad")

@@ -10,7 +10,7 @@ function headGrid(layers, single, drawTile, caption, extra = null) {
   const kinds = Object.keys(KINDS).map((kind) => layers.map((layer, number) => ({ layer, number }))
     .filter((row) => row.layer.kind === kind)).filter((rows) => rows.length);
   const { tile, across } = arranged(kinds);
-  const size = { tile, columns: Math.max(...layers.map((layer) => layer.heads)), rows: Math.max(...kinds.map((rows) => rows.length)) };
+  const size = { free: (byId("stage").clientWidth - (across - 1) * BETWEEN) / across, tile, columns: Math.max(...layers.map((layer) => layer.heads)), rows: Math.max(...kinds.map((rows) => rows.length)) };
   for (const rows of kinds) {
     const kind = rows[0].layer.kind;
     const columns = Math.max(...rows.map((row) => row.layer.heads));
@@ -43,7 +43,8 @@ function headGrid(layers, single, drawTile, caption, extra = null) {
     parts.push(make("section", { className: "kind", style: { width: `${ROW_NAME + columns * (tile + GAP)}px`, "max-width": "100%" } },
       make("h2", {}, KINDS[kind][0], make("span", {}, single && KINDS[kind][2] ? KINDS[kind][2] : KINDS[kind][1])), grid));
   }
-  return make("div", { className: "kinds", style: { "grid-template-columns": `repeat(${across}, auto)` } }, parts, extra && (kinds.length % across || kinds.length === 1) ? extra(size) : null);
+  return make("div", { className: "kinds", style: { "grid-template-columns": `repeat(${across}, auto)` } }, parts,
+    (extra && (kinds.length % across || kinds.length === 1) && extra(size)) || []);
 }
 
 const ROW_NAME = 28, GAP = 8, BETWEEN = 32;

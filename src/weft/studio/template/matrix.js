@@ -39,31 +39,41 @@ const FONT = "system-ui, 'Noto Sans', 'DejaVu Sans', sans-serif";
 const LABEL = `12px ${FONT}`;
 const TOKENS_FROM = 10; // pixels of a cell from which tokens, not positions, name it
 
-function fit() {
-  const { layer, canvas, box } = sheet;
+// Room for labels, and the size of a cell: as large as fits into `wide` by `room` pixels.
+function layOut(sheet, wide, room, most = 44) {
+  const { layer, canvas } = sheet;
   const context = canvas.getContext("2d");
   context.font = LABEL;
   const longest = (tokens) => Math.min(Math.max(...tokens.slice(0, 200).map((token) => context.measureText(visible(token, 14)).width), 20), 110);
   sheet.left = Math.max(longest(layer.queryTokens) + 18, 64);
-  sheet.wide = box.clientWidth || 600;
+  sheet.wide = wide;
   const across = longest(layer.keyTokens);
-  const room = Math.max(window.innerHeight - box.getBoundingClientRect().top - window.scrollY - 24, 360);
   // Characters stand upright over their columns, words lean, or stand on end where it is narrow.
   const words = layer.keyTokens.some((token) => visible(token, 14).length > 2);
   const sized = (angle) => {
     const rise = Math.sin(angle) * across, run = Math.cos(angle) * across;
     sheet.angle = angle;
     sheet.top = 34 + (words ? rise + 10 : 18);
-    return Math.min((sheet.wide - sheet.left - (words ? run : 0) - 14) / Math.max(layer.keys, 1), (room - sheet.top - 16) / Math.max(layer.queries, 1), 44);
+    return Math.min((wide - sheet.left - (words ? run : 0) - 14) / Math.max(layer.keys, 1), (room - sheet.top - 16) / Math.max(layer.queries, 1), most);
   };
   let cell = sized(Math.PI / 4);
   if (words && cell < 17) cell = sized(Math.PI / 2);
   sheet.least = sheet.cell = Math.max(cell, 0.05);
-  sheet.high = Math.max(sheet.top + sheet.cell * layer.queries + 56, 240);
+  sheet.high = sheet.top + sheet.cell * layer.queries + 16;
   sheet.x = sheet.y = 0;
 }
 
-function drawMatrix() {
+function fit() {
+  const { box } = sheet;
+  const room = Math.max(window.innerHeight - box.getBoundingClientRect().top - window.scrollY - 24, 360);
+  layOut(sheet, box.clientWidth || 600, room);
+  sheet.high = Math.max(sheet.high + 40, 240); // the buttons stand below the matrix
+}
+
+const drawMatrix = () => drawSheet(sheet, state.query, state.key);
+
+// The part of a matrix that is in the window, with its axes; the chosen cell is framed.
+function drawSheet(sheet, query = null, key = null) {
   const { layer, canvas, source, cell, left, top, wide, high } = sheet;
   const dpr = window.devicePixelRatio || 1;
   const style = getComputedStyle(document.documentElement);
@@ -106,8 +116,8 @@ function drawMatrix() {
     context.stroke();
     context.globalAlpha = 1;
   }
-  if (state.query !== null && state.key !== null) {
-    const x = left + state.key * cell - sheet.x, y = top + state.query * cell - sheet.y, size = Math.max(cell, 5);
+  if (query !== null && key !== null) {
+    const x = left + key * cell - sheet.x, y = top + query * cell - sheet.y, size = Math.max(cell, 5);
     context.lineWidth = 3;
     context.strokeStyle = style.getPropertyValue("--card");
     context.strokeRect(x, y, size, size);
@@ -125,17 +135,17 @@ function drawMatrix() {
     const y = top + (i + 0.5) * cell - sheet.y;
     if (y > top + height) break;
     if (y < top) continue;
-    context.fillStyle = i === state.query ? cool : faint;
+    context.fillStyle = i === query ? cool : faint;
     context.fillText(label(layer.queryTokens[i], i), left - 7, y, left - 12);
   }
   for (let j = Math.ceil(sheet.x / cell / step) * step; j < layer.keys; j += step) {
     const x = left + (j + 0.5) * cell - sheet.x, text = label(layer.keyTokens[j], j);
     if (x > left + width) break;
     if (x < left) continue;
-    context.fillStyle = j === state.key ? warm : faint;
+    context.fillStyle = j === key ? warm : faint;
     context.save();
     context.translate(x, top - 7);
-    const upright = !named || (text.length <= 2 && sheet.angle < 1.5);
+    const upright = !named || text.length <= (sheet.angle < 1.5 ? 2 : 1);
     context.textAlign = upright ? "center" : "left";
     if (!upright) context.rotate(-sheet.angle);
     context.fillText(text, 0, upright ? -5 : 0);

@@ -168,7 +168,8 @@ function showThreadsPanel(layer) {
     const shown = sorted.slice(0, 12);
     const held = shown.reduce((sum, row) => sum + row.weight, 0);
     parts.push(
-      make("h2", { className: "pair" }, tokenSpan(layer.queryTokens[query], "query"), make("span", { className: "faint" }, `query ${query}`)),
+      make("h2", { className: "pair" }, tokenSpan(layer.queryTokens[query], "query"), make("span", { className: "faint" }, `query ${query}`),
+        layer.kind !== "encoder" && query + 1 < layer.queries ? [make("span", { className: "faint" }, "· before"), tokenSpan(layer.queryTokens[query + 1], "query")] : null),
       make("p", {}, `What it looks at in ${layerName(layer).toLowerCase()}, ${heads}. These ${shown.length} keys hold ${(100 * held).toFixed(1)} % of its mass.`),
       table(["key", "weight", state.heads.length === 1 ? "score" : ""], shown.map((row) => [
         tokenSpan(layer.keyTokens[row.key], "key"), row.weight.toFixed(4),

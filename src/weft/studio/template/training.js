@@ -33,9 +33,13 @@ function showTraining() {
   if (state.layer >= layers.length) go({ layer: 0, head: 0, heads: [0] });
   const single = Object.keys(history_.sequences).length === 1;
   const tiles = [];
-  const grid = headGrid(layers, single, (canvas, number, head) => tiles.push({ canvas, number, head }), () => "");
-  fill(byId("stage"), timeline(), grid);
-  drawn = { layers, tiles };
+  const probe = make("canvas", { role: "img", id: "probe" });
+  const section = make("section", { className: "kind probe" }, make("h2", { id: "probe-name" }), probe);
+  // In the place that the grid leaves free, where it is large enough, or below it.
+  const beside = (size) => (size.free > 330 ? section : null);
+  const grid = headGrid(layers, single, (canvas, number, head) => tiles.push({ canvas, number, head }), () => "", beside);
+  fill(byId("stage"), timeline(), grid, section.isConnected || grid.contains(section) ? null : section);
+  drawn = { layers, tiles, probe, source: document.createElement("canvas") };
   showStep();
 }
 
@@ -149,22 +153,30 @@ function stop() {
   if (byId("play")) byId("play").textContent = "▶ Play";
 }
 
+// The chosen head's weights on the probe, with its tokens, as they were at this step.
+function showProbe(layer) {
+  const { probe, source } = drawn, { head, step } = state;
+  if (!layer.weights) return;
+  fill(byId("probe-name"), `${layerName(layer)}, head ${head}`, make("span", {}, `weights of the probe at step ${grouped(history_.steps[step])}`));
+  probe.setAttribute("aria-label", byId("probe-name").textContent);
+  paint(source, probeWeights(layer, head, step), layer.queries, layer.keys, (u) => u / 255);
+  const sheet = { layer, canvas: probe, source };
+  layOut(sheet, Math.max(probe.parentNode.clientWidth, 240), 460, 26);
+  drawSheet(sheet);
+}
+
 const MEASURES = { norm: "norm", effective_rank: "effective rank", symmetry: "symmetry" };
 
 function showTrainingPanel() {
   const layer = drawn.layers[state.layer];
   const { head, step } = state;
   const figures = [];
-  if (layer.weights) {
-    const canvas = make("canvas", { role: "img", "aria-label": "The probe's weights" });
-    paint(canvas, probeWeights(layer, head, step), layer.queries, layer.keys, (u) => u / 255);
-    figures.push(make("figure", {}, canvas, make("figcaption", {}, "weights of the probe")));
-  }
+  showProbe(layer);
   if (layer.products) {
     const canvas = make("canvas", { role: "img", "aria-label": "W_Q W_K transposed" });
     const size = layer.size * layer.size, start = (step * layer.heads + head) * size;
-    paint(canvas, Float32Array.from(layer.products.subarray(start, start + size)), layer.size, layer.size, (u) => 0.5 + u / 254, colours().difference);
-    figures.push(make("figure", {}, canvas, make("figcaption", {}, "W_Q W_Kᵀ, blue −, red +")));
+    paint(canvas, Float32Array.from(layer.products.subarray(start, start + size)), layer.size, layer.size, (u) => 0.5 + (Math.sign(u) * (u / 127) ** 2) / 2, colours().difference);
+    figures.push(make("figure", {}, canvas, make("figcaption", {}, "W_Q W_Kᵀ, blue −, red +")), changePicture(layer, head, step));
   }
   fill(byId("panel"),
     summaryList(),
@@ -179,6 +191,19 @@ function showTrainingPanel() {
     make("hr"),
     rampLegend("weight, square-root scale"),
     hint(["← →", "snapshot"], ["Space", "play"], ["Home End", "birth, end"], ["Tab", "heads"]));
+}
+
+// How far W_Q W_K^T is from its birth, against the furthest that it goes.
+function changePicture(layer, head, step) {
+  const size = layer.size * layer.size;
+  const values = (at) => layer.products.subarray((at * layer.heads + head) * size, (at * layer.heads + head + 1) * size);
+  const real = (u) => Math.sign(u) * (u / 127) ** 2; // as it was quantised
+  const birth = values(0), last = values(history_.steps.length - 1), now = values(step);
+  let most = 1e-6;
+  for (let n = 0; n < size; n++) most = Math.max(most, Math.abs(real(last[n]) - real(birth[n])));
+  const canvas = make("canvas", { role: "img", "aria-label": "Change of W_Q W_K transposed since the first snapshot" });
+  paint(canvas, Float32Array.from(now, (u, n) => real(u) - real(birth[n])), layer.size, layer.size, (change) => 0.5 + change / most / 2, colours().difference);
+  return make("figure", {}, canvas, make("figcaption", {}, "its change since birth"));
 }
 
 function trainingSentence(layer, head, step) {

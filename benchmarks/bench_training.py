@@ -1,0 +1,130 @@
+"""Claim: training on weft's layers is not slower than on torch.nn.Transformer.
+
+Peer: torch.nn.Transformer of the same sizes, with the same embeddings, batches, loss and
+optimiser. Both take the same steps in turn. Prints real source + target tokens a second and the
+ratio, weft / peer, last.
+
+    python benchmarks/bench_training.py                        # dates
+    python benchmarks/bench_training.py --folder PATH/multi30k # English to German
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import statistics
+import time
+
+import torch
+from torch import Tensor, nn
+
+from weft.mechanism.positions import sinusoidal
+from weft.models.configuration import Architecture
+from weft.models.transformer import Transformer
+from weft.training.batches import Batch
+from weft.training.config import DatesConfig, TranslationConfig
+from weft.training.optimisation import smoothed_cross_entropy
+from weft.training.tasks import make_task
+
+ARCHITECTURE = Architecture(width=256, heads=4, feed_forward=1024, dropout=0.1)
+
+
+class Peer(nn.Module):
+    """torch.nn.Transformer between the same embeddings and output."""
+
+    def __init__(self, vocabulary: int, sizes: Architecture) -> None:
+        super().__init__()
+        self.scale = math.sqrt(sizes.width)
+        self.embedding = nn.Embedding(vocabulary, sizes.width)
+        self.positions = sinusoidal(1024, sizes.width)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.transformer = nn.Transformer(
+            sizes.width,
+            sizes.heads,
+            sizes.encoder_layers,
+            sizes.decoder_layers,
+            sizes.feed_forward,
+            sizes.dropout,
+            batch_first=True,
+            norm_first=True,
+        )
+        # weft drops no attention weights by default; neither shall the peer, which is then faster.
+        for module in self.transformer.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.dropout(self.embedding(ids) * self.scale + self.positions[: ids.shape[1]])
+
+    def outputs(self, source: Tensor, target: Tensor) -> Tensor:
+        hidden = source == 0
+        return self.transformer(
+            self.embed(source),
+            self.embed(target),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
+            src_key_padding_mask=hidden,
+            memory_key_padding_mask=hidden,
+            tgt_is_causal=True,
+        )
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return outputs @ self.embedding.weight.T
+
+
+def step(model: Transformer | Peer, optimiser: torch.optim.Optimizer, batch: Batch) -> float:
+    """One training step; returns its seconds."""
+    start = time.perf_counter()
+    real = batch.targets != 0
+    logits = model.logits(model.outputs(**batch.inputs)[real])
+    loss = smoothed_cross_entropy(logits, batch.targets[real], smoothing=0.1, ignore=0)
+    (loss / int(real.sum())).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    optimiser.zero_grad()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", help="of Multi30k, task 1 raw; default: the dates task")
+    parser.add_argument("--steps", type=int, default=24)
+    arguments = parser.parse_args()
+    if arguments.folder:
+        task = make_task(
+            TranslationConfig(
+                kind="translation",
+                folder=arguments.folder,
+                train=["train.en", "train.de"],
+                valid=["val.en", "val.de"],
+            ),
+            seed=1,
+        )
+    else:
+        task = make_task(DatesConfig(train_examples=20_000), seed=1)
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    models = {
+        "torch.nn.Transformer": Peer(len(task.vocabulary), ARCHITECTURE),
+        "weft": Transformer(len(task.vocabulary), ARCHITECTURE),
+    }
+    optimisers = {
+        name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()
+    }
+    plans = task.plan_epoch(0, 4_096)[: arguments.steps]
+    speeds: dict[str, list[float]] = {name: [] for name in models}
+    for number, plan in enumerate(plans):
+        batch = task.batch(plan)
+        for name, model in models.items():
+            seconds = step(model, optimisers[name], batch)
+            if number >= 4:  # the first steps warm up
+                speeds[name].append(batch.tokens / seconds)
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    for name, speed in medians.items():
+        print(f"{name:<22} {speed:8,.0f} real tokens/s")
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, both")
+    print(f"ratio {medians['weft'] / medians['torch.nn.Transformer']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Files are there whole or not at all, and every error names the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.errors import DataError
+from weft.formats import files
+from weft.formats.files import (
+    atomic_file,
+    atomic_folder,
+    read_json,
+    read_text,
+    remove_leftovers,
+    write_json,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_at_the_end(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_text() == "new"
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
+def test_what_was_there_survives_any_error(tmp_path: Path, error: BaseException) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(type(error)), atomic_file(tmp_path / "a") as temporary:
+        temporary.write_text("half")
+        raise error
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"old": 1})
+    with pytest.raises(DataError) as caught, atomic_file(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(caught.value) == (
+        f"cannot write {tmp_path / 'a'}: no space left on device. Nothing was changed; free some "
+        "space or choose another place, and try again."
+    )
+    assert read_json(tmp_path / "a") == {"old": 1}
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_disk_that_fails_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    write_json(tmp_path / "a", {"old": 1})
+    monkeypatch.setattr(files, "_sync", full)
+    with pytest.raises(DataError, match="cannot write"):
+        write_json(tmp_path / "a", {"new": 1})
+    with pytest.raises(DataError, match="cannot write"), atomic_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("x")
+    assert names(tmp_path) == ["a"]
+    assert read_json(tmp_path / "a") == {"old": 1}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("no right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path) -> None:
+    write_json(small_disk / "a", "old")
+    with pytest.raises(DataError, match="no space left on device"):
+        write_json(small_disk / "a", "x" * 200_000)
+    assert read_json(small_disk / "a") == "old"
+    assert names(small_disk) == ["a"]
+    with (
+        pytest.raises(DataError, match="no space left on device"),
+        atomic_folder(small_disk / "f") as folder,
+    ):
+        (folder / "x").write_text("x" * 200_000)
+    assert names(small_disk) == ["a"]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match=r"no such file or directory.*exists and is writable"),
+        atomic_file(tmp_path / "no" / "a"),
+    ):
+        pass
+
+
+def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("x")
+        assert not (tmp_path / "f").exists()
+    assert names(tmp_path / "f") == ["x"]
+    with pytest.raises(DataError, match="exists already"), atomic_folder(tmp_path / "f"):
+        pass
+    with atomic_folder(tmp_path / "f", overwrite=True) as folder:
+        (folder / "y").write_text("y")
+    assert names(tmp_path / "f") == ["y"]
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "f", overwrite=True):
+        raise RuntimeError
+    assert names(tmp_path / "f") == ["y"]
+    assert names(tmp_path) == ["f"]
+
+
+def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "a") as temporary:
+        left = temporary.name
+    keep = [".hidden", "weft-part-", "a"]
+    for name in (left, *keep):
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted(keep)
+    remove_leftovers(tmp_path / "no such folder")
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    content = {"ü": [1, 2.5, None, "月"], "nested": {"a": True}}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json") == content
+    assert "月" in (tmp_path / "a.json").read_text("utf-8")
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with pytest.raises(DataError, match=r"a\.json: no such run\. Check the path\."):
+        read_json(path, "run")
+    with pytest.raises(DataError, match="cannot read this run: is a directory"):
+        read_text(tmp_path, "run")
+    path.write_text('{"a": 1,\n"b"')
+    with pytest.raises(DataError, match="this run is damaged: line 2 is not JSON"):
+        read_json(path, "run")
+    path.write_bytes(b"one\ntwo\nthr\xe9e\n")
+    with pytest.raises(DataError, match=r"line 3 is not UTF-8 text \(byte 11 is 0xe9\).*iconv"):
+        read_text(path)

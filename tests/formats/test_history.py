@@ -1,0 +1,92 @@
+"""Snapshots of the weight matrices: written, read, gone back from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.errors import DataError
+from weft.formats.history import (
+    MATRICES,
+    MEASURES,
+    History,
+    LayerSnapshot,
+    Snapshot,
+    write_snapshot,
+)
+
+
+def layer(name: str, seed: int) -> LayerSnapshot:
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(2, 4, 3, generator=generator)
+    _, graph = weft.attend(queries, queries, queries, keep=weft.Top(3))
+    shapes = {"W_Q": (2, 6, 3), "W_K": (2, 6, 3), "W_V": (2, 6, 3), "W_O": (2, 3, 6)}
+    matrices = {key: torch.randn(*shapes[key], generator=generator) for key in MATRICES}
+    measures: dict[str, list[float | None]] = {
+        key: [seed + place / 10, None] for place, key in enumerate(MEASURES)
+    }
+    tokens = ["a", "ü", "", "\n"]
+    return LayerSnapshot(name, "encoder", matrices, measures, graph, tokens, tokens)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    for step in (4, 0, 100_000_000):
+        layers = [layer("first.attention", step % 7), layer("second", step % 7 + 1)]
+        write_snapshot(tmp_path, Snapshot(step, None if step else 2.5, layers))
+    return History(tmp_path)
+
+
+def test_round_trip(history: History) -> None:
+    assert history.steps == [0, 4, 100_000_000]
+    assert [snapshot.step for snapshot in history] == history.steps
+    assert len(history) == 3
+    found = history[4]
+    assert found.loss is None
+    assert history[0].loss == 2.5
+    for place, name in enumerate(("first.attention", "second")):
+        expected, got = layer(name, 4 + place), found.layer(name)
+        assert (got.kind, got.query_tokens) == ("encoder", ["a", "ü", "", "\n"])
+        assert got.measures == expected.measures
+        for key in MATRICES:
+            assert torch.equal(got.matrices[key], expected.matrices[key])
+        for field in ("keys", "scores", "weights", "lse", "entropy", "rest", "count"):
+            assert torch.equal(getattr(got.graph, field), getattr(expected.graph, field))
+        assert got.graph.length == 4
+        assert torch.equal(got.graph.dense(), expected.graph.dense())
+
+
+def test_measures_are_one_row_a_head(history: History) -> None:
+    rows = history.measures()
+    assert len(rows) == 3 * 2 * 2
+    row = next(r for r in rows if (r["step"], r["layer"], r["head"]) == (4, "second", 0))
+    assert row["kind"] == "encoder"
+    assert row["norm_W_K"] == 5 + MEASURES.index("norm_W_K") / 10
+    assert all(row["symmetry"] is None for row in rows if row["head"] == 1)
+
+
+def test_going_back(history: History) -> None:
+    history.rewind(4)
+    assert history.steps == [0, 4]
+
+
+def test_unknown_layer_and_step(history: History) -> None:
+    with pytest.raises(DataError, match=r"no layer 'third'; it has first\.attention, second"):
+        history[0].layer("third")
+    with pytest.raises(DataError, match=r"step-00000001\.safetensors: no such snapshot"):
+        history[1]
+
+
+def test_a_damaged_snapshot(history: History) -> None:
+    path = history.folder / "step-00000004.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match="this snapshot is damaged or half-written"):
+        history[4]
+
+
+def test_no_history(tmp_path: Path) -> None:
+    assert History(tmp_path).steps == []
+    assert History(tmp_path / "no").measures() == []

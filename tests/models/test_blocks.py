@@ -1,0 +1,78 @@
+"""Blocks by their formulas: x + f(norm(x)) before, norm(x + f(x)) after."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch.nn.functional import gelu, relu
+
+from weft.mechanism.masks import causal, padding
+from weft.models.blocks import DecoderBlock, EncoderBlock, FeedForward
+from weft.models.configuration import Architecture
+
+
+def architecture(norm: Literal["pre", "post"] = "pre", **changes: object) -> Architecture:
+    sizes: dict[str, object] = {"width": 8, "heads": 2, "feed_forward": 12, "dropout": 0.0}
+    return Architecture(norm=norm, **{**sizes, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "function"), [("relu", relu), ("gelu", gelu)])
+def test_feed_forward(name: str, function: object) -> None:
+    torch.manual_seed(1)
+    layer = FeedForward(architecture(activation=name))
+    inputs = torch.randn(2, 3, 8)
+    inner = inputs @ layer.rise.weight.T + layer.rise.bias
+    expected = function(inner) @ layer.fall.weight.T + layer.fall.bias  # type: ignore[operator]
+    torch.testing.assert_close(layer(inputs), expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_encoder_block(norm: Literal["pre", "post"]) -> None:
+    torch.manual_seed(2)
+    block = EncoderBlock(architecture(norm))
+    x, mask = torch.randn(2, 4, 8), padding([4, 2])
+    first, second = block.self_attention_norm, block.feed_forward_norm
+    if norm == "pre":
+        x1 = x + block.self_attention(first(x), mask=mask)
+        expected = x1 + block.feed_forward(second(x1))
+    else:
+        x1 = first(x + block.self_attention(x, mask=mask))
+        expected = second(x1 + block.feed_forward(x1))
+    torch.testing.assert_close(block(x, mask), expected)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_decoder_block(norm: Literal["pre", "post"]) -> None:
+    torch.manual_seed(3)
+    block = DecoderBlock(architecture(norm), source=True)
+    assert block.cross_attention is not None
+    assert block.cross_attention_norm is not None
+    x, source, mask = torch.randn(2, 3, 8), torch.randn(2, 5, 8), padding([5, 2])
+    norms = (block.self_attention_norm, block.cross_attention_norm, block.feed_forward_norm)
+    layers = (
+        lambda y: block.self_attention(y, mask=causal()),
+        lambda y: block.cross_attention(y, source, mask=mask),  # type: ignore[misc]
+        block.feed_forward,
+    )
+    expected = x
+    for layer, normalise in zip(layers, norms, strict=True):
+        if norm == "pre":
+            expected = expected + layer(normalise(expected))
+        else:
+            expected = normalise(expected + layer(expected))
+    torch.testing.assert_close(block(x, causal(), source, mask), expected)
+
+
+def test_cross_attention_has_no_relative_positions() -> None:
+    block = DecoderBlock(architecture(positions="shaw"), source=True)
+    assert block.self_attention.relative == "shaw"
+    assert block.cross_attention is not None
+    assert block.cross_attention.relative == "none"
+
+
+def test_a_language_models_block_has_no_cross_attention() -> None:
+    block = DecoderBlock(architecture(), source=False)
+    assert block.cross_attention is None
+    assert not any("cross" in name for name in block.state_dict())

@@ -1,0 +1,36 @@
+"""Sizes that cannot be a Transformer are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.errors import InputError
+from weft.models.configuration import Architecture
+
+
+@pytest.mark.parametrize("name", ["width", "heads", "feed_forward", "decoder_layers", "max_length"])
+def test_sizes_below_one(name: str) -> None:
+    with pytest.raises(InputError, match=rf"^model\.{name} is 0; expected 1 or more\.$"):
+        Architecture(**{name: 0})
+
+
+def test_width_that_does_not_split() -> None:
+    with pytest.raises(InputError, match=r"width 10 does not split into model.heads = 4"):
+        Architecture(width=10, heads=4)
+
+
+@pytest.mark.parametrize(
+    ("positions", "relative"),
+    [
+        ("sinusoidal", "none"),
+        ("learned", "none"),
+        ("none", "none"),
+        ("shaw", "shaw"),
+        ("alibi", "alibi"),
+        ("rotary", "rotary"),
+    ],
+)
+def test_which_positions_act_inside_attention(positions: Any, relative: str) -> None:
+    assert Architecture(positions=positions).relative == relative

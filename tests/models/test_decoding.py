@@ -1,0 +1,331 @@
+"""Decoding against answers that can be enumerated, and on models that are small but real."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.models.blocks import BlockCache
+from weft.models.configuration import Architecture
+from weft.models.decoding import DecodingState, beam_search, greedy, sample
+from weft.models.language_model import LanguageModel
+from weft.models.transformer import Transformer
+
+START, END = 2, 3
+
+
+class Written(BlockCache):
+    """Remembers each sequence's tokens: a cache whose reordering shows."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.tokens = torch.zeros(batch, 0, dtype=torch.long)
+
+    def reorder(self, order: Tensor) -> None:
+        self.tokens = self.tokens[order]
+
+
+class Tabulated:
+    """A stepper made by hand: the logits after a prefix are looked up.
+
+    Every sequence of the batch has a table of its own, chosen by the source.
+    """
+
+    def __init__(self, tables: list[dict[tuple[int, ...], Tensor]]) -> None:
+        self.tables = tables
+        self.sizes: list[int] = []
+
+    def start(self) -> DecodingState:
+        """The state: which table, and what was written."""
+        batch = len(self.tables)
+        return DecodingState([Written(batch)], source=torch.arange(batch))
+
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """Logits of each prefix, without the start token."""
+        cache = state.caches[0]
+        assert isinstance(cache, Written)
+        assert state.source is not None
+        self.sizes.append(len(tokens))
+        cache.tokens = torch.cat((cache.tokens, tokens), 1)
+        rows = [
+            self.tables[table][tuple(written[1:])]
+            for table, written in zip(state.source.tolist(), cache.tokens.tolist(), strict=True)
+        ]
+        return torch.stack(rows)[:, None]
+
+
+def random_tables(
+    batch: int, vocabulary: int, length: int, seed: int
+) -> list[dict[tuple[int, ...], Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            prefix: torch.randn(vocabulary, generator=generator, dtype=torch.float64) * 2
+            for size in range(length)
+            for prefix in itertools.product(range(vocabulary), repeat=size)
+        }
+        for _ in range(batch)
+    ]
+
+
+def every_ending(
+    table: dict[tuple[int, ...], Tensor], vocabulary: int, length: int
+) -> Iterator[tuple[list[int], float]]:
+    """Every sequence that ends within so many tokens, with its log-probability."""
+    others = [token for token in range(vocabulary) if token != END]
+    for size in range(length):
+        for words in itertools.product(others, repeat=size):
+            total = 0.0
+            for place, token in enumerate((*words, END)):
+                total += float(table[words[:place]].log_softmax(-1)[token])
+            yield list(words), total
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    vocabulary=st.integers(4, 5),
+    length=st.integers(1, 4),
+    penalty=st.sampled_from((0.0, 0.5, 1.0, 2.0)),
+    seed=st.integers(0, 2**20),
+)
+def test_a_beam_that_holds_everything_finds_the_best(
+    batch: int, vocabulary: int, length: int, penalty: float, seed: int
+) -> None:
+    tables = random_tables(batch, vocabulary, length, seed)
+    model = Tabulated(tables)
+    found = beam_search(
+        model, model.start(), batch, start=START, end=END, max_length=length,
+        beam=vocabulary**length, length_penalty=penalty,
+    )  # fmt: skip
+    for table, hypothesis in zip(tables, found, strict=True):
+        words, total = max(
+            every_ending(table, vocabulary, length),
+            key=lambda pair: pair[1] / (len(pair[0]) + 1) ** penalty,
+        )
+        assert hypothesis.tokens == words
+        assert hypothesis.log_probability == pytest.approx(total, abs=1e-5)
+
+
+def log(*shares: float) -> Tensor:
+    return torch.tensor([max(share, 1e-9) for share in shares], dtype=torch.float64).log()
+
+
+def garden_path() -> dict[tuple[int, ...], Tensor]:
+    """Token 0 looks better at first, token 1 leads further: 0.55 * 0.4 < 0.45 * 0.9."""
+    return {
+        (): log(0.55, 0.45, 0, 0),
+        (0,): log(0.3, 0.3, 0, 0.4),
+        (1,): log(0.05, 0.05, 0, 0.9),
+        **{pair: log(0.25, 0.25, 0.25, 0.25) for pair in itertools.product(range(4), repeat=2)},
+    }
+
+
+def test_greedy_is_led_astray_a_beam_of_two_is_not() -> None:
+    model = Tabulated([garden_path()])
+    options = {"start": START, "end": END, "max_length": 3}
+    (greedily,) = greedy(model, model.start(), 1, **options)
+    (searched,) = beam_search(model, model.start(), 1, beam=2, length_penalty=0, **options)
+    assert greedily.tokens == [0]
+    assert greedily.log_probability == pytest.approx(math.log(0.55 * 0.4), abs=1e-6)
+    assert searched.tokens == [1]
+    assert searched.log_probability == pytest.approx(math.log(0.45 * 0.9), abs=1e-6)
+
+
+@pytest.mark.parametrize(("penalty", "expected"), [(0.0, []), (1.0, [0, 0])])
+def test_length_penalty(penalty: float, expected: list[int]) -> None:
+    """Ending at once: 0.4. Going on: 0.6 * 0.7 * 0.9 = 0.378 over three tokens."""
+    table = {
+        (): log(0.6, 0, 0, 0.4),
+        (0,): log(0.7, 0, 0, 0.3),
+        (0, 0): log(0.1, 0, 0, 0.9),
+    }
+    others = {
+        prefix: log(0.25, 0.25, 0.25, 0.25)
+        for size in range(3)
+        for prefix in itertools.product(range(4), repeat=size)
+    }
+    model = Tabulated([others | table])
+    (found,) = beam_search(
+        model, model.start(), 1, start=START, end=END, max_length=3, beam=64,
+        length_penalty=penalty,
+    )  # fmt: skip
+    assert found.tokens == expected
+
+
+@settings(max_examples=15, deadline=None)
+@given(batch=st.integers(1, 4), length=st.integers(1, 5), seed=st.integers(0, 2**20))
+def test_greedy_is_a_beam_of_one(batch: int, length: int, seed: int) -> None:
+    tables = random_tables(batch, 4, length, seed)
+    model = Tabulated(tables)
+    options = {"start": START, "end": END, "max_length": length}
+    first = greedy(model, model.start(), batch, **options)
+    second = beam_search(model, model.start(), batch, beam=1, **options)
+    for one, other in zip(first, second, strict=True):
+        assert one.tokens == other.tokens
+        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-5)
+
+
+def test_finished_sequences_are_computed_no_further() -> None:
+    ends_at_once = {(): log(0, 0, 0, 1.0)}
+    goes_on = {(): log(1.0, 0, 0, 0), (0,): log(1.0, 0, 0, 0), (0, 0): log(0, 0, 0, 1.0)}
+    model = Tabulated([ends_at_once, goes_on, ends_at_once])
+    found = greedy(model, model.start(), 3, start=START, end=END, max_length=9)
+    assert [hypothesis.tokens for hypothesis in found] == [[], [0, 0], []]
+    assert model.sizes == [3, 1, 1]
+
+
+def test_a_sequence_that_never_ends_is_cut() -> None:
+    forever = {(0,) * size: log(0.9, 0.1, 0, 0) for size in range(5)}
+    model = Tabulated([forever])
+    options = {"start": START, "end": END, "max_length": 4}
+    (found,) = greedy(model, model.start(), 1, **options)
+    assert found.tokens == [0, 0, 0, 0]
+    (found,) = beam_search(model, model.start(), 1, beam=1, **options)
+    assert found.tokens == [0, 0, 0, 0]
+    assert found.log_probability == pytest.approx(4 * math.log(0.9), abs=1e-6)
+
+
+def test_nothing_to_decode() -> None:
+    model = Tabulated([])
+    options = {"start": START, "end": END, "max_length": 4}
+    assert greedy(model, model.start(), 0, **options) == []
+    assert beam_search(model, model.start(), 0, beam=3, **options) == []
+
+
+def test_a_beam_needs_a_hypothesis() -> None:
+    model = Tabulated([garden_path()])
+    with pytest.raises(InputError, match="beam 0; expected 1 or more"):
+        beam_search(model, model.start(), 1, start=START, end=END, max_length=3, beam=0)
+
+
+@pytest.fixture(scope="module")
+def transformer() -> Transformer:
+    torch.manual_seed(4)
+    return Transformer(
+        9, Architecture(width=16, heads=2, feed_forward=16, tied=False, decoder_layers=1)
+    ).eval()
+
+
+def test_batching_changes_no_translation(transformer: Transformer) -> None:
+    """Padding, other sequences' ends and beams next door leave a sequence's result alone."""
+    sources = [[4, 5, 6, 7, 8, 3], [5, 3], [8, 8, 4, 3]]
+    padded = torch.tensor([row + [0] * (6 - len(row)) for row in sources])
+    options = {"start": START, "end": END, "max_length": 12}
+    together = beam_search(transformer, transformer.start(padded), 3, beam=4, **options)
+    for source, found in zip(sources, together, strict=True):
+        alone = torch.tensor([source])
+        (expected,) = beam_search(transformer, transformer.start(alone), 1, beam=4, **options)
+        assert found.tokens == expected.tokens
+        assert found.log_probability == pytest.approx(expected.log_probability, abs=1e-4)
+
+
+@torch.no_grad()
+def test_log_probabilities_are_the_models(transformer: Transformer) -> None:
+    source = torch.tensor([[4, 5, 6, 3]])
+    options = {"start": START, "end": END, "max_length": 12}
+    for found in (
+        greedy(transformer, transformer.start(source), 1, **options)[0],
+        beam_search(transformer, transformer.start(source), 1, beam=4, **options)[0],
+    ):
+        whole = [START, *found.tokens, END][: options["max_length"] + 1]
+        logits = transformer(source, torch.tensor([whole[:-1]]))[0].log_softmax(-1)
+        total = sum(float(logits[place, token]) for place, token in enumerate(whole[1:]))
+        assert found.log_probability == pytest.approx(total, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def language_model() -> LanguageModel:
+    torch.manual_seed(5)
+    return LanguageModel(
+        11, Architecture(width=16, heads=2, feed_forward=16, decoder_layers=2)
+    ).eval()
+
+
+PROMPT = torch.tensor([[4, 5, 6], [7, 7, 7]])
+
+
+@torch.no_grad()
+def test_temperature_0_takes_the_likeliest(language_model: LanguageModel) -> None:
+    drawn = sample(language_model, language_model.start(), PROMPT, length=6, temperature=0)
+    tokens = PROMPT
+    for _ in range(6):
+        tokens = torch.cat((tokens, language_model(tokens)[:, -1].argmax(-1, keepdim=True)), 1)
+    assert torch.equal(drawn, tokens[:, 3:])
+    one = sample(language_model, language_model.start(), PROMPT, length=6, top=1)
+    assert torch.equal(one, drawn)
+
+
+def test_the_seed_decides_what_is_drawn(language_model: LanguageModel) -> None:
+    def drawn(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return sample(
+            language_model, language_model.start(), PROMPT, length=30, generator=generator
+        )
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+class Constant:
+    """The same distribution whatever came before."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """The logits for each position of each sequence."""
+        return self.logits.expand(*tokens.shape, -1)
+
+
+def test_samples_follow_the_distribution() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.zeros(1000, 1, dtype=torch.long)
+
+    def shares(temperature: float, top: int | None) -> Tensor:
+        drawn = sample(
+            Constant(logits), DecodingState([]), prompt, length=5, temperature=temperature,
+            top=top, generator=generator,
+        )  # fmt: skip
+        return drawn.flatten().bincount(minlength=4) / drawn.numel()
+
+    torch.testing.assert_close(shares(1.0, None), logits.exp(), atol=0.035, rtol=0)
+    cold = (logits / 0.5).softmax(-1)
+    torch.testing.assert_close(shares(0.5, None), cold, atol=0.035, rtol=0)
+    few = torch.tensor([0.625, 0.375, 0, 0])
+    found = shares(1.0, 2)
+    torch.testing.assert_close(found, few, atol=0.035, rtol=0)
+    assert found[2:].tolist() == [0, 0]
+    torch.testing.assert_close(shares(1.0, 99), logits.exp(), atol=0.035, rtol=0)
+
+
+def test_sampling_stops_when_all_have_ended() -> None:
+    certain = Constant(log(0, 0, 0, 1.0))
+    drawn = sample(certain, DecodingState([]), PROMPT, length=9, end=3, temperature=0)
+    assert drawn.tolist() == [[3], [3]]
+    drawn = sample(certain, DecodingState([]), PROMPT, length=2, temperature=0)
+    assert drawn.shape == (2, 2)
+    assert sample(certain, DecodingState([]), PROMPT, length=0).shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"top": 0}, "top is 0"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, "the prompt is empty"),
+    ],
+)
+def test_what_cannot_be_sampled(options: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"prompt": PROMPT, "length": 1, **options}
+    with pytest.raises(InputError, match=message):
+        sample(Constant(log(1, 0, 0, 0)), DecodingState([]), **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""The encoder-decoder: cached and uncached logits, padding, causality, tied matrices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.models.configuration import Architecture
+from weft.models.transformer import Transformer
+
+VOCABULARY = 13
+
+#: Three sources; the ids 0 are padding.
+SOURCE = torch.tensor([[5, 6, 7, 8, 9], [4, 12, 3, 0, 0], [10, 3, 0, 0, 0]])
+TARGET = torch.tensor([[2, 5, 6, 7, 4, 9], [2, 11, 3, 8, 8, 5], [2, 4, 4, 12, 6, 7]])
+
+close = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def model_of(architecture: Architecture) -> Transformer:
+    """In float64, so that only a wrong formula can make a difference."""
+    torch.manual_seed(1)
+    return Transformer(VOCABULARY, architecture).double().eval()
+
+
+@torch.no_grad()
+def test_cached_logits_are_the_uncached_ones(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    expected = model(SOURCE, TARGET)
+    state = model.start(SOURCE)
+    # One token, then three at once, then one: as a prompt followed by steps.
+    pieces = [model.step(piece, state) for piece in TARGET.split([1, 3, 1, 1], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), expected, **close)
+    assert state.position == TARGET.shape[1]
+    assert all(cache.own.length == TARGET.shape[1] for cache in state.caches)
+    assert all(cache.source.length == SOURCE.shape[1] for cache in state.caches)
+
+
+@torch.no_grad()
+def test_after_beams_died_split_and_left(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    state = model.start(SOURCE)
+    model.step(TARGET[:, :2], state)
+    # Sequence 1 dies, 2 splits into two, 0 stays: the batch grows to four.
+    order = torch.tensor([2, 0, 2, 2])
+    state.reorder(order)
+    source, target = SOURCE[order], TARGET[order].clone()
+    target[2, 2:] = torch.tensor([9, 9, 10, 11])
+    target[3, 2:] = torch.tensor([6, 5, 4, 3])
+    first = model.step(target[:, 2:4], state)
+    torch.testing.assert_close(first, model(source, target[:, :4])[:, 2:], **close)
+    # Two sequences end: the batch shrinks.
+    left = torch.tensor([3, 1])
+    state.reorder(left)
+    last = model.step(target[left, 4:], state)
+    torch.testing.assert_close(last, model(source[left], target[left])[:, 4:], **close)
+
+
+@torch.no_grad()
+def test_padding_never_changes_a_logit(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    together = model(SOURCE, TARGET)
+    for row in range(len(SOURCE)):
+        alone = SOURCE[row][SOURCE[row] != 0][None]
+        torch.testing.assert_close(model(alone, TARGET[row : row + 1])[0], together[row], **close)
+    # Neither does filling up the targets, which only later positions could see.
+    filled = torch.cat((TARGET, torch.zeros(3, 4, dtype=torch.long)), 1)
+    torch.testing.assert_close(model(SOURCE, filled)[:, : TARGET.shape[1]], together, **close)
+
+
+@torch.no_grad()
+def test_a_later_token_changes_no_earlier_logit(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    before = model(SOURCE, TARGET)
+    for place in range(1, TARGET.shape[1]):
+        changed = TARGET.clone()
+        changed[:, place] = (changed[:, place] + 1) % VOCABULARY
+        after = model(SOURCE, changed)
+        assert torch.equal(before[:, :place], after[:, :place])
+        assert not torch.allclose(before[:, place], after[:, place])
+
+
+@torch.no_grad()
+def test_every_source_token_counts(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    before = model(SOURCE, TARGET)
+    for place in range(SOURCE.shape[1]):
+        changed = SOURCE.clone()
+        changed[0, place] = 3
+        after = model(changed, TARGET)
+        assert not torch.allclose(before[0], after[0])
+        torch.testing.assert_close(after[1:], before[1:], **close)
+
+
+def test_tied_matrices_are_one_tensor() -> None:
+    tied = Transformer(VOCABULARY, Architecture(width=8, heads=2, tied=True))
+    matrix = tied.source_embedding.tokens.weight
+    assert tied.target_embedding.tokens.weight is matrix
+    assert tied.output_embedding.weight is matrix
+    tied(SOURCE, TARGET).sum().backward()
+    untied = Transformer(VOCABULARY, Architecture(width=8, heads=2, tied=False))
+    weights = {
+        id(untied.source_embedding.tokens.weight),
+        id(untied.target_embedding.tokens.weight),
+        id(untied.output_embedding.weight),
+    }
+    assert len(weights) == 3
+    counts = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
+    assert counts[1] - counts[0] == 2 * VOCABULARY * 8
+
+
+def test_the_tied_matrix_is_drawn_for_embeddings() -> None:
+    """Variance 1 / width, so that embeddings times sqrt(width) have variance 1 (as 2017)."""
+    torch.manual_seed(1)
+    model = Transformer(2000, Architecture(width=64, heads=2, tied=True))
+    assert float(model.output_embedding.weight.detach().std()) == pytest.approx(1 / 8, rel=0.02)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_where_the_closing_norms_are(norm: str) -> None:
+    model = Transformer(VOCABULARY, Architecture(width=8, heads=2, norm=norm))  # type: ignore[arg-type]
+    assert any(name.startswith("encoder_norm") for name in model.state_dict()) == (norm == "pre")
+
+
+def test_every_matrix_is_learned(architecture: Architecture) -> None:
+    torch.manual_seed(2)
+    model = Transformer(VOCABULARY, architecture)
+    model(SOURCE, TARGET).logsumexp(-1).sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    # Adding one number to all scores of a row changes no weight: a bias of the keys learns
+    # nothing, but for the rounding.
+    assert not [name for name in without if not name.endswith("w_k.bias")]
+
+
+def test_dropout_acts_in_training_only() -> None:
+    torch.manual_seed(3)
+    model = Transformer(VOCABULARY, Architecture(width=8, heads=2, dropout=0.5))
+    with torch.no_grad():
+        assert not torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
+        model.eval()
+        assert torch.equal(model(SOURCE, TARGET), model(SOURCE, TARGET))
+
+
+def test_a_translator_needs_an_encoder() -> None:
+    with pytest.raises(InputError, match="encoder_layers is 0"):
+        Transformer(VOCABULARY, replace(Architecture(), encoder_layers=0))
+
+
+def test_source_mask() -> None:
+    model = Transformer(VOCABULARY, Architecture(width=8, heads=2))
+    assert model.source_mask(SOURCE[:1]) is None
+    mask = model.source_mask(SOURCE)
+    assert mask is not None
+    found: Tensor = mask.dense(1, 5)[:, 0, 0]
+    assert torch.equal(found, SOURCE != 0)

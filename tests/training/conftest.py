@@ -1,0 +1,41 @@
+"""A tiny language model's configuration: a run of it takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.training.config import RunConfig, check_config
+
+ConfigMaker = Callable[..., RunConfig]
+
+TEXT = "the cat sat on the mat, the dog lay by the log; " * 30
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ConfigMaker:
+    """A function from settings of [training] (and `model=`) to a configuration."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(TEXT)
+
+    def make(*, model: dict[str, Any] | None = None, **training: Any) -> RunConfig:
+        settings = {
+            "max_steps": 12, "batch_tokens": 32, "warmup": 2, "validate_every": 4,
+            "checkpoint_every": 5, "label_smoothing": 0.0, **training,
+        }  # fmt: skip
+        sizes = {"width": 16, "heads": 2, "feed_forward": 16, "decoder_layers": 1, "dropout": 0.0}
+        task = {"kind": "language", "file": str(file), "block": 8}
+        return check_config(
+            {"task": task, "model": sizes | (model or {}), "training": settings}, "test"
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def text_file(tiny: ConfigMaker) -> Path:
+    """The text of `tiny`."""
+    return Path(tiny().task.file)  # type: ignore[union-attr]

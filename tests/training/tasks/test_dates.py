@@ -1,0 +1,96 @@
+"""Dates: none held out is learned from, every locale is written, and each can be read back."""
+
+from __future__ import annotations
+
+import datetime
+import re
+
+import pytest
+
+from weft.errors import InputError
+from weft.training.config import DatesConfig
+from weft.training.tasks.dates import LOCALES, STYLES, DatesTask, dates_task, written
+
+
+def task(**changes: int) -> DatesTask:
+    sizes = {"train_examples": 3000, "test_examples": 200, **changes}
+    return dates_task(DatesConfig(**sizes), 1, None)
+
+
+@pytest.fixture(scope="module")
+def drawn() -> DatesTask:
+    return task()
+
+
+def test_no_held_out_date_is_learned_in_any_language(drawn: DatesTask) -> None:
+    dates = {split: {target for _, target in pairs} for split, pairs in drawn.texts.items()}
+    assert not dates["train"] & dates["valid"]
+    assert not dates["train"] & dates["test"]
+    assert not dates["valid"] & dates["test"]
+    assert [len(drawn.texts[split]) for split in ("train", "valid", "test")] == [3000, 200, 200]
+    # Not even where there are few dates.
+    few = task(first_year=2000, last_year=2000, test_examples=1000)
+    dates = {split: {target for _, target in pairs} for split, pairs in few.texts.items()}
+    assert all(dates.values())
+    assert not dates["train"] & (dates["valid"] | dates["test"])
+
+
+def test_every_locale_and_years_from_first_to_last(drawn: DatesTask) -> None:
+    locales = {source.partition(": ")[0] for source, _ in drawn.texts["train"]}
+    assert locales == set(LOCALES)
+    assert len(LOCALES) == len(set(LOCALES)) >= 40
+    years = {int(target[:4]) for _, target in drawn.texts["train"]}
+    assert (min(years), max(years)) == (1950, 2049)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", target) for _, target in drawn.texts["train"])
+
+
+def test_the_seed_decides_what_is_drawn(drawn: DatesTask) -> None:
+    assert task().texts == drawn.texts
+    other = dates_task(DatesConfig(train_examples=3000, test_examples=200), 2, None)
+    assert other.texts["train"] != drawn.texts["train"]
+
+
+def test_every_character_of_the_held_out_dates_is_known(drawn: DatesTask) -> None:
+    words = drawn.vocabulary
+    for source, target in drawn.texts["train"]:
+        assert words.decode(words.encode(source)) == source
+        assert len(words.encode(target)) == 10
+
+
+@pytest.mark.parametrize("style", list(STYLES))
+def test_no_two_dates_are_written_alike(style: str) -> None:
+    """Two digits of the year tell a hundred years apart; no month or day hides in another's."""
+    first = datetime.date(1950, 1, 1)
+    dates = {datetime.date(year, 6, 15) for year in range(1950, 2050)}
+    dates |= {datetime.date(1999, month, day) for month in range(1, 13) for day in (1, 2, 11, 12)}
+    dates |= {first + datetime.timedelta(days=day) for day in range(31)}
+    for locale in LOCALES:
+        texts = {written(date, locale, style) for date in dates}
+        assert len(texts) == len(dates), locale
+
+
+@pytest.mark.parametrize(
+    ("locale", "style", "expected"),
+    [
+        ("de", "full", "de: Sonntag, 17. März 2024"),
+        ("en", "short", "en: 3/17/24"),
+        ("en_GB", "short", "en_GB: 17/03/2024"),
+        ("ja", "long", "ja: 2024年3月17日"),
+    ],
+)
+def test_as_people_write_them(locale: str, style: str, expected: str) -> None:
+    assert written(datetime.date(2024, 3, 17), locale, style) == expected
+
+
+def test_only_plain_spaces() -> None:
+    for locale in LOCALES:
+        for style in STYLES:
+            text = written(datetime.date(2031, 10, 5), locale, style)
+            assert not re.search(r"[^\S ]| {2}", text), (locale, style)
+            assert text == text.strip()
+
+
+@pytest.mark.parametrize(("first", "last"), [(1950, 2050), (2000, 1999)])
+def test_years_that_two_digits_cannot_tell_apart(first: int, last: int) -> None:
+    with pytest.raises(InputError, match="expected 1 to 100 years"):
+        task(first_year=first, last_year=last)

@@ -1,0 +1,199 @@
+"""Files of pairs: what can be read, what is refused, and how translations are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.errors import DataError, InputError
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
+from weft.models.transformer import Transformer
+from weft.training.config import TranslationConfig
+from weft.training.tasks.pairs import translate
+from weft.training.tasks.translation import (
+    TranslationTask,
+    bleu_measures,
+    read_pairs,
+    translation_task,
+)
+
+PAIRS = [("a cat sits", "eine Katze sitzt"), ("a dog", "ein Hund"), ("two cats", "zwei Katzen")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.en").write_text("".join(f"{source}\n" for source, _ in PAIRS))
+    (tmp_path / "a.de").write_text("".join(f"{target}\n" for _, target in PAIRS))
+    (tmp_path / "a.tsv").write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
+    return tmp_path
+
+
+def task(folder: Path, **changes: Any) -> TranslationTask:
+    content = {
+        "kind": "translation", "folder": str(folder), "train": ["a.en", "a.de"],
+        "valid": ["a.tsv"], "vocabulary": 300, **changes,
+    }  # fmt: skip
+    return translation_task(TranslationConfig(**content), 1, None)
+
+
+def test_two_files_or_one(folder: Path) -> None:
+    assert read_pairs(folder, ["a.en", "a.de"]) == PAIRS
+    assert read_pairs(folder, ["a.tsv"]) == PAIRS
+
+
+def test_line_ends_spaces_and_empty_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one\r\n\r\n  two  \r\nthree\x0c3")
+    (tmp_path / "b").write_bytes(b"eins\n\nzwei\ndrei\xe2\x80\xa83")
+    pairs = [("one", "eins"), ("two", "zwei"), ("three\x0c3", "drei\u20283")]
+    assert read_pairs(tmp_path, ["a", "b"]) == pairs
+    (tmp_path / "c").write_bytes(b"one\teins\r\n\n \ntwo \t zwei")
+    assert read_pairs(tmp_path, ["c"]) == pairs[:2]
+
+
+def test_what_does_not_pair(folder: Path) -> None:
+    (folder / "short").write_text("ein\nzwei\n")
+    (folder / "gap").write_text("eine Katze\n\nzwei Katzen\n")
+    (folder / "tabs").write_text("a\tb\n\na\tb\tc\n")
+    (folder / "none").write_text("a\tb\nab\n")
+    (folder / "half").write_text("a\tb\n\tb\n")
+    (folder / "empty").write_text("")
+    (folder / "blank").write_text("\n \n\n")
+    (folder / "latin").write_bytes("ein\nMädchen\n".encode("latin-1"))
+    for files, error, message in (
+        (["a.en", "short"], InputError, r"a\.en has 3 lines, .*short 2; .*Pair them up again"),
+        (["a.en", "gap"], InputError, r"gap: line 2 is empty, its partner is not"),
+        (["gap", "a.en"], InputError, r"gap: line 2 is empty, its partner is not"),
+        (["tabs"], InputError, r"tabs: line 3 has 2 tabs; expected source TAB target"),
+        (["none"], InputError, r"none: line 2 has 0 tabs"),
+        (["half"], InputError, r"half: line 2 is empty"),
+        (["empty", "empty"], InputError, r"empty and .*empty: no pairs; the files are empty"),
+        (["empty"], InputError, r"no pairs"),
+        (["blank"], InputError, r"no pairs"),
+        (["latin", "a.de"], DataError, r"latin: line 2 is not UTF-8 text \(byte 5 is 0xe4\)"),
+        (["a.en", "no"], DataError, r"no: no such text\. Check the path"),
+        ([], InputError, r"no file: expected two line-aligned files"),
+        (["a", "b", "c"], InputError, r"a, b, c: expected two line-aligned files"),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            read_pairs(folder, files)
+        assert "\n" not in str(caught.value)
+
+
+def test_batches_hold_the_pairs(folder: Path) -> None:
+    made = task(folder)
+    words = made.vocabulary
+    seen = []
+    for plan in made.plan_epoch(0, 30):
+        batch = made.batch(plan)
+        source, target = batch.inputs["source"], batch.inputs["target"]
+        assert batch.tokens == int((source != 0).sum() + (batch.targets != 0).sum())
+        # Each target is the next token: shifted by one, from start to end.
+        for row in range(len(plan)):
+            given = [i for i in target[row].tolist() if i != words.pad]
+            wanted = [i for i in batch.targets[row].tolist() if i != words.pad]
+            ids = [i for i in source[row].tolist() if i != words.pad]
+            if wanted[-1] == words.end and len(given) > len(wanted):
+                given = given[: len(wanted)]
+            assert given[0] == words.start
+            assert given[1:] == wanted[:-1]
+            assert wanted[-1] == ids[-1] == words.end
+            seen.append((words.decode(ids), words.decode(wanted)))
+    assert sorted(seen) == sorted(PAIRS)
+    assert made.plan_epoch(0, 30) == made.plan_epoch(0, 30)
+    assert made.sizes()["train"] == 3
+
+
+def test_long_pairs_are_left_out_of_training_only(folder: Path) -> None:
+    longest = max(len(task(folder).vocabulary.encode(text)) for pair in PAIRS for text in pair)
+    made = task(folder, max_length=longest - 1)
+    assert len(made.texts["train"]) < 3
+    assert len(made.texts["valid"]) == 3
+    with pytest.raises(InputError, match=r"every training pair is longer than task\.max_length"):
+        task(folder, max_length=1)
+
+
+def test_the_probe_is_a_validation_pair(folder: Path) -> None:
+    made = task(folder)
+    probe = made.probe()
+    words = made.vocabulary
+    source, target = (probe.inputs[name][0].tolist() for name in ("source", "target"))
+    assert (words.decode(source), words.decode(target)) in PAIRS
+    assert probe.tokens["target"][0] == "<start>"
+    assert probe.sequences_of("cross") == ("target", "source")
+
+
+def test_bleu_by_hand() -> None:
+    """One reference word in four is wrong: 3/4, 1/3, and smoothed 1/4 and 1/2 of no more."""
+    same = bleu_measures(["Eine Katze sitzt hier ."], ["Eine Katze sitzt hier ."])
+    assert same["bleu"] == pytest.approx(100)
+    lower = bleu_measures(["eine katze sitzt hier ."], ["Eine Katze sitzt hier ."])
+    assert lower["bleu_lowercase_tokenised"] == pytest.approx(100)
+    assert lower["bleu"] < 80
+    assert lower["chrf"] < 100
+    assert "case:lc" in lower["signatures"]["bleu_lowercase_tokenised"]
+    assert "case:mixed" in lower["signatures"]["bleu"]
+    # Precisions 4/5, 2/4, and half-counted 1/(2*3), 1/(4*2): no brevity penalty.
+    wrong = bleu_measures(["a b x d e"], ["a b c d e"])
+    product = (4 / 5) * (2 / 4) * (1 / (2 * 3)) * (1 / (4 * 2))
+    assert wrong["bleu"] == pytest.approx(100 * product**0.25)
+
+
+@pytest.fixture
+def model(folder: Path) -> Transformer:
+    torch.manual_seed(1)
+    return Transformer(
+        len(task(folder).vocabulary),
+        Architecture(width=16, heads=2, feed_forward=16, positions="learned", max_length=20),
+    ).eval()
+
+
+def test_evaluation(folder: Path, model: Transformer) -> None:
+    made = task(folder)
+    told: list[tuple[int, int]] = []
+    measures = made.evaluate(
+        model, split="valid", beam=2, progress=lambda done, total: told.append((done, total))
+    )
+    assert told[-1] == (3, 3)
+    assert measures["examples"] == 3
+    assert {"bleu", "bleu_lowercase_tokenised", "chrf", "loss"} <= measures.keys()
+    # The loss is the mean over target tokens, pair by pair without padding.
+    total, count = 0.0, 0
+    for source, target in PAIRS:
+        words = made.vocabulary
+        ids = [*words.encode(target), words.end]
+        with torch.no_grad():
+            logits = model(
+                torch.tensor([[*words.encode(source), words.end]]),
+                torch.tensor([[words.start, *ids[:-1]]]),
+            )[0]
+        total -= sum(float(logits[i].log_softmax(-1)[token]) for i, token in enumerate(ids))
+        count += len(ids)
+    assert measures["loss"] == pytest.approx(total / count, rel=1e-4)
+    with pytest.raises(InputError, match="this run has no test data; name it in the config"):
+        made.evaluate(model, split="test", beam=1, progress=lambda done, total: None)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_translations_come_in_the_order_of_the_texts(
+    folder: Path, model: Transformer, beam: int
+) -> None:
+    """An untrained model that never ends stops where its learned positions do."""
+    words = task(folder).vocabulary
+    texts = ["two cats", "", "a cat sits", "a", "two cats"]
+    found = translate(model, words, texts, beam=beam, batch_tokens=8)
+    assert found[1] == ""
+    assert found[0] == found[4]
+    alone = [translate(model, words, [text], beam=beam)[0] for text in texts]
+    assert found == alone
+    assert translate(model, words, []) == []
+
+
+def test_a_language_model_does_not_translate(folder: Path) -> None:
+    words = task(folder).vocabulary
+    model = LanguageModel(len(words), Architecture(width=8, heads=2))
+    with pytest.raises(InputError, match="continues text"):
+        translate(model, words, ["a"])  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""Checkpoints: everything comes back, and what is damaged or foreign is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.errors import DataError
+from weft.formats.tensors import load_tensors, save_tensors
+from weft.training.checkpoint import (
+    Position,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+    save_weights,
+)
+
+
+class Tied(nn.Module):
+    """Two names for one matrix, and a table that is not learned."""
+
+    table: Tensor
+    counts: Tensor
+
+    def __init__(self, seed: int, width: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.second.weight = self.first.weight
+        self.register_buffer("table", torch.full((2,), float(seed)), persistent=False)
+        self.register_buffer("counts", torch.full((2,), float(seed)))
+
+    def step(self, optimiser: torch.optim.Optimizer) -> None:
+        self.second(self.first(torch.randn(2, self.first.in_features))).square().sum().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+
+def learned(path: Path, average: bool = True) -> tuple[Tied, torch.optim.Optimizer]:
+    """A model after two steps, with its checkpoint at `path`."""
+    model = Tied(1)
+    optimiser = adam(model)
+    model.step(optimiser)
+    model.step(optimiser)
+    mean = {name: p.detach() * 2 for name, p in model.named_parameters()} if average else None
+    save_checkpoint(path, model, mean, optimiser, Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2]))
+    return model, optimiser
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    model, optimiser = learned(tmp_path / "c")
+    other = Tied(2)
+    other_optimiser = adam(other)
+    mean = {name: torch.zeros_like(p) for name, p in other.named_parameters()}
+    torch.randn(99)
+    position = load_checkpoint(tmp_path / "c", other, mean, other_optimiser)
+    assert position == Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2])
+    for (name, parameter), found in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(parameter, found)
+        assert torch.equal(mean[name], parameter * 2)
+    assert torch.equal(other.counts, model.counts)
+    assert other.table.tolist() == [2, 2]
+    assert other.second.weight is other.first.weight
+    # The next step draws the same numbers and has the same moments.
+    other.step(other_optimiser)
+    after = [p.detach().clone() for p in other.parameters()]
+    load_checkpoint(tmp_path / "c", model, mean, optimiser)
+    model.step(optimiser)
+    assert all(torch.equal(a, b) for a, b in zip(after, model.parameters(), strict=True))
+
+
+def test_a_shared_matrix_is_kept_once(tmp_path: Path) -> None:
+    learned(tmp_path / "c")
+    tensors, _ = load_tensors(tmp_path / "c", "checkpoint")
+    names = {name for name in tensors if name.startswith("model/")}
+    assert names == {
+        "model/first.weight", "model/first.bias", "model/second.bias", "model/counts",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["half", "bit", "empty", "position bit"])
+def test_damaged(tmp_path: Path, damage: str) -> None:
+    model, optimiser = learned(tmp_path / "c")
+    content = bytearray((tmp_path / "c").read_bytes())
+    if damage == "half":
+        del content[len(content) // 2 :]
+    elif damage == "bit":
+        content[-100] ^= 4
+    elif damage == "empty":
+        content.clear()
+    else:
+        place = content.index(b"batch") + 9
+        assert content[place : place + 1] == b"5"
+        content[place] ^= 1
+    (tmp_path / "c").write_bytes(content)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(DataError, match="this checkpoint is damaged") as caught:
+        load_checkpoint(tmp_path / "c", model, None, optimiser)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_of_another_model(tmp_path: Path) -> None:
+    learned(tmp_path / "c")
+    other = Tied(1, width=4)
+    with pytest.raises(DataError, match="these weights are of another model"):
+        load_checkpoint(tmp_path / "c", other, None, adam(other))
+    with pytest.raises(DataError, match="these weights are of another model"):
+        load_weights(tmp_path / "c", Tied(1))
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
+    model, optimiser = learned(tmp_path / "c", average)
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(DataError, match=r"disagree about training\.average"):
+        load_checkpoint(tmp_path / "c", model, None if average else mean, optimiser)
+
+
+def test_of_another_version(tmp_path: Path) -> None:
+    model, optimiser = learned(tmp_path / "c", average=False)
+    tensors, _ = load_tensors(tmp_path / "c", "checkpoint")
+    for notes in ({}, {"position": {"stepp": 3}}):
+        save_tensors(tmp_path / "c", tensors, notes)
+        with pytest.raises(DataError, match="of another version of weft"):
+            load_checkpoint(tmp_path / "c", model, None, optimiser)
+
+
+def test_weights_and_notes(tmp_path: Path) -> None:
+    model = Tied(1)
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    save_weights(tmp_path / "w", weights | {"counts": model.counts}, {"step": 3})
+    other = Tied(2)
+    assert load_weights(tmp_path / "w", other) == {"step": 3}
+    assert torch.equal(other.second.weight, model.first.weight)

@@ -1,0 +1,156 @@
+"""Configurations: what is wrong is named, with the nearest known."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from weft.errors import DataError, InputError
+from weft.training.config import (
+    DatesConfig,
+    LanguageConfig,
+    RunConfig,
+    TranslationConfig,
+    check_config,
+    load_config,
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_given_is_the_dates_task(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "")) == RunConfig()
+    assert isinstance(RunConfig().task, DatesConfig)
+
+
+def test_values_arrive(tmp_path: Path) -> None:
+    config = load_config(
+        write(
+            tmp_path,
+            '[task]\nkind = "translation"\ntrain = ["a", "b"]\nvalid = ["c"]\n'
+            '[model]\nkv_heads = 2\npositions = "shaw"\n'
+            "[training]\nbetas = [0.8, 0.9]\npeak_learning_rate = 1\n",
+        )
+    )
+    assert isinstance(config.task, TranslationConfig)
+    assert (config.task.train, config.task.valid, config.task.test) == (["a", "b"], ["c"], None)
+    assert config.training.betas == (0.8, 0.9)
+    assert config.training.peak_learning_rate == 1.0
+    architecture = config.model.architecture()
+    assert (architecture.kv_heads, architecture.positions) == (2, "shaw")
+
+
+def test_what_is_kept_of_a_run_gives_it_back() -> None:
+    for task in (
+        DatesConfig(),
+        TranslationConfig(kind="translation", train=["a"], valid=["b"]),
+        LanguageConfig(kind="language", file="x"),
+    ):
+        config = RunConfig(task=task)
+        assert check_config(config.model_dump(mode="json"), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[training]\nsede = 1", "unknown key 'training.sede'; did you mean 'seed'?"),
+        ("[model]\nwdith = 1", "unknown key 'model.wdith'; did you mean 'width'?"),
+        ("[trainning]\nseed = 1", "unknown key 'trainning'; did you mean 'training'?"),
+        (
+            '[task]\nkind = "language"\nfile = "x"\nblok = 3',
+            "unknown key 'task.blok'; did you mean 'block'?",
+        ),
+        (
+            '[task]\nkind = "dates"\ntrain_exmaples = 3',
+            "unknown key 'task.train_exmaples'; did you mean 'train_examples'?",
+        ),
+        ("zzz = 1", "unknown key 'zzz'; known are task, model, training."),
+        ('[task]\nkind = "language"', "'task.file' is missing. Add it."),
+        (
+            '[task]\nkind = "translaton"',
+            "task.kind is 'translaton'; expected one of dates, translation, language; did you mean "
+            "'translation'?",
+        ),
+        ("[task]\nfile = 3", "task.kind is None; expected one of dates, translation, language."),
+        ("[model]\nwidth = 0", "model.width = 0: input should be greater than or equal to 1."),
+        ("[model]\nwidth = 1.5", "model.width = 1.5: input should be a valid integer"),
+        ('[model]\nwidth = "8"', "model.width = '8': input should be a valid integer"),
+        ("[model]\ndropout = 1", "model.dropout = 1: input should be less than 1."),
+        ('[model]\nnorm = "both"', "model.norm = 'both': input should be 'pre' or 'post'."),
+        ("model = 3", "model = 3: input should be"),
+        ("[training]\nseed = true", "training.seed = True: input should be a valid integer"),
+        ("[training]\nbetas = [1]", "'training.betas.1' is missing. Add it."),
+        ("[training]\nseed = 1979-05-27", "training.seed = '1979-05-27': input should be"),
+        ("[training]\npeak_learning_rate = nan", "training.peak_learning_rate"),
+        ("[training]\nseed", "not TOML: "),
+        (
+            "aaa = 1\nbbb = 2",
+            "unknown key 'aaa'; known are task, model, training. (1 more after this one.)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no\.toml: no such configuration\. Check the path\."):
+        load_config(tmp_path / "no.toml")
+    (tmp_path / "c.toml").write_bytes(b"# caf\xe9")
+    with pytest.raises(DataError, match="line 1 is not UTF-8"):
+        load_config(tmp_path / "c.toml")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    path = write(tmp_path, "[training]\nseed = 1\n")
+    config = load_config(
+        path,
+        [
+            "training.seed=7",
+            "model.norm=post",
+            'model.positions = "shaw"',
+            "training.betas=[0.5, 0.6]",
+            "training.history=false",
+            "task.kind=language",
+            "task.file=a=b.txt",
+        ],
+    )
+    assert config.training.seed == 7
+    assert config.model.norm == "post"
+    assert config.model.positions == "shaw"
+    assert config.training.betas == (0.5, 0.6)
+    assert config.training.history is False
+    assert isinstance(config.task, LanguageConfig)
+    assert config.task.file == "a=b.txt"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.seed", "expected section.key=value, as in training.seed=2"),
+        ("=3", "expected section.key=value"),
+        ("training.sede=3", "unknown key 'training.sede'; did you mean 'seed'"),
+        ("training.seed.x=3", "'seed' is a value, not a section"),
+        ("training.seed=three", "training.seed = 'three': input should be a valid integer"),
+    ],
+)
+def test_overrides_that_are_wrong(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_config(write(tmp_path, "[training]\nseed = 1\n"), [override])
+
+
+def test_the_embedded_and_the_kept_configurations_are_good() -> None:
+    with resources.as_file(resources.files("weft.training") / "demo.toml") as path:
+        assert isinstance(load_config(path).task, DatesConfig)
+    examples = Path(__file__).parents[2] / "examples"
+    assert [load_config(path) for path in examples.glob("*.toml")]

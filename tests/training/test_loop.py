@@ -1,0 +1,341 @@
+"""The training loop: its arithmetic, when it stops, and that interruptions change nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft.errors import InputError
+from weft.formats.history import MATRICES, History
+from weft.formats.run import RunFolder
+from weft.formats.tensors import load_tensors
+from weft.mechanism.observe import Recorder, layers_of, watching
+from weft.training.checkpoint import Position
+from weft.training.config import RunConfig
+from weft.training.inference import build_model, evaluate_run, open_run
+from weft.training.loop import TrainingResult, train
+from weft.training.progress import SilentListener
+from weft.training.tasks import make_task
+from weft.training.tasks.task import Task
+
+ConfigMaker = Callable[..., RunConfig]
+
+
+def run(config: RunConfig, path: Path) -> TrainingResult:
+    return train(config, path, SilentListener())
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """The model of the last checkpoint."""
+    tensors, _ = load_tensors(path / "checkpoint.safetensors", "checkpoint")
+    return {
+        name.removeprefix("model/"): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model/")
+    }
+
+
+def everything(path: Path) -> tuple[dict[str, Tensor], list[Any]]:
+    """All that a run leaves, but for the clock."""
+    tensors: dict[str, Tensor] = {}
+    others: list[Any] = []
+    for file in sorted(path.rglob("*.safetensors")):
+        content, notes = load_tensors(file, "file")
+        name = str(file.relative_to(path))
+        tensors |= {f"{name}:{key}": tensor for key, tensor in content.items()}
+        if "position" in notes:
+            notes["position"].pop("seconds")
+        others.append((name, notes))
+    for report in RunFolder(path).read_metrics():
+        report.pop("seconds")
+        others.append(report)
+    others.append((path / "vocabulary.json").read_text())
+    return tensors, others
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """Equal to the last bit."""
+    (tensors, others), (other_tensors, other_others) = everything(first), everything(second)
+    assert others == other_others
+    assert tensors.keys() == other_tensors.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], other_tensors[name])] == []
+
+
+def test_the_loss_falls(tiny: ConfigMaker, tmp_path: Path) -> None:
+    result = run(tiny(max_steps=100, peak_learning_rate=1e-2, validate_every=50), tmp_path / "a")
+    first, *_, last = (r for r in result.folder.read_metrics() if "validation_loss" in r)
+    characters = len(make_task(tiny().task, 1).vocabulary) - 4
+    assert last["validation_loss"] < first["validation_loss"]
+    assert last["validation_loss"] < 0.7 * math.log(characters)
+    assert last["perplexity"] == pytest.approx(math.exp(last["validation_loss"]))
+    assert 0 < last["validation_accuracy"] < 1
+
+
+def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path: Path) -> None:
+    result = run(tiny(average=0.9), tmp_path / "a")
+    opened = open_run(tmp_path / "a")
+    assert opened.step == result.best_step
+    measures = evaluate_run(opened, split="valid", beam=1, progress=lambda done, total: None)
+    assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
+
+
+def test_one_seed_one_result(tiny: ConfigMaker, tmp_path: Path) -> None:
+    config = tiny(model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9)
+    run(config, tmp_path / "a")
+    torch.randn(7)
+    run(config, tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+    other = tiny(model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, seed=2)
+    run(other, tmp_path / "c")
+    first, second = weights(tmp_path / "a"), weights(tmp_path / "c")
+    name = "decoder.0.self_attention.w_q.weight"
+    assert not torch.equal(first[name], second[name])
+
+
+class Interruption(SilentListener):
+    """Stops a training after a step, as a crash would: with no word to anyone."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        if position.step == self.step:
+            raise KeyboardInterrupt
+
+
+def test_interruptions_change_nothing(tiny: ConfigMaker, tmp_path: Path) -> None:
+    """With all that has a state: dropout, moments, running mean, accumulation, epochs."""
+    config = tiny(
+        model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, accumulate=2, max_steps=24,
+        batch_tokens=128, validate_every=3, checkpoint_every=5, schedule="cosine",
+    )  # fmt: skip
+    result = run(config, tmp_path / "whole")
+    for step in (1, 4, 5, 6, 6, 14, 19, 24):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "pieces", Interruption(step))
+        assert RunFolder(tmp_path / "pieces").state == "training"
+    again = run(config, tmp_path / "pieces")
+    assert_same(tmp_path / "whole", tmp_path / "pieces")
+    assert (again.best_loss, again.best_step) == (result.best_loss, result.best_step)
+    assert (again.tokens, again.reason) == (result.tokens, result.reason)
+    _, notes = load_tensors(tmp_path / "pieces" / "checkpoint.safetensors", "checkpoint")
+    assert notes["position"]["epoch"] > 0
+
+
+def test_a_finished_run_is_left_as_it_is(tiny: ConfigMaker, tmp_path: Path) -> None:
+    first = run(tiny(), tmp_path / "a")
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    second = run(tiny(), tmp_path / "a")
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
+    assert (second.steps, second.seconds, second.best_loss) == (
+        first.steps, first.seconds, first.best_loss,
+    )  # fmt: skip
+
+
+def test_another_configuration_is_refused(tiny: ConfigMaker, tmp_path: Path) -> None:
+    run(tiny(max_steps=1), tmp_path / "a")
+    with pytest.raises(InputError, match=r"training\.max_steps was 1, is 2\. Choose another"):
+        run(tiny(max_steps=2), tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"width": 15}, "width 15 does not split into model.heads = 2"),
+        ({"kv_heads": 3}, "must divide"),
+        ({"positions": "learned", "max_length": 4}, "positions end at 4"),
+    ],
+)
+def test_a_model_that_cannot_be_leaves_nothing_behind(
+    tiny: ConfigMaker, tmp_path: Path, model: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run(tiny(model=model), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_max_epochs(tiny: ConfigMaker, tmp_path: Path) -> None:
+    config = tiny(max_epochs=2, batch_tokens=256, max_steps=1000, accumulate=2)
+    batches = len(make_task(config.task, 1).plan_epoch(0, 256))
+    assert batches > 2
+    result = run(config, tmp_path / "a")
+    assert result.reason == "max_epochs"
+    # The last step of an epoch has what is left.
+    assert result.steps == 2 * math.ceil(batches / 2)
+    assert result.tokens == 2 * batches * 256
+
+
+def test_patience(tiny: ConfigMaker, tmp_path: Path) -> None:
+    config = tiny(
+        peak_learning_rate=3.0, warmup=6, max_steps=500, validate_every=2, patience=3,
+        schedule="constant",
+    )  # fmt: skip
+    result = run(config, tmp_path / "a")
+    assert result.reason == "patience"
+    assert result.steps == result.best_step + 3 * 2
+    losses = [r["validation_loss"] for r in result.folder.read_metrics() if "validation_loss" in r]
+    assert min(losses) == result.best_loss
+    assert all(loss >= result.best_loss for loss in losses[-3:])
+
+
+def moments(path: Path) -> dict[str, Tensor]:
+    """(1 - beta_1) times the gradient, after one step."""
+    tensors, _ = load_tensors(path / "checkpoint.safetensors", "checkpoint")
+    return {name: tensor for name, tensor in tensors.items() if name.endswith("exp_avg")}
+
+
+def test_accumulated_batches_are_one_large_batch(tiny: ConfigMaker, tmp_path: Path) -> None:
+    run(tiny(max_steps=1, batch_tokens=64), tmp_path / "large")
+    run(tiny(max_steps=1, batch_tokens=32, accumulate=2), tmp_path / "halves")
+    first, second = moments(tmp_path / "large"), moments(tmp_path / "halves")
+    assert first
+    for name, moment in first.items():
+        torch.testing.assert_close(second[name], moment, rtol=1e-4, atol=1e-7)
+
+
+def test_the_whole_gradient_is_clipped(tiny: ConfigMaker, tmp_path: Path) -> None:
+    def norm(path: Path) -> float:
+        squares = sum(float(moment.square().sum()) for moment in moments(path).values())
+        return math.sqrt(squares) / (1 - 0.9)
+
+    run(tiny(max_steps=1, clip_norm=None), tmp_path / "free")
+    free = norm(tmp_path / "free")
+    run(tiny(max_steps=1, clip_norm=free / 3), tmp_path / "clipped")
+    assert norm(tmp_path / "clipped") == pytest.approx(free / 3, rel=1e-4)
+    run(tiny(max_steps=1, clip_norm=free * 3), tmp_path / "loose")
+    assert norm(tmp_path / "loose") == pytest.approx(free, rel=1e-4)
+
+
+def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> None:
+    """Its decay is min(average, n / (n + 10)) at step n: 1/11 and 2/12 here; 0.15 caps it."""
+    config = tiny(max_steps=2, average=0.15, validate_every=1, checkpoint_every=1)
+    task = make_task(config.task, 1)
+    torch.manual_seed(1)
+    born = dict(build_model(config, task.vocabulary).named_parameters())
+
+    class Watcher(SilentListener):
+        seen: list[dict[str, Tensor]]
+
+        def __init__(self) -> None:
+            self.seen = []
+
+        def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+            self.model = model
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, born[name])
+
+        def stepped(self, position: Position, loss: float, rate: float) -> None:
+            self.seen.append(
+                {name: p.detach().clone() for name, p in self.model.named_parameters()}
+            )
+
+    watcher = Watcher()
+    train(config, tmp_path / "a", watcher)
+    tensors, _ = load_tensors(tmp_path / "a" / "checkpoint.safetensors", "checkpoint")
+    for name, start in born.items():
+        one = start.detach() / 11 + watcher.seen[0][name] * 10 / 11
+        two = 0.15 * one + 0.85 * watcher.seen[1][name]
+        torch.testing.assert_close(tensors[f"average/{name}"], two, rtol=1e-5, atol=1e-6)
+        # The model goes on from its own weights, not from the mean.
+        assert torch.equal(tensors[f"model/{name}"], watcher.seen[1][name])
+    opened = open_run(tmp_path / "a")
+    for name, parameter in opened.model.named_parameters():
+        assert opened.step == 2
+        torch.testing.assert_close(parameter.detach(), tensors[f"average/{name}"])
+
+
+def test_metrics(tiny: ConfigMaker, tmp_path: Path) -> None:
+    result = run(tiny(max_steps=40, warmup=10, schedule="linear"), tmp_path / "a")
+    steps = [r for r in result.folder.read_metrics() if "loss" in r]
+    assert [r["step"] for r in steps] == [20, 40]
+    assert steps[0]["learning_rate"] == pytest.approx(1e-3 * 20 / 30)
+    assert steps[1]["learning_rate"] == 0
+    assert steps[1]["tokens"] == result.tokens == 40 * 32
+    assert all(r["gradient_norm"] > 0 for r in steps)
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: ConfigMaker, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    model = {"kv_heads": 1, "decoder_layers": 2, "dropout": 0.3}
+    run(tiny(model=model, max_steps=13, history_growth=2.0, checkpoint_every=13), path)
+    return path
+
+
+def test_the_history_follows_a_geometric_schedule(recorded: Path) -> None:
+    history = History(recorded / "history")
+    assert history.steps == [0, 1, 2, 4, 8, 13]
+    assert history[0].loss is not None
+    assert history[13].loss is None
+    rows = history.measures()
+    assert all(row["gradient_norm_W_Q"] > 0 for row in rows if row["step"] < 13)
+    assert all(row["gradient_norm_W_Q"] is None for row in rows if row["step"] == 13)
+
+
+def test_snapshots_hold_the_models_matrices(tiny: ConfigMaker, recorded: Path) -> None:
+    history = History(recorded / "history")
+    run_folder = open_run(recorded)
+    model = run_folder.model
+    model.load_state_dict(weights(recorded), strict=False)
+    for name, layer in layers_of(model):
+        found = history[13].layer(name)
+        assert found.kind == "decoder"
+        for matrix, tensor in layer.matrices().items():
+            assert torch.equal(found.matrices[matrix], tensor)
+    # And at birth, those that the seed draws.
+    torch.manual_seed(run_folder.config.training.seed)
+    for name, layer in layers_of(build_model(run_folder.config, run_folder.vocabulary)):
+        for matrix, tensor in layer.matrices().items():
+            assert torch.equal(history[0].layer(name).matrices[matrix], tensor)
+
+
+def test_measures_against_the_dense_product(recorded: Path) -> None:
+    for snapshot in History(recorded / "history"):
+        for layer in snapshot.layers:
+            for head in range(2):
+                matrices = {name: layer.matrices[name][head].double() for name in MATRICES}
+                product = matrices["W_Q"] @ matrices["W_K"].T
+                for name, matrix in matrices.items():
+                    assert layer.measures[f"norm_{name}"][head] == pytest.approx(
+                        float(matrix.square().sum().sqrt()), rel=1e-5
+                    )
+                square = float(product.square().sum())
+                half = (product + product.T) / 2, (product - product.T) / 2
+                expected = (float(half[0].square().sum()) - float(half[1].square().sum())) / square
+                assert layer.measures["symmetry"][head] == pytest.approx(expected, abs=1e-5)
+                shares = torch.linalg.svdvals(product)[:8]
+                shares = shares / shares.sum()
+                rank = math.exp(-float(torch.xlogy(shares, shares).sum()))
+                assert layer.measures["effective_rank"][head] == pytest.approx(rank, rel=1e-4)
+
+
+def test_the_probes_graph_is_what_attend_gives(recorded: Path) -> None:
+    opened = open_run(recorded)
+    opened.model.load_state_dict(weights(recorded), strict=False)
+    probe = make_task(opened.config.task, 1, opened.vocabulary).probe()
+    recorder = Recorder(opened.model, weft.All())
+    with torch.no_grad(), watching(opened.model, recorder):
+        opened.model(**probe.inputs)
+    snapshot = History(recorded / "history")[13]
+    for name, _, observation in recorder.calls:
+        found = snapshot.layer(name)
+        assert isinstance(observation.caught, Tensor)
+        torch.testing.assert_close(found.graph.dense(), observation.caught[0])
+        assert found.query_tokens == found.key_tokens == probe.tokens["tokens"]
+
+
+def test_without_a_history(tiny: ConfigMaker, tmp_path: Path) -> None:
+    with_history = run(tiny(), tmp_path / "a")
+    run(tiny(history=False), tmp_path / "b")
+    assert History(with_history.folder.history).steps
+    assert History(tmp_path / "b" / "history").steps == []
+    # Looking changes nothing of what is learned.
+    first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,82 @@
+"""Learning rates by hand, the loss by its formula."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.training.optimisation import Schedule, learning_rate, smoothed_cross_entropy
+
+
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "constant"])
+def test_warm_up_is_a_line(schedule: Schedule) -> None:
+    options: dict[str, Any] = {"peak": 2.0, "warmup": 4, "last": 12, "schedule": schedule}
+    assert [learning_rate(step, **options) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "floor", "step", "expected"),
+    [
+        ("constant", 0.0, 11, 2.0),
+        ("inverse-sqrt", 0.0, 15, 2.0 * math.sqrt(4 / 16)),
+        ("linear", 0.0, 5, 2.0 * 6 / 8),
+        ("linear", 0.0, 11, 0.0),
+        ("linear", 0.25, 11, 0.5),
+        ("linear", 0.25, 99, 0.5),
+        ("cosine", 0.0, 7, 1.0),
+        ("cosine", 0.0, 5, 2.0 * (1 + math.sqrt(0.5)) / 2),
+        ("cosine", 0.0, 11, 0.0),
+        ("cosine", 0.1, 11, 0.2),
+        ("cosine", 0.1, 7, 1.1),
+    ],
+)
+def test_after_the_warm_up(schedule: Schedule, floor: float, step: int, expected: float) -> None:
+    found = learning_rate(step, peak=2.0, warmup=4, last=12, schedule=schedule, floor=floor)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    step=st.integers(0, 300),
+    warmup=st.integers(0, 50),
+    last=st.integers(1, 200),
+    floor=st.floats(0, 1),
+    schedule=st.sampled_from(("inverse-sqrt", "cosine", "linear", "constant")),
+)
+def test_always_between_0_and_the_peak(
+    step: int, warmup: int, last: int, floor: float, schedule: Schedule
+) -> None:
+    rate = learning_rate(step, peak=0.5, warmup=warmup, last=last, schedule=schedule, floor=floor)
+    assert 0 <= rate <= 0.5 + 1e-12
+    if step >= warmup and schedule in ("cosine", "linear"):
+        assert rate >= 0.5 * floor - 1e-12
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_loss_by_its_formula(smoothing: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    targets = [[1, 4, 0], [2, 0, 3]]
+    expected = 0.0
+    for row, ids in enumerate(targets):
+        for place, target in enumerate(ids):
+            if target == 0:
+                continue
+            exponentials = [math.exp(value) for value in logits[row, place].tolist()]
+            logs = [math.log(value / sum(exponentials)) for value in exponentials]
+            expected -= (1 - smoothing) * logs[target] + smoothing * sum(logs) / 5
+    found = smoothed_cross_entropy(logits, torch.tensor(targets), smoothing=smoothing, ignore=0)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def test_padding_has_no_gradient() -> None:
+    logits = torch.randn(1, 3, 5, requires_grad=True)
+    smoothed_cross_entropy(logits, torch.tensor([[2, 0, 0]]), smoothing=0.1, ignore=0).backward()
+    assert logits.grad is not None
+    assert bool(logits.grad[0, 0].any())
+    assert not bool(logits.grad[0, 1:].any())
