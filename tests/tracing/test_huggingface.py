@@ -6,6 +6,10 @@ The oracle is ``output_attentions=True`` with eager attention, which forms every
 from __future__ import annotations
 
 import copy
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,3 +189,187 @@ def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_
     with pytest.raises(ZeroDivisionError):
         weft.trace(model, family.inputs(padded=False), save=tmp_path / "half")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_trace(tmp_path):
+    program = f"""
+import os, signal, torch, transformers, weft
+config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
+model = transformers.GPT2Model(config)
+model.h[2].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (part,) = tmp_path.iterdir()  # what it had written, under a temporary name
+    with pytest.raises(weft.DataError, match=r"half-written|not a trace"):
+        weft.open(part)
+    with pytest.raises(weft.DataError, match="no such trace"):
+        weft.open(tmp_path / "killed")
+
+
+# The known traps of the interface, one test each.
+
+
+def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs()
+    assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
+    monkeypatch.setattr(
+        transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
+    )
+    lost = weft.trace(model, inputs)
+    # Padding on the left is looked at now; the capture says so.
+    assert lost[1].deviation > 1e-3
+
+
+def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
+    for name in ("ViT", "Marian", "Whisper", "BART"):
+        family = family_named(name)
+        model = family.build()
+        trace = weft.trace(model, family.inputs(padded=False))
+        paths = [layer.name for layer in trace.layers]
+        assert len(set(paths)) == len(paths)
+    decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
+    assert [layer.kind for layer in decoder] == ["decoder", "cross"] * 2
+    assert [layer.index for layer in decoder] == [0, 0, 1, 1]
+    modules = dict(model.named_modules())
+    assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
+
+
+def test_keys_of_grouped_heads_are_kept_once(family_named):
+    family = family_named("Llama")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        assert layer.queries.shape[0] == 4
+        assert layer.keys.shape[0] == 2
+        scores = layer.scale * layer.queries @ layer.keys.repeat_interleave(2, 0).mT
+        kept = layer.graph.keys >= 0
+        again = scores.gather(-1, layer.graph.keys.clamp(min=0).long())
+        assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
+
+
+def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
+    family = family_named("gpt-oss")
+    model = family.build()
+    trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
+    assert all(float(layer.graph.rest.min()) > 1e-4 for layer in trace.layers)  # the sink's mass
+    family = family_named("Gemma 2")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        kept = layer.graph.keys >= 0
+        assert layer.softcap == 2.0
+        assert float(layer.graph.scores[kept].abs().max()) < 2.0
+    family = family_named("T5")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
+
+
+def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named):
+    family = family_named("BERT")
+    inputs = family.inputs(padded=False)
+    fused, eager = family.build("sdpa"), family.build("eager")
+    assert not fused(**inputs, output_attentions=True).attentions
+    trace = weft.trace(fused, inputs, keep=weft.All())
+    expected = dense_weights(eager, inputs)["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+
+
+def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs(padded=False)
+    graph = weft.trace(model, inputs).layers[0].graph
+    assert graph.count[0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
+    packed = {
+        "input_ids": inputs["input_ids"],
+        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]),
+    }
+    llama = family_named("Llama").build()
+    trace = weft.trace(llama, packed, keep=weft.All())
+    expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_masks_with_numbers_are_masks_and_biases(family_named):
+    model = family_named("Llama").build()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
+    added[..., 2, 0] = 1.5
+    inputs = {"input_ids": ids, "attention_mask": added}
+    trace = weft.trace(model, inputs, keep=weft.All())
+    expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
+
+
+def test_half_precision(family_named):
+    family = family_named("Llama")
+    model = family.build().bfloat16()
+    inputs = family.inputs(padded=False)
+    trace = weft.trace(model, inputs, keep=weft.All())
+    assert trace.layers[0].queries.dtype == torch.bfloat16
+    assert trace.layers[0].graph.weights.dtype == torch.float32
+    # The model's own output has eight bits; so has the difference.
+    assert trace.deviation < 0.05
+
+
+def test_layers_can_be_chosen(family_named):
+    family = family_named("BART")
+    model, inputs = family.build(), family.inputs(padded=False)
+    every = weft.trace(model, inputs)
+    cross = weft.trace(model, inputs, layers=["*encoder_attn"])
+    assert [layer.name for layer in cross.layers] == [
+        layer.name for layer in every.layers if layer.kind == "cross"
+    ]
+    first = weft.trace(model, inputs, layers=[0, 5])
+    assert [layer.name for layer in first.layers] == [every.layers[i].name for i in (0, 5)]
+    with pytest.raises(weft.InputError, match=r"no layer 77; the model has layers 0 to 5"):
+        weft.trace(model, inputs, layers=[77])
+
+
+def test_wrong_inputs_say_what_was_expected(family_named):
+    bert, bart = family_named("BERT"), family_named("BART")
+    model = bert.build()
+    with pytest.raises(weft.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"):
+        weft.trace(model, torch.ones(1, 65, dtype=torch.long))
+    roberta = family_named("RoBERTa").build()
+    with pytest.raises(weft.InputError, match="RobertaModel reads 63 at most"):
+        weft.trace(roberta, torch.ones(1, 64, dtype=torch.long))
+    with pytest.raises(weft.InputError, match="Give decoder_input_ids too"):
+        weft.trace(bart.build(), {"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    with pytest.raises(weft.InputError, match="at least one token"):
+        weft.trace(model, torch.ones(1, 0, dtype=torch.long))
+    with pytest.raises(weft.InputError, match="there is no tokenizer"):
+        weft.trace(model, "a text")
+    with pytest.raises(weft.InputError, match="cannot be saved as one trace"):
+        weft.trace(model, bert.inputs(), save="nowhere")
+
+
+def test_a_model_off_the_interface_is_refused_in_one_line():
+    config = transformers.BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)
+    with pytest.raises(weft.InputError, match="BloomModel does not use the attention interface"):
+        weft.trace(transformers.BloomModel(config), torch.tensor([1, 2, 3]))
+
+
+def test_patches_have_rows_and_columns(family_named):
+    family = family_named("ViT")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    assert trace.layers[0].query_tokens[:5] == [
+        "[CLS]", "patch 0,0", "patch 0,1", "patch 0,2", "patch 1,0",
+    ]  # fmt: skip
+    assert trace.positions["patches"]["rows"] == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert trace.positions["patches"]["columns"] == [-1, 0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_the_table_in_the_documentation_names_every_family_that_is_tested(families):
+    page = Path(__file__).parents[2] / "docs" / "tracing.md"
+    if not page.exists():
+        pytest.skip("installed without its documentation")
+    rows = [line.split("|") for line in page.read_text("utf-8").splitlines() if line[:2] == "| "]
+    named = {row[1].strip(): (row[2].strip(), row[3].strip()) for row in rows if len(row) >= 5}
+    for family in families:
+        assert named[family.name] == (family.model, family.note)

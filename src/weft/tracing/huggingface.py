@@ -253,7 +253,10 @@ def _as_inputs(
                 "trace: the input is a text, and there is no tokenizer. Give tokenizer=, or ids."
             )
         fast = bool(getattr(tokenizer, "is_fast", False))
-        encoded = dict(tokenizer(inputs, return_tensors="pt", return_offsets_mapping=fast))
+        # Not verbose: a text that is too long is refused below, in one line.
+        encoded = dict(
+            tokenizer(inputs, return_tensors="pt", return_offsets_mapping=fast, verbose=False)
+        )
         if fast:
             offsets = [list(pair) for pair in encoded.pop("offset_mapping")[0].tolist()]
         inputs = encoded

@@ -39,6 +39,9 @@ def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
     elif folder.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1:
         raise DataError(f"{model}: no such model. Check the path.")
     source = str(model)
+    logging = library.utils.logging
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         # Code that a model brings along is never run.
         tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -56,6 +59,9 @@ def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
         if type(error).__name__ != "SafetensorError":
             raise
         raise DataError(f"{source}: the weights are damaged: {error}. Get them again.") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     network: nn.Module = loaded
     return nn.Module.eval(network), tokenizer
 
@@ -102,9 +108,9 @@ def text_inputs(
             f"a {config.model_type} reads a source and writes a target: give its text as --target."
         )
     start = getattr(config, "decoder_start_token_id", None)
-    target_ids = tokenizer(text_target=target)["input_ids"]
+    target_ids = tokenizer(text_target=target, verbose=False)["input_ids"]
     first = [] if start is None else [start]
     return {
-        **tokenizer(text, return_tensors="pt"),
+        **tokenizer(text, return_tensors="pt", verbose=False),
         "decoder_input_ids": torch.tensor([first + target_ids]),
     }
