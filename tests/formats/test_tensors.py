@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,19 @@ def test_files_of_other_programs_are_refused(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "x")
     with pytest.raises(DataError, match="damaged"):
         load_tensors(tmp_path / "x", "checkpoint")
-    save_file({"a": torch.ones(2)}, tmp_path / "x", {"notes": "[]"})
-    with pytest.raises(DataError, match="no object"):
-        load_tensors(tmp_path / "x", "checkpoint")
-    save_file({"a": torch.ones(2)}, tmp_path / "x", {"notes": "{}"})
-    with pytest.raises(DataError, match="does not match its digest"):
-        load_tensors(tmp_path / "x", "checkpoint")
+    for notes, message in (
+        ({"notes": "{}"}, "its notes do not match their digest"),
+        (_noted("[]"), "its notes are no object"),
+        (_noted("{"), "this checkpoint is damaged"),
+        (_noted("{}"), "its content does not match its digest"),
+    ):
+        save_file({"a": torch.ones(2)}, tmp_path / "x", notes)
+        with pytest.raises(DataError, match=message):
+            load_tensors(tmp_path / "x", "checkpoint")
+
+
+def _noted(notes: str) -> dict[str, str]:
+    return {"notes": notes, "notes_sha256": hashlib.sha256(notes.encode()).hexdigest()}
 
 
 def test_saving_where_nothing_can_be(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_killed_at_any_moment(tiny: Callable[..., RunConfig], tmp_path: Path) ->
     statuses.append(pieces.start("never"))
     errors = pieces.end()
     assert set(statuses) <= {-9, 0}, errors
-    assert statuses.count(-9) >= 10
+    assert statuses.count(-9) >= 8
     assert statuses[-1] == 0
 
     (tensors, others), (found, found_others) = (

@@ -216,10 +216,9 @@ def evaluate(
     for name, value in measures.items():
         if isinstance(value, dict):
             for key, text in value.items():
-                console.print(f"{name} {key}: {text}")
+                print(f"{name} {key}: {text}")
         else:
-            shown = f"{value:.4f}" if isinstance(value, float) else value
-            console.print(f"{name}: {shown}")
+            print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
     if as_json:
         _print_json(measures)
 

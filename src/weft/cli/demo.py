@@ -136,12 +136,14 @@ def _draw(
     drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
     for figure, file in zip(drawn, files.values(), strict=False):
         pictures.save_picture(figure, file)
+    reports = run.folder.read_metrics()
+    losses = [(report["step"], report["loss"]) for report in reports if "loss" in report]
     export_page(
         page,
         list(traces.values()),
         "dates in 48 languages",
-        names=list(traces),
         history=history_for_page(run),
+        curves={"training loss": losses},
         probe=probe_trace(run),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",

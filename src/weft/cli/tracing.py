@@ -185,9 +185,11 @@ def history_for_page(run: TrainedRun) -> list[dict[str, Any]]:
 
     def of_layer(layer: LayerSnapshot) -> dict[str, Any]:
         queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
+        product = queries @ keys.transpose(1, 2)
         return {
             "weights": layer.graph.dense(),
-            "norm": torch.linalg.matrix_norm(queries @ keys.transpose(1, 2)),
+            "product": product,
+            "norm": torch.linalg.matrix_norm(product),
             "effective_rank": layer.measures["effective_rank"],
             "symmetry": layer.measures["symmetry"],
         }

@@ -72,8 +72,7 @@ def _read(
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()} if names is None else {}  # noqa: SIM118
         notes = json.loads(metadata["notes"])
-        # Files of the first days have no digest of their notes.
-        if metadata.get("notes_sha256") not in (None, _text_digest(metadata["notes"])):
+        if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
             raise ValueError("its notes do not match their digest")
         if not isinstance(notes, dict):
             raise ValueError("its notes are no object")

@@ -1,0 +1,125 @@
+"""A tiny run of each task, trained once, by the command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import weft.cli
+
+MODEL = """
+[model]
+width = 16
+heads = 2
+feed_forward = 16
+encoder_layers = 1
+decoder_layers = 1
+dropout = 0.0
+
+[training]
+max_steps = 3
+batch_tokens = 256
+warmup = 2
+validate_every = 2
+checkpoint_every = 2
+"""
+
+TASKS = {
+    "dates": 'kind = "dates"\ntrain_examples = 200\ntest_examples = 4\n',
+    "translation": (
+        'kind = "translation"\nfolder = "{folder}"\ntrain = ["train.en", "train.de"]\n'
+        'valid = ["valid.tsv"]\ntest = ["valid.tsv"]\nvocabulary = 300\n'
+    ),
+    "language": 'kind = "language"\nfile = "{folder}/train.en"\nblock = 8\n',
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left: exit code, standard output and error."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def weft_main(capsys: pytest.CaptureFixture[str]) -> Command:
+    """A function that runs a command in this process."""
+
+    def call(*arguments: object) -> Result:
+        capsys.readouterr()
+        code = 0
+        try:
+            weft.cli.main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = 0 if stop.code is None else int(stop.code)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
+    """Run ``python -m weft`` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.fixture(scope="session")
+def weft_process() -> Command:
+    """A function that runs a command in a process of its own."""
+    return run_weft
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts and the configuration of each task."""
+    folder = tmp_path_factory.mktemp("data")
+    english = [f"the {a} sees the {b}" for a in ("cat", "dog", "cow") for b in ("cat", "dog")]
+    german = [line.replace("the", "das").replace("sees", "sieht") for line in english]
+    (folder / "train.en").write_text("\n".join(english * 4) + "\n")
+    (folder / "train.de").write_text("\n".join(german * 4) + "\n")
+    pairs: Sequence[tuple[str, str]] = list(zip(english, german, strict=True))[:3]
+    (folder / "valid.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
+    for name, task in TASKS.items():
+        (folder / f"{name}.toml").write_text("[task]\n" + task.format(folder=folder) + MODEL)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(data: Path) -> Path:
+    """The folder with a trained run of each task; tests leave these as they are."""
+    folder = data / "runs"
+    for name in TASKS:
+        try:
+            weft.cli.main(["train", str(data / f"{name}.toml"), "--run", str(folder / name)])
+        except SystemExit as stop:
+            assert not stop.code
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trace_path(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of the translation run; tests leave it as it is."""
+    path = tmp_path_factory.mktemp("traces") / "cat.weft"
+    try:
+        weft.cli.main(["trace", str(runs / "translation"), "--text", "the cat", "-o", str(path)])
+    except SystemExit as stop:
+        assert not stop.code
+    return path

@@ -1,0 +1,278 @@
+"""Bad input: one clear line that names it, exit code 2, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.formats import files
+from weft.formats.run import RunFolder
+
+Command = Callable[..., Any]
+
+
+def assert_one_line(result: Any, *parts: str) -> None:
+    """One line on standard error that holds the parts; nothing else anywhere."""
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.endswith("\n")
+    (line,) = result.err.splitlines()
+    assert line.startswith("weft: ")
+    for part in parts:
+        assert part in line
+
+
+@pytest.fixture
+def train(weft_main: Command, data: Path, tmp_path: Path) -> Command:
+    """A function that trains a task with settings changed; checks that no run was made."""
+
+    def call(task: str, *overrides: str) -> Any:
+        options = [part for override in overrides for part in ("--set", override)]
+        result = weft_main("train", data / f"{task}.toml", "--run", tmp_path / "run", *options)
+        assert not (tmp_path / "run").exists()
+        return result
+
+    return call
+
+
+def test_a_missing_file(weft_main: Command, train: Command, tmp_path: Path) -> None:
+    assert_one_line(weft_main("train", tmp_path / "no.toml"), "no.toml", "Check the path")
+    assert_one_line(train("language", "task.file=no.txt"), "no.txt: no such text", "Check the path")
+    assert_one_line(train("translation", "task.valid=['no.tsv']"), "no.tsv: no such text")
+    for verb in (
+        ("translate", tmp_path / "no"),
+        ("evaluate", tmp_path / "no"),
+        ("generate", tmp_path / "no", "--prompt", "a"),
+        ("trace", tmp_path / "no", "--text", "a", "-o", tmp_path / "t"),
+    ):
+        assert_one_line(weft_main(*verb), f"{tmp_path / 'no'}: no such run", "weft train")
+    result = weft_main("export", tmp_path / "no.weft", "--html", tmp_path / "p.html")
+    assert_one_line(result, "no.weft")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_do_not_pair(train: Command, data: Path) -> None:
+    (data / "short.de").write_text("das cat\n")
+    result = train("translation", 'task.train=["train.en", "short.de"]')
+    assert_one_line(result, "train.en has 24 lines", "short.de 1", "Pair them up again")
+
+
+def test_an_empty_corpus(train: Command, data: Path) -> None:
+    (data / "empty").write_text("\n")
+    assert_one_line(train("translation", 'task.train=["empty", "empty"]'), "no pairs")
+    assert_one_line(train("language", f"task.file={data / 'empty'}"), "empty", "the text is empty")
+
+
+def test_text_that_is_not_utf8(
+    weft_process: Command, train: Command, data: Path, runs: Path
+) -> None:
+    (data / "latin").write_bytes(b"das\nM\xe4dchen\n")
+    result = train("translation", 'task.valid=["latin"]')
+    assert_one_line(result, "latin: line 2 is not UTF-8", "iconv")
+    result = weft_process("translate", runs / "translation", stdin=b"das\nM\xe4dchen\n")
+    assert_one_line(result, "standard input: line 2 is not UTF-8", "iconv")
+    result = weft_process("generate", runs / "language", "--prompt", os.fsdecode(b"M\xe4d"))
+    assert_one_line(result, "is not UTF-8 text")
+
+
+def test_configurations(train: Command, weft_main: Command, tmp_path: Path) -> None:
+    assert_one_line(train("dates", "training.sede=3"), "'training.sede'", "did you mean 'seed'?")
+    assert_one_line(train("dates", "model.width=17"), "width 17", "Choose a multiple")
+    assert_one_line(train("dates", "model.encoder_layers=0"), "encoder_layers is 0")
+    assert_one_line(train("dates", "training.seed"), "--set", "training.seed=2")
+    (tmp_path / "c.toml").write_text("[task\n")
+    assert_one_line(weft_main("train", tmp_path / "c.toml"), "c.toml: not TOML")
+
+
+def test_another_configuration_in_the_same_folder(
+    weft_main: Command, data: Path, runs: Path
+) -> None:
+    before = (runs / "dates" / "config.json").read_bytes()
+    result = weft_main(
+        "train", data / "dates.toml", "--run", runs / "dates", "--set", "training.seed=5"
+    )
+    assert_one_line(result, "training.seed was 1, is 5", "--run")
+    assert (runs / "dates" / "config.json").read_bytes() == before
+
+
+@pytest.fixture
+def broken(runs: Path, tmp_path: Path) -> RunFolder:
+    """A copy of the translation run, to be damaged; it thinks that it is still training."""
+    shutil.copytree(runs / "translation", tmp_path / "broken")
+    folder = RunFolder(tmp_path / "broken")
+    folder.set_state("training")
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["half", "bit", "nothing", "text"])
+def test_a_damaged_checkpoint(
+    weft_main: Command, data: Path, broken: RunFolder, damage: str
+) -> None:
+    for path, command in (
+        (broken.checkpoint, ("train", data / "translation.toml", "--run", broken.path)),
+        (broken.best, ("evaluate", broken.path)),
+    ):
+        content = path.read_bytes()
+        changed = {
+            "half": content[: len(content) // 2],
+            "bit": content[:-9] + bytes([content[-9] ^ 16]) + content[-8:],
+            "nothing": b"",
+            "text": b"not a checkpoint",
+        }[damage]
+        path.write_bytes(changed)
+        assert_one_line(weft_main(*command), path.name, "this checkpoint is damaged", "Remove it")
+        assert path.read_bytes() == changed
+
+
+def test_a_checkpoint_of_another_run(
+    weft_main: Command, data: Path, runs: Path, broken: RunFolder
+) -> None:
+    shutil.copy(runs / "dates" / "checkpoint.safetensors", broken.checkpoint)
+    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    assert_one_line(result, "checkpoint.safetensors: these weights are of another model")
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "vocabulary.json"])
+def test_other_damaged_files_of_a_run(weft_main: Command, broken: RunFolder, name: str) -> None:
+    (broken.path / name).write_text('{"half')
+    assert_one_line(weft_main("evaluate", broken.path), name, "damaged")
+    (broken.path / name).unlink()
+    assert_one_line(weft_main("evaluate", broken.path), name)
+
+
+def test_a_run_that_has_kept_nothing_yet(weft_main: Command, broken: RunFolder) -> None:
+    broken.best.unlink()
+    assert_one_line(weft_main("evaluate", broken.path), "kept no weights yet", "Let it train on")
+
+
+def test_a_damaged_trace(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
+    assert list(trace_path.iterdir())
+    for number, file in enumerate(sorted(trace_path.iterdir())):
+        copy = tmp_path / f"{number}.weft"
+        shutil.copytree(trace_path, copy)
+        page = tmp_path / "page.html"
+        content = file.read_bytes()
+        (copy / file.name).write_bytes(content[: len(content) // 2])
+        result = weft_main("export", copy, "--html", page, "--parquet", tmp_path / "t.parquet")
+        if result.code:  # queries and keys are not read by every picture
+            assert_one_line(result, str(copy))
+        (copy / file.name).unlink()
+        result = weft_main("export", copy, "--html", page)
+        if result.code:
+            assert_one_line(result, str(copy))
+    assert_one_line(weft_main("export", tmp_path, "--html", page), str(tmp_path))
+
+
+def test_the_wrong_kind_of_run(
+    weft_main: Command, weft_process: Command, runs: Path, tmp_path: Path
+) -> None:
+    result = weft_process("translate", runs / "language", stdin=b"a\n")
+    assert_one_line(result, "weft generate")
+    result = weft_main("generate", runs / "dates", "--prompt", "a")
+    assert_one_line(result, str(runs / "dates"), "weft translate")
+    options = ("--text", "the", "-o", tmp_path / "t")
+    result = weft_main("trace", runs / "language", *options, "--target", "x")
+    assert_one_line(result, "--target", "language model")
+    assert not (tmp_path / "t").exists()
+
+
+def test_nothing_to_read_or_write(
+    weft_main: Command, runs: Path, trace_path: Path, tmp_path: Path
+) -> None:
+    assert_one_line(weft_main("generate", runs / "language", "--prompt", ""), "prompt is empty")
+    result = weft_main("trace", runs / "dates", "--text", "", "-o", tmp_path / "t")
+    assert_one_line(result, "the text is empty")
+    assert_one_line(weft_main("export", trace_path), "nothing to write", "--html")
+    result = weft_main("export", trace_path, "--graphml", tmp_path / "g", "--layer", 9)
+    assert_one_line(result, "--layer 9", "0 to 2")
+    result = weft_main("trace", runs / "dates", "--text", "x", "-o", tmp_path / "no" / "t")
+    assert_one_line(result, "cannot write", "exists and is writable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where(weft_process: Command, tmp_path: Path) -> None:
+    result = weft_process("evaluate", tmp_path / "no", "--debug")
+    assert result.code != 0
+    assert "Traceback" in result.err
+    assert "DataError" in result.err
+    assert_one_line(weft_process("evaluate", tmp_path / "no"), "no such run")
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_written(
+    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run before the error is kept, and goes on when there is space again."""
+    command = ("train", data / "language.toml", "--run", tmp_path / "run")
+    written: list[str] = []
+    sync = files._sync
+
+    def full(path: Path) -> None:
+        written.append(path.name)
+        if path.name.startswith(".checkpoint") and "run.json" in str(written):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_sync", full)
+        result = weft_main(*command)
+    assert result.code == 2
+    last = result.err.splitlines()[-1]
+    assert last.startswith("weft: cannot write ")
+    assert "no space left on device" in last
+    assert "free some space" in last
+    assert "Traceback" not in result.err
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert weft_main(*command).code == 0
+    assert RunFolder(tmp_path / "run").state == "finished"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 160 KiB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=160k", "none", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        done = False
+    if not done:
+        pytest.skip("no right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(
+    weft_main: Command, data: Path, runs: Path, trace_path: Path, small_disk: Path
+) -> None:
+    result = weft_main("train", data / "dates.toml", "--run", small_disk / "run")
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    last = result.err.splitlines()[-1]
+    assert last.startswith(f"weft: cannot write {small_disk}")
+    assert "no space left on device" in last.lower()
+    assert not list(small_disk.rglob(".*"))
+    # Whatever is there is whole.
+    for file in small_disk.rglob("*.safetensors"):
+        from weft.formats.tensors import load_tensors
+
+        load_tensors(file, "file")
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file_object, pytest.raises(OSError, match="No space"):
+        while True:
+            file_object.write(b"x" * 4096)
+    before = sorted(small_disk.rglob("*"))
+    result = weft_main("trace", runs / "dates", "--text", "de: 1", "-o", small_disk / "t.weft")
+    assert_one_line(result, str(small_disk))
+    for option in ("--html", "--parquet", "--picture", "--graphml"):
+        suffix = {"--picture": ".png"}.get(option, ".x")
+        result = weft_main("export", trace_path, option, small_disk / f"out{suffix}")
+        assert_one_line(result, str(small_disk))
+    assert sorted(small_disk.rglob("*")) == before

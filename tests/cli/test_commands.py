@@ -1,0 +1,192 @@
+"""The verbs at work: what they print, and where."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.formats.run import RunFolder
+
+Command = Callable[..., Any]
+
+VERBS = ("demo", "train", "translate", "generate", "evaluate", "trace", "export")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help(weft_main: Command, verb: str) -> None:
+    result = weft_main(verb, "--help")
+    assert result.code == 0
+    assert verb in result.out
+    assert "Usage" in result.out
+
+
+def test_help_of_all_names_every_verb(weft_process: Command) -> None:
+    result = weft_process("--help")
+    assert result.code == 0
+    assert all(verb in result.out for verb in VERBS)
+
+
+def test_an_unknown_verb(weft_main: Command) -> None:
+    result = weft_main("trian")
+    assert result.code == 2
+    assert "trian" in result.err
+
+
+def last_json(out: str) -> dict[str, Any]:
+    content = json.loads(out.splitlines()[-1])
+    assert isinstance(content, dict)
+    return content
+
+
+def test_train_reports_and_a_second_start_does_nothing(
+    weft_main: Command, data: Path, runs: Path
+) -> None:
+    result = weft_main("train", data / "dates.toml", "--run", runs / "dates", "--json")
+    assert result.code == 0
+    report = last_json(result.out)
+    assert result.out.count("\n") == 1  # progress goes to standard error
+    assert report["run"] == str(runs / "dates")
+    assert (report["steps"], report["reason"]) == (3, "max_steps")
+    assert report["best_loss"] > 0
+    assert RunFolder(runs / "dates").state == "finished"
+
+
+def test_train_names_the_run_after_the_configuration(
+    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = weft_main("train", data / "language.toml", "--set", "training.max_steps=1")
+    assert result.code == 0
+    assert RunFolder.open(Path("runs/language")).config()["training"]["max_steps"] == 1
+
+
+def test_translate_keeps_the_lines(weft_process: Command, runs: Path) -> None:
+    """Also empty ones, and those with characters that other programs take for line ends."""
+    text = "the cat\n\nthe dog\r\n\x0cthe\u2028cow\x85sees\n\nlast"
+    result = weft_process("translate", runs / "translation", "--beam", 2, stdin=text.encode())
+    assert result.code == 0
+    lines = result.out.split("\n")
+    assert len(lines) == 7
+    assert [bool(line) for line in (lines[1], lines[4], lines[6])] == [False] * 3
+    alone = weft_process("translate", runs / "translation", "--beam", 2, stdin=b"the dog\n")
+    assert alone.out == lines[2] + "\n"
+
+
+def test_translate_nothing(weft_process: Command, runs: Path) -> None:
+    for text, lines in ((b"", 0), (b"\n", 1), (b"\n\n", 2)):
+        result = weft_process("translate", runs / "dates", "--beam", 1, stdin=text)
+        assert (result.code, result.out) == (0, "\n" * lines)
+
+
+def test_translate_into_a_reader_that_leaves(runs: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft", "translate", str(runs / "translation"), "--beam", "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(b"the cat\n" * 50)
+    assert errors == b""
+    assert process.returncode == 0
+
+
+def test_generate(weft_main: Command, runs: Path) -> None:
+    arguments = ("generate", runs / "language", "--prompt", "the c", "--length", 12)
+    first = weft_main(*arguments, "--json")
+    assert first.code == 0
+    report = last_json(first.out)
+    assert report["prompt"] == "the c"
+    assert first.out.startswith("the c" + report["text"])
+    assert len(report["text"]) <= 12
+    assert weft_main(*arguments).out == "the c" + report["text"] + "\n"
+    texts = {weft_main(*arguments, "--seed", seed).out for seed in range(5)}
+    assert len(texts) > 1
+    cold = {weft_main(*arguments, "--seed", s, "--temperature", 0).out for s in range(3)}
+    assert len(cold) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "measures"),
+    [
+        ("dates", {"exact_match", "loss"}),
+        ("translation", {"bleu", "bleu_lowercase_tokenised", "chrf", "loss", "signatures"}),
+        ("language", {"loss", "perplexity"}),
+    ],
+)
+def test_evaluate(weft_main: Command, runs: Path, task: str, measures: set[str]) -> None:
+    result = weft_main("evaluate", runs / task, "--beam", 1, "--json")
+    assert result.code == 0
+    report = last_json(result.out)
+    assert measures <= report.keys()
+    assert report["step"] in (2, 3)
+    assert report["loss"] > 0
+    assert f"loss: {report['loss']:.4f}\n" in result.out
+
+
+def test_trace(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.weft"
+    arguments = ("trace", runs / "translation", "--text", "the cat", "-o", path)
+    result = weft_main(*arguments, "--target", "das cat", "--keep", 2, "--json")
+    assert result.code == 0
+    assert last_json(result.out)["layers"] == 3
+    opened = weft.open(path)
+    assert opened.sequences["source"][-1] == "<end>"
+    assert opened.sequences["target"][0] == "<start>"
+    assert opened.layer("cross", 0).graph.k == 2
+    again = weft_main(*arguments)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert weft_main(*arguments, "--overwrite").code == 0
+
+
+def test_trace_of_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.weft"
+    assert weft_main("trace", runs / "language", "--text", "the", "-o", path).code == 0
+    assert weft.open(path).tokens == ["t", "h", "e"]
+
+
+def test_export(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
+    files = {
+        "--html": tmp_path / "p.html",
+        "--picture": tmp_path / "p.png",
+        "--parquet": tmp_path / "p.parquet",
+        "--graphml": tmp_path / "p.graphml",
+    }
+    options = [part for pair in files.items() for part in pair]
+    result = weft_main("export", trace_path, *options, "--layer", 2, "--head", 1)
+    assert result.code == 0, result.err
+    assert result.out.splitlines() == [str(file) for file in files.values()]
+    assert all(file.stat().st_size > 0 for file in files.values())
+    assert files["--picture"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_says_that_a_training_goes_on(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "weft", "train", str(data / "language.toml"), "--run", str(run),
+            "--set", "training.max_steps=1000000",
+        ],
+        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while not (run / "checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.decode().splitlines()[-1] == (
+        "weft: stopped. A training goes on from its last checkpoint."
+    )

@@ -1,0 +1,38 @@
+"""What a person sees while a model is trained."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from weft.training.config import RunConfig
+from weft.training.loop import train
+from weft.training.progress import ConsoleListener
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, terminal: bool) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
+    with ConsoleListener(console) as listener:
+        train(tiny(), tmp_path / "run", listener)
+    shown = text.getvalue()
+    assert "Data: 1,296 train tokens, 144 valid tokens" in shown
+    assert "1 attention layers, 2 heads, each with its own W_Q, W_K, W_V, W_O, drawn at" in shown
+    lines = [line for line in shown.splitlines() if "validation" in line]
+    assert [line.split()[1] for line in lines] == ["4", "8", "12"]
+    assert lines[0].endswith("kept")
+    # The bar is for people only.
+    assert ("tokens/s" in shown.replace(" ".join(lines), "")) and ("━" in shown) == terminal
+
+
+def test_a_run_that_goes_on_says_so(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+    text = io.StringIO()
+    for _ in range(2):
+        with ConsoleListener(Console(file=text, width=200)) as listener:
+            train(tiny(max_steps=2), tmp_path / "run", listener)
+    assert "as learned in 2 steps" in text.getvalue()
