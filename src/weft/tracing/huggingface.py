@@ -123,7 +123,7 @@ class _Catcher:
         # Half precision is for the model; scores and their sums are taken in float32.
         tensors = (call.queries.float(), call.keys.float(), call.values.float())
         output, graph = attend(*tensors, keep=keep, **call.arguments())
-        found = output.to(call.values.dtype)
+        found: Tensor = output.to(call.values.dtype)
         self._keep_layer(call, kind, index, graph, deviation(call, found, graph))
         return found
 
