@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Held, Trace, TraceLayer
-from weft.formats.trace_folder import TraceWriter, writing_trace
-from weft.mechanism.function import attend, attention
-from weft.mechanism.graph import All, AttentionGraph, Keep, Top
-from weft.mechanism.masks import causal
-from weft.tracing.graphs import cut, proven_mask
-from weft.tracing.interface import InterfaceCall, routed
+from weft.formats.trace import Trace
+from weft.formats.trace_folder import writing_trace
+from weft.mechanism.graph import Keep, Top
+from weft.tracing.catcher import Catcher
+from weft.tracing.dense import run_dense
+from weft.tracing.interface import routed, routes
 from weft.tracing.interface import transformers as library
-from weft.tracing.sequences import InputSequence, Sequences, layer_kind
-from weft.tracing.verification import deviation
+from weft.tracing.sequences import Sequences
 
 __all__ = ["trace_huggingface"]
 
@@ -48,7 +45,8 @@ def trace_huggingface(
         description: what the trace says of its model; None: its name, class and size.
 
     Layers go by the path of their attention module, in the order of the run. Each is verified on
-    a sample of its rows: see `weft.tracing.verification.deviation`.
+    a sample of its rows: see `weft.tracing.verification.deviation`. A model that does not use the
+    attention interface is traced from its dense weights, unverified and with a warning.
     """
     given, offsets = _as_inputs(model, inputs, tokenizer)
     _check(model, given)
@@ -59,7 +57,7 @@ def trace_huggingface(
             "the other, or leave save= out and save each trace."
         )
     says = dict(description or _describe(model))
-    catcher = _Catcher(
+    catcher = Catcher(
         Sequences(model, given, tokenizer, offsets), samples, keep, queries_keys, layers
     )
     training = [(module, module.training) for module in model.modules()]
@@ -70,8 +68,12 @@ def trace_huggingface(
             )
         try:
             nn.Module.eval(model)
-            with torch.no_grad(), routed(model, catcher):
-                model(**given)
+            with torch.no_grad():
+                if routes(model):
+                    with routed(model, catcher):
+                        model(**given)
+                else:
+                    run_dense(model, given, catcher.weights)
         finally:
             for module, before in training:
                 module.training = before
@@ -88,158 +90,6 @@ def trace_huggingface(
         for sample in range(samples)
     ]
     return traces[0] if samples == 1 else traces
-
-
-class _Catcher:
-    """Receives the attention calls of a run: computes each, and keeps or writes its graph."""
-
-    def __init__(
-        self,
-        sequences: Sequences,
-        samples: int,
-        keep: Keep,
-        queries_keys: bool,
-        layers: Sequence[int | str] | None,
-    ) -> None:
-        self._sequences, self._samples, self._keep = sequences, samples, keep
-        self._queries_keys, self._wanted = queries_keys, layers
-        self.writer: TraceWriter | None = None
-        self.caught: list[list[TraceLayer]] = [[] for _ in range(samples)]
-        self.named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
-        self._paths: list[str] = []
-        self._counts: dict[str, int] = {}
-        self._used: set[int | str] = set()
-
-    def __call__(self, call: InterfaceCall) -> Tensor:
-        """The output of one attention call, (batch, heads, queries, value_depth)."""
-        number = len(self._paths)
-        self._paths.append(call.path)
-        kind = layer_kind(call.path, call.module, call.is_causal)
-        index = self._counts.get(kind, 0)
-        self._counts[kind] = index + 1
-        if not self._is_wanted(number, call.path):
-            return attention(call.queries, call.keys, call.values, **call.arguments())
-        keep = Top(call.keys.shape[2]) if isinstance(self._keep, All) else self._keep
-        # Half precision is for the model; scores and their sums are taken in float32.
-        tensors = (call.queries.float(), call.keys.float(), call.values.float())
-        output, graph = attend(*tensors, keep=keep, **call.arguments())
-        found: Tensor = output.to(call.values.dtype)
-        self._keep_layer(call, kind, index, graph, deviation(call, found, graph))
-        return found
-
-    def _is_wanted(self, number: int, path: str) -> bool:
-        if self._wanted is None:
-            return True
-        matches = [
-            wanted
-            for wanted in self._wanted
-            if (wanted == number if isinstance(wanted, int) else fnmatchcase(path, wanted))
-        ]
-        self._used.update(matches)
-        return bool(matches)
-
-    def _keep_layer(
-        self, call: InterfaceCall, kind: str, index: int, graph: AttentionGraph, off: float | None
-    ) -> None:
-        _, _, queries, keys = graph.shape
-        ends = self._sequences.ends(call.path, kind, queries, keys)
-        for sample in range(self._samples):
-            rows, columns = (
-                self._sequence(name, length, sample)
-                for name, length in zip(ends, (queries, keys), strict=True)
-            )
-            # One graph serves every input where the model computes it once for all.
-            one = graph[min(sample, len(graph) - 1)]
-            part = cut(one, rows.span, columns.span).cpu()
-            verified = off
-            if off is not None:
-                verified = max(off, _mass_lost(one, part, rows.span))
-            tensors = None
-            if self._queries_keys:
-                tensors = (
-                    call.queries[sample, :, rows.span].cpu().clone(),
-                    call.keys[sample, :, columns.span].cpu().clone(),
-                )
-            depth = call.queries.shape[-1]
-            layer = TraceLayer(
-                name=call.path,
-                kind=kind,
-                index=index,
-                shape=(part.shape[0], part.shape[1], part.shape[2]),
-                queries_from=ends[0],
-                keys_from=ends[1],
-                query_tokens=rows.names,
-                key_tokens=columns.names,
-                scale=depth**-0.5 if call.scale is None else call.scale,
-                positions="none" if call.bias is None else "bias",
-                mask=_rule(call, part),
-                softcap=call.softcap,
-                deviation=verified,
-                data=Held(part, tensors),
-            )
-            if self.writer is None:
-                self.caught[sample].append(layer)
-            else:
-                self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
-
-    def _sequence(self, name: str, length: int, sample: int) -> InputSequence:
-        named = self.named[sample]
-        if name not in named:
-            named[name] = self._sequences.of(name, length, sample)
-        return named[name]
-
-    @staticmethod
-    def _write(
-        writer: TraceWriter, layer: TraceLayer, sequences: Mapping[str, InputSequence]
-    ) -> None:
-        for name, sequence in sequences.items():
-            writer.add_sequence(name, sequence.names)
-            if sequence.known:
-                writer.describe(name, sequence.known)
-        writer.append(
-            layer.name,
-            layer.kind,
-            layer.index,
-            layer.data.graph(),
-            queries_from=layer.queries_from,
-            keys_from=layer.keys_from,
-            scale=layer.scale,
-            positions=layer.positions,
-            mask=layer.mask,
-            softcap=layer.softcap,
-            deviation=layer.deviation,
-            queries_keys=layer.data.queries_keys(),
-        )
-
-    def check(self, model: nn.Module) -> None:
-        """Raise where nothing came, or not every layer that was asked for."""
-        if not self._paths:
-            raise InputError(
-                f"trace: {type(model).__name__} does not use the attention interface of "
-                f"Transformers {library().__version__}, so none of its layers can be traced. "
-                "Models that do are listed in docs/tracing.md."
-            )
-        missing = [wanted for wanted in self._wanted or () if wanted not in self._used]
-        if missing:
-            raise InputError(
-                f"trace: no layer {', '.join(map(repr, missing))}; the model has layers 0 to "
-                f"{len(self._paths) - 1}: {self._paths[0]} ... {self._paths[-1]}."
-            )
-        if self._wanted is not None and not self._wanted:
-            raise InputError("trace: layers=[] asks for no layer; None traces every one.")
-
-
-def _rule(call: InterfaceCall, graph: AttentionGraph) -> str | None:
-    """The rule of the mask: known where the model gave no other mask, else proven by the graph."""
-    if call.own_mask is None and (call.mask is None or call.mask == causal()):
-        return "all" if call.mask is None else "causal"
-    return proven_mask(graph)
-
-
-def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:
-    """The mass that a row had on padding, at most."""
-    lost = part.rest - whole.rest[:, rows].cpu()
-    return float(lost.max()) if lost.numel() else 0.0
 
 
 def _as_inputs(

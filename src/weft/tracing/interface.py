@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, as_mask, causal
 
-__all__ = ["InterfaceCall", "is_transformers_model", "routed", "transformers"]
+__all__ = ["InterfaceCall", "is_transformers_model", "routed", "routes", "transformers"]
 
 
 def transformers() -> Any:
@@ -182,6 +182,11 @@ def _configurations(model: nn.Module) -> list[Any]:
             if can_set is not None and not can_set():
                 refused.add(id(config))
     return [config for number, config in found.items() if number not in refused]
+
+
+def routes(model: nn.Module) -> bool:
+    """Whether any part of a model looks its attention function up in the interface."""
+    return bool(_configurations(model))
 
 
 @contextmanager
