@@ -157,6 +157,21 @@ def test_trace_of_a_language_model(weft_main: Command, runs: Path, tmp_path: Pat
     assert weft.open(path).tokens == ["t", "h", "e"]
 
 
+def test_paths_with_brackets_are_shown_as_they_are(
+    weft_main: Command, data: Path, runs: Path, tmp_path: Path
+) -> None:
+    """Square brackets are markup to the console, and a slash after one would be an error."""
+    path = tmp_path / "[" / "bold] t.weft"
+    path.parent.mkdir()
+    result = weft_main("trace", runs / "language", "--text", "the", "-o", path)
+    assert result.code == 0
+    assert f"Trace: {path}\n" in result.err
+    run = tmp_path / "[" / "b] [red]"
+    result = weft_main("train", data / "language.toml", "--run", run)
+    assert result.code == 0
+    assert f"Run: {run}\n" in result.err
+
+
 def test_export(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
     files = {
         "--html": tmp_path / "p.html",

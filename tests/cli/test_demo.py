@@ -28,7 +28,7 @@ def small_demo(seed: int) -> RunConfig:
     content = demo_config(seed).model_dump(mode="json")
     content["task"] |= {"train_examples": 3000, "test_examples": 20}
     content["model"] |= {"width": 16, "feed_forward": 16}
-    content["training"] |= {"max_steps": 4, "validate_every": 2, "batch_tokens": 512}
+    content["training"] |= {"max_steps": 20, "validate_every": 10, "batch_tokens": 512}
     return check_config(content, "small demo")
 
 
@@ -36,7 +36,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "demo_config", small_demo)
-    run = tmp_path / "demo"
+    run = tmp_path / "[red]demo"
     result = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out.splitlines()[-1])
@@ -45,6 +45,7 @@ def test_a_small_demo_leaves_all_that_it_names(
     assert report["run"] == str(run)
     page = Path(report["page"]).read_text("utf-8")
     assert "<script src=" not in page
+    assert f"Open the page: {report['page']}" in result.err
     assert all(Path(file).exists() for file in report["files"].values())
     traces = sorted((run / "traces").glob("*.weft"))
     assert len(traces) == len(demo.TRACED)

@@ -164,5 +164,5 @@ def test_folders_that_are_refused(small, tmp_path):
     (small / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     with pytest.raises(weft.DataError, match=r"weights are a pickle \(pytorch_model\.bin\)"):
         load_pretrained(small)
-    with pytest.raises(weft.DataError, match="no such model"):
+    with pytest.raises(weft.DataError, match="no such run or model"):
         load_pretrained(tmp_path / "nothing")

@@ -132,7 +132,9 @@ def train(
         result = train_run(settings, folder, listener)
     console.print(
         f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
-        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}"
+        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}",
+        markup=False,
+        soft_wrap=True,
     )
     if as_json:
         _print_json(
@@ -271,9 +273,13 @@ def trace(
     console = _console()
     for name, tokens in caught.sequences.items():
         shown = " ".join(map(visible, tokens[:50])) + (" ..." if len(tokens) > 50 else "")
-        console.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False)
+        console.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False, soft_wrap=True)
     verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
-    console.print(f"{len(caught.layers)} attention layers.{verified} Trace: {output}", markup=False)
+    console.print(
+        f"{len(caught.layers)} attention layers.{verified} Trace: {output}",
+        markup=False,
+        soft_wrap=True,
+    )
     if as_json:
         sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
         _print_json(

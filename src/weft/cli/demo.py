@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import math
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.cli.tracing import history_for_page, probe_trace, trace_text
@@ -70,10 +72,11 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     traces = _trace(run)
     files = _draw(run, traces, result, exact)
     for name, file in files.items():
-        console.print(f"  {name:<32} {file}", soft_wrap=True)
+        console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
     console.print(
         f"\n[bold]{exact:.1%}[/] of {config.task.test_examples:,} held-out dates exactly right, "  # type: ignore[union-attr]
-        f"after {result.seconds:.0f} s of training. Open the page: [bold]{files['page']}[/]",
+        f"after {result.seconds:.0f} s of training. "
+        f"Open the page: [bold]{escape(str(files['page']))}[/]",
         soft_wrap=True,
     )
     return {
@@ -107,10 +110,11 @@ def _trace(run: TrainedRun) -> dict[str, Trace]:
     traces = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
-        name = f"{locale}-{style}"
-        caught = trace_text(run, written(date, locale, style), keep=64, beam=1)
-        caught.save(folder / f"{name}.weft", overwrite=True)
-        traces[name] = caught
+        text = written(date, locale, style)
+        caught = trace_text(run, text, keep=64, beam=1)
+        caught.save(folder / f"{locale}-{style}.weft", overwrite=True)
+        # Between the start token and the end token: what the model read and what it wrote.
+        traces[f"{text} → {''.join(caught.sequences['target'][1:])}"] = caught
     return traces
 
 
@@ -136,14 +140,13 @@ def _draw(
     drawn = (pictures.alignment(crossing), pictures.heads(first), *_history_pictures(run))
     for figure, file in zip(drawn, files.values(), strict=False):
         pictures.save_picture(figure, file)
-    reports = run.folder.read_metrics()
-    losses = [(report["step"], report["loss"]) for report in reports if "loss" in report]
     export_page(
         page,
         list(traces.values()),
         "dates in 48 languages",
+        names=list(traces),
         history=history_for_page(run),
-        curves={"training loss": losses},
+        curves={"training loss": _losses(run)},
         probe=probe_trace(run),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
@@ -152,6 +155,17 @@ def _draw(
         },
     )
     return files
+
+
+def _losses(run: TrainedRun) -> list[tuple[int, float]]:
+    """Training loss by step: of the first snapshots, then of the reports, which begin later."""
+    reports = [(r["step"], r["loss"]) for r in run.folder.read_metrics() if "loss" in r]
+    history = History(run.folder.history)
+    notes = [history.notes(step) for step in history.steps]
+    first = reports[0][0] if reports else math.inf
+    # The last snapshot has no loss: nothing was learned after it.
+    early = [(n["step"], n["loss"]) for n in notes if n["step"] < first and n["loss"] is not None]
+    return early + reports
 
 
 def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:

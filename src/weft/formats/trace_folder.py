@@ -80,12 +80,15 @@ def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
     """The kept edges of a graph, as they lie in edges.parquet."""
     keys = graph.keys.detach().cpu()
     kept = keys >= 0
-    heads, queries, _ = kept.nonzero(as_tuple=True)
+    heads, queries = keys.shape[:2]
+    edges = kept.sum(-1).numpy().ravel()
+    head = np.repeat(np.arange(heads, dtype=np.int16), queries)
+    query = np.tile(np.arange(queries, dtype=np.int32), heads)
     return pa.table(
         {
-            "layer": pa.array(np.full(len(heads), layer, np.int16)),
-            "head": pa.array(heads.numpy().astype(np.int16)),
-            "query": pa.array(queries.numpy().astype(np.int32)),
+            "layer": pa.array(np.full(edges.sum(), layer, np.int16)),
+            "head": pa.array(np.repeat(head, edges)),
+            "query": pa.array(np.repeat(query, edges)),
             "key": pa.array(keys[kept].numpy().astype(np.int32)),
             "score": pa.array(_numbers(graph.scores.detach().cpu()[kept])),
             "weight": pa.array(_numbers(graph.weights.detach().cpu()[kept])),

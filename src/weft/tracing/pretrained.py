@@ -32,12 +32,15 @@ def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
         InputError: Transformers is missing, or does not know the architecture.
     """
-    library = transformers()
     folder = Path(model)
+    is_path = folder.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1
+    if is_path and not folder.exists():
+        raise DataError(
+            f"{model}: no such run or model. Check the path, or train a run: weft train."
+        )
+    library = transformers()
     if folder.exists():
         _check_folder(folder, library)
-    elif folder.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1:
-        raise DataError(f"{model}: no such model. Check the path.")
     source = str(model)
     logging = library.utils.logging
     bars = logging.is_progress_bar_enabled()
