@@ -7,7 +7,7 @@ from torch import nn
 import weft
 from weft.formats.trace import Trace
 from weft.mechanism.observe import layers_of
-from weft.tracing.capture import cut, proven_mask
+from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.names import token_names
 
 

@@ -62,6 +62,14 @@ class Split(StrEnum):
     test = "test"
 
 
+class StoredType(StrEnum):
+    """The number types of stored queries and keys."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 def _console() -> Console:
     """Where progress is written: standard error, so that results can be piped."""
     from rich.console import Console
@@ -219,34 +227,69 @@ def evaluate(
 
 @app.command()
 def trace(
-    run: RunPath,
-    text: Annotated[str, typer.Option(help="What the model reads.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A training run; or a model of Hugging Face: a folder, or a name."
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The trace folder to write.")],
+    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the text.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read the text from there.")] = False,
     target: Annotated[
-        str | None, typer.Option(help="A translation to trace; default: the model's own.")
+        str | None, typer.Option(help="A translation to trace; default: the run's own.")
     ] = None,
     keep: Annotated[int, typer.Option(min=0, help="Edges kept of each query.")] = 32,
+    layers: Annotated[
+        str | None, typer.Option(help="Which, by number or path, as 0,3 or '*cross*'.")
+    ] = None,
+    dtype: Annotated[
+        StoredType | None, typer.Option(help="Of kept queries and keys; default: the model's.")
+    ] = None,
     queries_keys: Annotated[
         bool, typer.Option(help="Keep queries and keys, from which the whole matrix comes back.")
     ] = True,
     overwrite: Annotated[bool, typer.Option(help="Replace a trace that is there.")] = False,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a model on a text and keep the attention graph of every layer."""
-    from weft.cli.tracing import trace_text
-    from weft.training.inference import open_run
+    from weft.cli.tracing import trace_model
+    from weft.formats.tokens import visible
 
-    caught = trace_text(open_run(run), text, target=target, keep=keep, queries_keys=queries_keys)
-    caught.save(output, overwrite=overwrite)
+    _use_threads(threads)
+    caught = trace_model(
+        model,
+        _text(text, file, stdin),
+        output,
+        target=target,
+        keep=keep,
+        layers=layers,
+        dtype=dtype.value if dtype else None,
+        queries_keys=queries_keys,
+        overwrite=overwrite,
+    )
     console = _console()
     for name, tokens in caught.sequences.items():
-        console.print(f"{name}: {len(tokens)} tokens: {' '.join(tokens)}", markup=False)
+        shown = " ".join(map(visible, tokens[:50])) + (" ..." if len(tokens) > 50 else "")
+        console.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False, soft_wrap=True)
+    verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
     console.print(
-        f"{len(caught.layers)} attention layers. Trace: {output}", markup=False, soft_wrap=True
+        f"{len(caught.layers)} attention layers.{verified} Trace: {output}",
+        markup=False,
+        soft_wrap=True,
     )
     if as_json:
         sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
-        _print_json({"trace": str(output), "layers": len(caught.layers), "sequences": sequences})
+        _print_json(
+            {
+                "trace": str(output),
+                "layers": len(caught.layers),
+                "deviation": caught.deviation,
+                "sequences": sequences,
+            }
+        )
 
 
 @app.command()
@@ -277,6 +320,17 @@ def export(
     )
     for file in written:
         print(file)
+
+
+def _text(text: str | None, file: Path | None, stdin: bool) -> str:
+    """The text, from one of three places."""
+    if (text is not None) + (file is not None) + stdin != 1:
+        raise InputError("trace: give the text by one of --text, --file and --stdin.")
+    if file is not None:
+        from weft.formats.files import read_text
+
+        return read_text(file, "text file")
+    return "\n".join(_standard_input_lines()) if text is None else text
 
 
 def _standard_input_lines() -> list[str]:

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.errors import DataError, InputError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import Held, Trace, TraceLayer
 from weft.mechanism.graph import Top
 from weft.models.language_model import LanguageModel
 from weft.tracing.capture import trace
-from weft.training.inference import TrainedRun
+from weft.tracing.pretrained import load_pretrained, text_inputs
+from weft.training.inference import TrainedRun, open_run
 from weft.training.tasks.pairs import translate
 
-__all__ = ["export_trace", "history_for_page", "probe_trace", "trace_text"]
+__all__ = ["export_trace", "history_for_page", "probe_trace", "trace_model", "trace_text"]
 
 
 #: Which sequences a translator's layers take their queries and keys from.
@@ -35,12 +36,78 @@ def _ids(tokens: Sequence[int]) -> Tensor:
     return torch.tensor([list(tokens)])
 
 
+def trace_model(
+    model: str,
+    text: str,
+    output: Path,
+    *,
+    target: str | None = None,
+    keep: int = 32,
+    layers: str | None = None,
+    dtype: str | None = None,
+    queries_keys: bool = True,
+    overwrite: bool = False,
+) -> Trace:
+    """Trace a run or a model of Hugging Face on a text, into a folder.
+
+    Args:
+        model: a run's folder; a folder or a name of a model of Hugging Face.
+        text: what it reads.
+        output: the trace folder to write.
+        target: what an encoder-decoder writes; None: a run's own translation.
+        keep: edges kept of each query.
+        layers: numbers and paths with a comma between them; None: all.
+        dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
+        queries_keys: whether to keep queries and keys.
+        overwrite: replace a folder that is there.
+    """
+    if output.exists() and not overwrite:
+        # Before the model runs, not after.
+        raise DataError(f"{output} exists already. Choose another name, or give --overwrite.")
+    if not text:
+        raise InputError("the text is empty; give at least one character.")
+    wanted = None if layers is None else _layer_names(layers)
+    stored: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+    if (Path(model) / "run.json").is_file():
+        caught = trace_text(
+            open_run(Path(model)),
+            text,
+            target=target,
+            keep=keep,
+            layers=wanted,
+            queries_keys=queries_keys,
+        )
+        caught.save(output, dtype=stored, overwrite=overwrite)
+        return caught
+    network, tokenizer = load_pretrained(model)
+    found = trace(
+        network,
+        text_inputs(network, tokenizer, text, target),
+        tokenizer=tokenizer,
+        keep=Top(keep),
+        layers=wanted,
+        queries_keys=queries_keys,
+        save=output,
+        dtype=stored,
+        overwrite=overwrite,
+    )
+    assert isinstance(found, Trace)
+    return found
+
+
+def _layer_names(layers: str) -> list[int | str]:
+    """The layers of an option such as "0,3,*cross*", as numbers and paths."""
+    names = [name.strip() for name in layers.split(",") if name.strip()]
+    return [int(name) if name.isascii() and name.isdigit() else name for name in names]
+
+
 def trace_text(
     run: TrainedRun,
     text: str,
     *,
     target: str | None = None,
     keep: int = 32,
+    layers: list[int | str] | None = None,
     queries_keys: bool = True,
     beam: int = 5,
 ) -> Trace:
@@ -52,6 +119,7 @@ def trace_text(
         target: the translation whose attention is wanted; None: the one the model writes. Not for
             language models.
         keep: edges kept of each query.
+        layers: which layers, by number or path; None: all.
         queries_keys: whether to keep queries and keys.
         beam: of the model's own translation.
     """
@@ -71,7 +139,14 @@ def trace_text(
             "source": _ids([*ids, words.end]),
             "target": _ids([words.start, *words.encode(target)]),
         }
-    caught = trace(run.model, inputs, tokenizer=words, keep=Top(keep), queries_keys=queries_keys)
+    caught = trace(
+        run.model,
+        inputs,
+        tokenizer=words,
+        keep=Top(keep),
+        layers=layers,
+        queries_keys=queries_keys,
+    )
     assert isinstance(caught, Trace)
     return caught
 

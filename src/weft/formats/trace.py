@@ -60,9 +60,14 @@ class TraceLayer:
         query_tokens   a token for each row of the weight matrix
         key_tokens     a token for each column
         scale          the factor on the scores
-        positions      relative positions: "none", "shaw", "alibi" or "rotary". With "shaw" and
-                       "alibi", scores are more than scale * queries . keys
+        positions      relative positions: "none", "shaw", "alibi", "rotary" or "bias" (added to
+                       the scores, as by T5). With "shaw", "alibi" and "bias", scores are more
+                       than scale * queries . keys
         mask           "all" or "causal" where the rule is known, else None
+        softcap        c, where scores are c tanh(scale * queries . keys / c), else None
+        deviation      how far, on a sample of rows, what was caught is from what the model's own
+                       attention gives: the largest difference of outputs and weights, and the
+                       mass found on padding. None: not measured
         graph          the kept edges and the rows
         queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
 
@@ -81,6 +86,8 @@ class TraceLayer:
     data: LayerData = field(repr=False)
     positions: str = "none"
     mask: str | None = None
+    softcap: float | None = None
+    deviation: float | None = None
 
     @property
     def heads(self) -> int:
@@ -107,7 +114,8 @@ class TraceLayer:
         return None if self._queries_keys is None else self._queries_keys[1]
 
     def __repr__(self) -> str:
-        return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape})"
+        verified = "" if self.deviation is None else f", deviation={self.deviation:.1e}"
+        return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +126,16 @@ class Trace:
                 {"source": [...], "target": [...]} of an encoder-decoder
     layers      every attention call, in the order of the model's run
     model       what is known of the model
+    positions   what is known of the tokens of a sequence, besides their strings:
+                {"tokens": {"offsets": [[0, 5], ...], "special": [False, ...]}}. Offsets are
+                characters of the text, [0, 0] of a token that is not in it; of the patches of an
+                image there are "rows" and "columns", -1 of a token that is no patch
     """
 
     sequences: Mapping[str, list[str]]
     layers: tuple[TraceLayer, ...]
     model: Mapping[str, Any] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
 
     @property
     def tokens(self) -> list[str]:
@@ -138,7 +151,14 @@ class Trace:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
         layers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
         tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
-        return f"Trace({layers or 'no'} layers, {tokens} tokens)"
+        verified = "" if self.deviation is None else f", deviation {self.deviation:.1e}"
+        return f"Trace({layers or 'no'} layers, {tokens} tokens{verified})"
+
+    @property
+    def deviation(self) -> float | None:
+        """The largest deviation of its layers; None where none was measured."""
+        found = [layer.deviation for layer in self.layers if layer.deviation is not None]
+        return max(found) if found else None
 
     def layer(self, kind: str, index: int) -> TraceLayer:
         """The layer of a kind by its index: ``trace.layer("cross", 0)``.
@@ -171,6 +191,8 @@ class Trace:
         with writing_trace(
             path, self.sequences, self.model, dtype=dtype, overwrite=overwrite
         ) as writer:
+            for name, known in self.positions.items():
+                writer.describe(name, known)
             for layer in self.layers:
                 writer.append(
                     layer.name,
@@ -182,6 +204,8 @@ class Trace:
                     scale=layer.scale,
                     positions=layer.positions,
                     mask=layer.mask,
+                    softcap=layer.softcap,
+                    deviation=layer.deviation,
                     queries_keys=layer.data.queries_keys(),
                 )
 
@@ -208,11 +232,13 @@ class Trace:
                 scale=entry["scale"],
                 positions=entry["positions"],
                 mask=entry["mask"],
+                softcap=entry.get("softcap"),
+                deviation=entry.get("deviation"),
                 data=StoredLayer(folder, number, entry),
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        return cls(sequences, layers, manifest["model"])
+        return cls(sequences, layers, manifest["model"], manifest.get("positions", {}))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""

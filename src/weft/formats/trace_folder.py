@@ -80,12 +80,15 @@ def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
     """The kept edges of a graph, as they lie in edges.parquet."""
     keys = graph.keys.detach().cpu()
     kept = keys >= 0
-    heads, queries, _ = kept.nonzero(as_tuple=True)
+    heads, queries = keys.shape[:2]
+    edges = kept.sum(-1).numpy().ravel()
+    head = np.repeat(np.arange(heads, dtype=np.int16), queries)
+    query = np.tile(np.arange(queries, dtype=np.int32), heads)
     return pa.table(
         {
-            "layer": pa.array(np.full(len(heads), layer, np.int16)),
-            "head": pa.array(heads.numpy().astype(np.int16)),
-            "query": pa.array(queries.numpy().astype(np.int32)),
+            "layer": pa.array(np.full(edges.sum(), layer, np.int16)),
+            "head": pa.array(np.repeat(head, edges)),
+            "query": pa.array(np.repeat(query, edges)),
             "key": pa.array(keys[kept].numpy().astype(np.int32)),
             "score": pa.array(_numbers(graph.scores.detach().cpu()[kept])),
             "weight": pa.array(_numbers(graph.weights.detach().cpu()[kept])),
@@ -178,9 +181,18 @@ class TraceWriter:
         self._folder = folder
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
+        self._positions: dict[str, Mapping[str, Any]] = {}
         self._layers: list[dict[str, Any]] = []
         self._tables: tuple[_Table, _Table] | None = None
         self._tensors: _TensorFile | None = None
+
+    def add_sequence(self, name: str, tokens: Sequence[str]) -> None:
+        """Name a sequence that is known only while the model runs, before its first layer."""
+        self._sequences[name] = list(tokens)
+
+    def describe(self, name: str, known: Mapping[str, Any]) -> None:
+        """Say more of the tokens of a sequence: see Trace.positions."""
+        self._positions[name] = dict(known)
 
     def append(
         self,
@@ -194,6 +206,8 @@ class TraceWriter:
         scale: float,
         positions: str = "none",
         mask: str | None = None,
+        softcap: float | None = None,
+        deviation: float | None = None,
         queries_keys: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write the next layer.
@@ -205,8 +219,10 @@ class TraceWriter:
             graph: without a batch.
             queries_from, keys_from: the sequences that its queries and keys are made from.
             scale: the factor on its scores.
-            positions: its relative positions: "none", "shaw", "alibi" or "rotary".
+            positions: its relative positions: "none", "shaw", "alibi", "rotary" or "bias".
             mask: the rule of its mask where it is known: "all" or "causal".
+            softcap: of its scores, where there is one.
+            deviation: from the model's own attention, where it was measured.
             queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
         """
         self._check(name, graph, queries_from, keys_from)
@@ -240,6 +256,8 @@ class TraceWriter:
                 "scale": scale,
                 "positions": positions,
                 "mask": mask,
+                "softcap": softcap,
+                "deviation": deviation,
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
             }
@@ -280,6 +298,7 @@ class TraceWriter:
             "weft": __version__,
             "model": self._model,
             "sequences": self._sequences,
+            "positions": self._positions,
             "layers": self._layers,
             "files": files,
         }

@@ -94,6 +94,14 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
         for tokens in sequences.values()
     ):
         return f"{MANIFEST} has no sequences of tokens"
+    positions = manifest.get("positions", {})
+    if not isinstance(positions, dict) or not all(
+        name in sequences
+        and isinstance(known, dict)
+        and all(isinstance(of, list) and len(of) == len(sequences[name]) for of in known.values())
+        for name, known in positions.items()
+    ):
+        return f"{MANIFEST} describes positions that do not fit its sequences"
     if not isinstance(layers, list) or not layers:
         return f"{MANIFEST} has no layers"
     for number, layer in enumerate(layers):
@@ -123,6 +131,9 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
     for name, kind in _LAYER.items():
         if name not in layer or not isinstance(layer[name], kind):
             return f"{name} is missing or of the wrong type"
+    for name in ("softcap", "deviation"):
+        if not isinstance(layer.get(name), int | float | None):
+            return f"{name} is of the wrong type"
     shape = layer["shape"]
     if len(shape) != 3 or not all(isinstance(size, int) and size >= 0 for size in shape):
         return "shape is not (heads, queries, keys)"

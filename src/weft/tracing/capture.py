@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from weft.formats.trace import Held, Trace, TraceLayer
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation, Recorder, layers_of, watching
+from weft.tracing.graphs import cut, proven_mask
+from weft.tracing.interface import is_transformers_model
 from weft.tracing.names import token_names
 
 __all__ = ["trace"]
@@ -30,37 +34,73 @@ _TWO = {
 
 def trace(
     model: nn.Module,
-    inputs: Mapping[str, Tensor] | Tensor,
+    inputs: Mapping[str, Any] | Tensor | str,
     *,
     tokenizer: Any = None,
     keep: Keep = Top(32),  # noqa: B008 - frozen
     queries_keys: bool = True,
+    layers: Sequence[int | str] | None = None,
+    save: Path | str | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
 ) -> Trace | list[Trace]:
     """Run a model once and catch the attention graph of every layer.
 
     The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
-    ``model.padding``) at either end of a sequence is cut off its graphs.
+    ``model.padding``; in a model of Transformers what its attention mask hides) at either end of
+    a sequence is cut off its graphs.
 
     Args:
-        model: made of weft's attention layers.
+        model: made of weft's attention layers; or any model of Hugging Face's Transformers that
+            uses its attention interface, unmodified.
         inputs: token ids, (length,) or (batch, length): a tensor (the model's first argument), or
-            a tensor for each argument: {"source": ids, "target": ids}.
+            a tensor for each argument: {"source": ids, "target": ids}. For a model of
+            Transformers: what its tokenizer or processor gives, or a text.
         tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
             weft vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
             name of id 17 is "#17".
         keep: ``Top(k)``, or ``All()`` for every edge.
         queries_keys: whether to keep the queries and keys of each layer too.
+        layers: which layers, by their number in the order of the run, or by their path, in which
+            ``*`` stands for anything; None: all.
+        save: a folder to write the trace to. A model of Transformers is written layer by layer
+            while it runs, so that memory holds one layer at most; the trace that is returned is
+            read from the folder when it is asked.
+        dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
+        overwrite: replace a folder that is there.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
-    Raises: InputError: the model has no attention layers of weft, or the inputs do not fit it.
+    Raises:
+        InputError: the model has no attention layers of weft and is none of Transformers' models
+            that can be traced, or the inputs do not fit it.
+        DataError: the folder exists, or cannot be written.
     """
+    if is_transformers_model(model):
+        from weft.tracing.huggingface import trace_huggingface
+
+        return trace_huggingface(
+            model,
+            inputs,
+            tokenizer=tokenizer,
+            keep=keep,
+            queries_keys=queries_keys,
+            layers=layers,
+            save=save,
+            dtype=dtype,
+            overwrite=overwrite,
+        )
+    if isinstance(inputs, str):
+        raise InputError(
+            "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
+        )
     given = _as_inputs(model, inputs)
     sequences = {name: ids for name, ids in given.items() if _is_sequence(ids)}
     if not layers_of(model):
         raise InputError(
             f"trace: {type(model).__name__} has no attention layers of weft "
-            "(weft.mechanism.multihead.MultiHeadAttention). Only weft's own models can be traced."
+            "(weft.mechanism.multihead.MultiHeadAttention), and is no model of Transformers. "
+            "Only these can be traced."
         )
     if not sequences:
         raise InputError(
@@ -73,6 +113,11 @@ def trace(
         raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
     (samples,) = batch
 
+    if save is not None and samples > 1:
+        raise InputError(
+            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
+            "the other, or leave save= out and save each trace."
+        )
     longest = max(ids.shape[1] for ids in sequences.values())
     recorder = Recorder(model, Top(longest) if isinstance(keep, All) else keep)
     with _at_rest(model), torch.no_grad(), watching(model, recorder):
@@ -89,11 +134,14 @@ def trace(
         }
         taken = {name: _Sequence(spans[name], names[name], ids.shape[1])
                  for name, ids in sequences.items()}  # fmt: skip
-        layers = _layers(recorder.calls, sample, taken, queries_keys)
-        used = {layer.queries_from for layer in layers} | {layer.keys_from for layer in layers}
+        caught = _chosen(_layers(recorder.calls, sample, taken, queries_keys), layers)
+        used = {layer.queries_from for layer in caught} | {layer.keys_from for layer in caught}
         # A model that reads one sequence calls it "tokens", whatever its argument is called.
         shown = {"tokens": next(iter(names.values()))} if used == {"tokens"} else names
-        traces.append(Trace(shown, layers, description))
+        traces.append(Trace(shown, caught, description))
+    if save is not None:
+        traces[0].save(save, dtype=dtype, overwrite=overwrite)
+        return Trace.open(save)
     return traces[0] if samples == 1 else traces
 
 
@@ -220,6 +268,29 @@ def _layers(
     return tuple(layers)
 
 
+def _chosen(
+    layers: tuple[TraceLayer, ...], wanted: Sequence[int | str] | None
+) -> tuple[TraceLayer, ...]:
+    """The layers asked for by number or path."""
+    if wanted is None:
+        return layers
+
+    def matches(number: int, name: str, one: int | str) -> bool:
+        return one == number if isinstance(one, int) else fnmatchcase(name, one)
+
+    for one in wanted:
+        if not any(matches(number, layer.name, one) for number, layer in enumerate(layers)):
+            raise InputError(
+                f"trace: no layer {one!r}; the model has layers 0 to {len(layers) - 1}: "
+                f"{layers[0].name} ... {layers[-1].name}."
+            )
+    return tuple(
+        layer
+        for number, layer in enumerate(layers)
+        if any(matches(number, layer.name, one) for one in wanted)
+    )
+
+
 def _ends(name: str, kind: str, sequences: Mapping[str, _Sequence]) -> tuple[str, str]:
     """The sequences that a layer's queries and keys come from."""
     if "source" in sequences and "target" in sequences:
@@ -230,52 +301,3 @@ def _ends(name: str, kind: str, sequences: Mapping[str, _Sequence]) -> tuple[str
             f"{', '.join(sequences)}. Give both, as {{'source': ids, 'target': ids}}."
         )
     return "tokens", "tokens"
-
-
-def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
-    """The part of a graph between some queries and some keys.
-
-    Mass on an edge to a key that is cut off goes to `rest`; from padding, which no query may look
-    at, there is none.
-    """
-    columns = graph.keys[:, queries]
-    inside = (columns >= keys.start) & (columns < keys.stop)
-    # Edges that stay move forward, in their order, and empty places to the end.
-    order = (~inside).to(torch.uint8).sort(dim=-1, stable=True).indices
-    kept = min(graph.k, keys.stop - keys.start)
-    order = order[..., :kept]
-    inside_now = inside.gather(-1, order)
-    weights = graph.weights[:, queries]
-    lost = torch.where(inside | (columns < 0), 0.0, weights).sum(-1)
-
-    def taken(tensor: Tensor, empty: float) -> Tensor:
-        return torch.where(inside_now, tensor.gather(-1, order), empty)
-
-    return AttentionGraph(
-        keys=taken(columns - keys.start, -1),
-        scores=taken(graph.scores[:, queries], -torch.inf),
-        weights=taken(weights, 0),
-        lse=graph.lse[:, queries].clone(),
-        entropy=graph.entropy[:, queries].clone(),
-        rest=graph.rest[:, queries] + lost,
-        count=graph.count[:, queries].clone(),
-        length=keys.stop - keys.start,
-        symmetric=graph.symmetric,
-    )
-
-
-def proven_mask(graph: AttentionGraph) -> str | None:
-    """The rule of the mask, where the graph proves it: "all", "causal", or None.
-
-    Every key allowed in every row is "all". Rows that allow as many keys as they have kept edges,
-    namely those up to themselves, are "causal".
-    """
-    _, queries, keys = graph.shape
-    if bool((graph.count == keys).all()):
-        return "all"
-    positions = torch.arange(queries, device=graph.keys.device)
-    ahead = graph.keys > positions[:, None]
-    if queries == keys and bool((graph.count == positions + 1).all()) and not bool(ahead.any()):
-        complete = bool((graph.k >= graph.count).all())
-        return "causal" if complete else None
-    return None

