@@ -325,6 +325,10 @@ def test_a_named_backend_never_falls_back() -> None:
     for message, options in (
         ("the tensors are torch.float64", {"dtype": torch.float64}),
         ("dropout is 0.5", {"dropout": 0.5}),
+        (
+            "before the bilinear matrix",
+            {"score": weft.Bilinear(torch.eye(8)), "relative": weft.Shaw(torch.zeros(1, 8))},
+        ),
         ("the score is GraphAttentionV2", {"score": weft.GraphAttentionV2(torch.zeros(8))}),
     ):
         dtype = options.pop("dtype", torch.float32)

@@ -109,6 +109,8 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
     if not isinstance(call.score, Dot | ScaledDot | Bilinear):
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
+    if isinstance(call.score, Bilinear) and isinstance(call.relative, Shaw):
+        return "Shaw's tables meet the queries before the bilinear matrix does"
     if call.dropout:
         return f"dropout is {call.dropout}, the kernels have none"
     if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
