@@ -23,6 +23,10 @@ __all__ = ["Backend", "attend", "attention"]
 
 Backend = Literal["native", "torch"]
 
+#: Keys below which torch's fused attention is the faster one for the output alone: the kernels'
+#: fixed cost of a head is not yet earned (benchmarks/bench_short_sequences.py).
+SHORT = 64
+
 
 def attention(
     queries: Tensor,
@@ -91,6 +95,8 @@ def attention(
         dropout,
     )
     served = _served_natively("attention", call, backend)
+    if backend is None and call.keys.shape[2] < SHORT and torch_ops.fused_serves(call):
+        served = False
     output = native.attention(call) if served else torch_ops.attention(call)
     return output if batched else output[0]
 

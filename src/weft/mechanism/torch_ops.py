@@ -22,7 +22,7 @@ from weft.mechanism.positions import Shaw
 from weft.mechanism.scores import Dot, ScaledDot
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["attend", "attend_all", "attention", "block_scores"]
+__all__ = ["attend", "attend_all", "attention", "block_scores", "fused_serves"]
 
 #: Numbers that one block of rows may hold: 64 MiB of float32.
 BLOCK_CELLS = 2**24
@@ -236,7 +236,7 @@ def attend_all(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 def attention(call: AttentionCall) -> Tensor:
     """The output alone: torch's fused attention where it serves the call, blocks elsewhere."""
-    if _fused_serves(call):
+    if fused_serves(call):
         return _fused(call)
     keys = repeat_kv_heads(call.keys, call.heads)
     values = repeat_kv_heads(call.values, call.heads)
@@ -249,7 +249,8 @@ def attention(call: AttentionCall) -> Tensor:
     return torch.cat(parts, 2)
 
 
-def _fused_serves(call: AttentionCall) -> bool:
+def fused_serves(call: AttentionCall) -> bool:
+    """Whether torch's fused attention can run the call."""
     return (
         isinstance(call.score, Dot | ScaledDot)
         and not isinstance(call.relative, Shaw)
