@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,7 +145,6 @@ def _draw(
         "dates in 48 languages",
         names=list(traces),
         history=history_for_page(run),
-        curves={"training loss": _losses(run)},
         probe=probe_trace(run),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
@@ -155,17 +153,6 @@ def _draw(
         },
     )
     return files
-
-
-def _losses(run: TrainedRun) -> list[tuple[int, float]]:
-    """Training loss by step: of the first snapshots, then of the reports, which begin later."""
-    reports = [(r["step"], r["loss"]) for r in run.folder.read_metrics() if "loss" in r]
-    history = History(run.folder.history)
-    notes = [history.notes(step) for step in history.steps]
-    first = reports[0][0] if reports else math.inf
-    # The last snapshot has no loss: nothing was learned after it.
-    early = [(n["step"], n["loss"]) for n in notes if n["step"] < first and n["loss"] is not None]
-    return early + reports
 
 
 def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
