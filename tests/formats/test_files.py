@@ -118,13 +118,68 @@ def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
     assert names(tmp_path / "f") == ["x"]
     with pytest.raises(DataError, match="exists already"), atomic_folder(tmp_path / "f"):
         pass
-    with atomic_folder(tmp_path / "f", overwrite=True) as folder:
+    with atomic_folder(tmp_path / "f", lambda path: None) as folder:
         (folder / "y").write_text("y")
     assert names(tmp_path / "f") == ["y"]
-    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "f", overwrite=True):
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "f", lambda path: None):
         raise RuntimeError
+    with (
+        pytest.raises(DataError, match=r"f is not overwritten: it is dear\."),
+        atomic_folder(tmp_path / "f", lambda path: "it is dear"),
+    ):
+        pass
     assert names(tmp_path / "f") == ["y"]
     assert names(tmp_path) == ["f"]
+
+
+def test_a_swap_that_fails_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "old").write_text("old")
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if ".weft-part-" in self.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with (
+        pytest.raises(DataError, match="Nothing was changed"),
+        atomic_folder(tmp_path / "f", lambda path: None) as folder,
+    ):
+        (folder / "new").write_text("new")
+    assert names(tmp_path) == ["f"]
+    assert names(tmp_path / "f") == ["old"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    with atomic_file(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_what_is_no_regular_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, what in (("folder", "a folder"), ("pipe", "a pipe or a device")):
+        with (
+            pytest.raises(DataError, match=rf"cannot write .*{name}: it is {what}\."),
+            atomic_file(tmp_path / name),
+        ):
+            pass
+    assert (tmp_path / "folder").is_dir()
+    assert (tmp_path / "pipe").is_fifo()
+    assert names(tmp_path) == ["folder", "pipe"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbfone")
+    assert read_text(tmp_path / "a") == "one"
 
 
 def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path: Path) -> None:

@@ -169,6 +169,32 @@ def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
+def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch):
+    trace = make_trace(["a"])
+    dear = tmp_path / "dear"
+    dear.mkdir()
+    (dear / "thesis").write_text("years")
+    (tmp_path / "file").write_text("x")
+    monkeypatch.chdir(dear)
+    for path in (dear, tmp_path / "file", Path()):
+        with pytest.raises(weft.DataError, match="is not overwritten: it is no trace"):
+            trace.save(path, overwrite=True)
+    (dear / "trace.json").write_text('{"format": "other"}')
+    with pytest.raises(weft.DataError, match="does not say that it is a weft-trace"):
+        trace.save(dear, overwrite=True)
+    assert sorted(os.listdir(dear)) == ["thesis", "trace.json"]
+    assert sorted(os.listdir(tmp_path)) == ["dear", "file"]
+    # A damaged trace is one still, but nothing that someone laid beside it is lost.
+    trace.save(tmp_path / "t")
+    manifest = tmp_path / "t" / "trace.json"
+    manifest.write_bytes(manifest.read_bytes()[:40])
+    trace.save(tmp_path / "t", overwrite=True)
+    assert weft.open(tmp_path / "t").tokens == ["a"]
+    (tmp_path / "t" / "notes.md").write_text("mine")
+    with pytest.raises(weft.DataError, match=r"besides a trace it holds 'notes\.md'"):
+        trace.save(tmp_path / "t", overwrite=True)
+
+
 def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path):
     graph = pair_trace.layers[0].graph
     sequences = pair_trace.sequences

@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.errors import DataError, InputError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace_folder import not_a_trace
 from weft.mechanism.graph import Top
 from weft.models.language_model import LanguageModel
 from weft.tracing.capture import trace
@@ -59,11 +60,15 @@ def trace_model(
         layers: numbers and paths with a comma between them; None: all.
         dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
         queries_keys: whether to keep queries and keys.
-        overwrite: replace a folder that is there.
+        overwrite: replace a trace that is there, and nothing else.
     """
-    if output.exists() and not overwrite:
+    if output.exists():
         # Before the model runs, not after.
-        raise DataError(f"{output} exists already. Choose another name, or give --overwrite.")
+        if not overwrite:
+            raise DataError(f"{output} exists already. Choose another name, or give --overwrite.")
+        problem = not_a_trace(output)
+        if problem:
+            raise DataError(f"{output} is not overwritten: {problem}. Choose another name.")
     if not text:
         raise InputError("the text is empty; give at least one character.")
     wanted = None if layers is None else _layer_names(layers)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,15 @@ def _sync(path: Path) -> None:
 def atomic_file(path: Path | str) -> Iterator[Path]:
     """A temporary path to write to; becomes `path` when the block ends well, else is removed.
 
-    Raises: DataError: the disk is full, the folder is missing or not writable. What was at `path`
-    before is then untouched.
+    A link stays a link: the file that it leads to is written.
+
+    Raises: DataError: the disk is full, the folder is missing or not writable, or `path` is no
+    regular file (a folder, a pipe, a device). What was at `path` before is then untouched.
     """
-    path = Path(path)
+    given, path = path, Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_MARK}")
     except OSError as error:
@@ -79,18 +84,20 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    path: Path | str, replaceable: Callable[[Path], str | None] | None = None
+) -> Iterator[Path]:
     """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
 
     Args:
-        path: the folder to be.
-        overwrite: replace a folder that is there; otherwise that is an error.
+        path: the folder to be; a link to a folder stands for that folder.
+        replaceable: says of what is at `path` why it must stay, or None where it may be replaced.
+            Without it nothing is replaced.
 
-    Raises: DataError: as for atomic_file, or `path` exists.
+    Raises: DataError: as for atomic_file, or `path` exists and must stay.
     """
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise DataError(f"{path} exists already. Choose another name, or remove it first.")
+    path = Path(os.path.realpath(path))
+    _check_replaceable(path, replaceable)
     try:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{_MARK}"))
     except OSError as error:
@@ -103,10 +110,9 @@ def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             _sync(file)
         if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            path.rename(old / path.name)
-            temporary.rename(path)
-            shutil.rmtree(old)
+            # It may have changed while the block ran.
+            _check_replaceable(path, replaceable)
+            _swap(temporary, path)
         else:
             temporary.rename(path)
         _sync(path.parent)
@@ -119,6 +125,44 @@ def atomic_folder(path: Path | str, overwrite: bool = False) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_replaceable(path: Path, replaceable: Callable[[Path], str | None] | None) -> None:
+    if not path.exists():
+        return
+    if replaceable is None:
+        raise DataError(f"{path} exists already. Choose another name, or remove it first.")
+    problem = replaceable(path)
+    if problem:
+        raise DataError(f"{path} is not overwritten: {problem}. Choose another name.")
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put a folder in the place of another, which is removed; on any error it is put back."""
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    try:
+        # A rename onto an empty folder replaces it.
+        path.rename(old)
+    except BaseException:
+        old.rmdir()
+        raise
+    try:
+        new.rename(path)
+    except BaseException as error:
+        try:
+            old.rename(path)
+        except OSError as second:
+            raise DataError(
+                f"cannot write {path}: {_reason(second)}. What was there is now {old}; rename it."
+            ) from error
+        raise
+    try:
+        shutil.rmtree(old)
+    except OSError as error:
+        raise DataError(
+            f"{path} is written, but what was there before could not be removed "
+            f"({_reason(error)}): remove {old}."
+        ) from error
 
 
 def write_json(path: Path | str, content: Any) -> None:
@@ -158,7 +202,8 @@ def read_text(path: Path | str, what: str = "file") -> str:
     except OSError as error:
         raise DataError(f"{path}: cannot read this {what}: {_reason(error)}.") from error
     try:
-        return content.decode("utf-8")
+        # Some editors begin a file with a byte order mark, which is no part of the text.
+        return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise DataError(

@@ -182,7 +182,7 @@ class Trace:
             path: the folder to be.
             dtype: in which queries and keys are stored: float32, bfloat16 or float16; None: as
                 they are.
-            overwrite: replace a folder that is there.
+            overwrite: replace a trace that is there, and nothing else.
 
         Raises: DataError: the folder exists, or cannot be written.
         """

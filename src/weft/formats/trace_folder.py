@@ -45,6 +45,7 @@ __all__ = [
     "VERSION",
     "TraceWriter",
     "edge_table",
+    "not_a_trace",
     "row_table",
     "writing_trace",
 ]
@@ -313,6 +314,28 @@ class TraceWriter:
                 file.close()
 
 
+def not_a_trace(path: Path) -> str | None:
+    """Why what is at a path must not be replaced by a trace; None: it is one, whole or damaged."""
+    if not path.is_dir():
+        return "it is no trace but a file"
+    try:
+        content = (path / MANIFEST).read_bytes()
+    except OSError:
+        return f"it is no trace: it has no {MANIFEST} that can be read"
+    try:
+        manifest = json.loads(content)
+        ours = isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    except ValueError:
+        # Damaged; what weft writes begins with its format.
+        ours = content.startswith(f'{{\n "format": "{FORMAT}",'.encode())
+    if not ours:
+        return f"it is no trace: its {MANIFEST} does not say that it is a {FORMAT}"
+    known = {MANIFEST, EDGES, ROWS, QUERIES_KEYS}
+    others = sorted({file.name for file in path.iterdir()} - known)
+    others = [name for name in others if not name.startswith(".")]
+    return f"besides a trace it holds {others[0]!r}" if others else None
+
+
 @contextmanager
 def writing_trace(
     path: Path | str,
@@ -329,14 +352,14 @@ def writing_trace(
         sequences: the tokens: {"tokens": ...}, or {"source": ..., "target": ...}.
         model: what is known of the model; JSON.
         dtype: of stored queries and keys: float32, bfloat16 or float16; None: as they come.
-        overwrite: replace a folder that is there.
+        overwrite: replace a trace that is there, and nothing else.
 
     Raises: DataError: the folder exists, or cannot be written.
     """
     if dtype is not None and dtype not in STORED_TYPES.values():
         raise InputError(f"a trace keeps queries and keys as float32, bfloat16 or float16, not "
                          f"{dtype}.")  # fmt: skip
-    with atomic_folder(path, overwrite) as folder:
+    with atomic_folder(path, not_a_trace if overwrite else None) as folder:
         writer = TraceWriter(folder, sequences, model or {}, dtype)
         try:
             yield writer

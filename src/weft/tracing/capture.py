@@ -67,7 +67,7 @@ def trace(
             while it runs, so that memory holds one layer at most; the trace that is returned is
             read from the folder when it is asked.
         dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
-        overwrite: replace a folder that is there.
+        overwrite: replace a trace that is there, and nothing else.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
