@@ -182,8 +182,8 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch):
     (dear / "trace.json").write_text('{"format": "other"}')
     with pytest.raises(weft.DataError, match="does not say that it is a weft-trace"):
         trace.save(dear, overwrite=True)
-    assert sorted(os.listdir(dear)) == ["thesis", "trace.json"]
-    assert sorted(os.listdir(tmp_path)) == ["dear", "file"]
+    assert sorted(file.name for file in dear.iterdir()) == ["thesis", "trace.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["dear", "file"]
     # A damaged trace is one still, but nothing that someone laid beside it is lost.
     trace.save(tmp_path / "t")
     manifest = tmp_path / "t" / "trace.json"
@@ -277,6 +277,9 @@ DAMAGE = {
     "names no files": lambda f: manifest(f, lambda m: m.pop("files")),
     "rows.parquet is missing": lambda f: (f / "rows.parquet").unlink(),
     "queries_keys.safetensors is missing": lambda f: (f / "queries_keys.safetensors").unlink(),
+    "trace.json does not match its digest": lambda f: manifest(
+        f, lambda m: m["layers"][0].update(scale=0.25)
+    ),
     "edges.parquet has": lambda f: damage(f, "edges.parquet", lambda b: b[:-9]),
 }
 
@@ -314,6 +317,50 @@ def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tm
                     for tensor in TENSORS:
                         assert torch.equal(getattr(graph, tensor), getattr(original, tensor))
         (path / name).write_bytes(whole)
+
+
+def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    file = path / "queries_keys.safetensors"
+    whole = file.read_bytes()
+    for place in (0, 60, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        layer = weft.open(path).layers[1]
+        with pytest.raises(weft.DataError, match=r"safetensors, layer 1: .* not match its digest"):
+            _ = layer.queries
+
+
+def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    whole = (path / "trace.json").read_bytes()
+    noticed = 0
+    for place in range(0, len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[place] ^= 0x01
+        (path / "trace.json").write_bytes(bytes(flipped))
+        try:
+            found = weft.open(path)
+        except weft.DataError as error:
+            assert "\n" not in str(error)
+            noticed += 1
+        else:
+            assert json.loads(flipped) == json.loads(whole)
+            assert found.sequences == pair_trace.sequences
+    assert noticed > len(whole) // 12
+
+
+def test_a_trace_without_digests_opens(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+
+    def strip(content):
+        for entry in (content, *content["files"].values()):
+            del entry["sha256"]
+
+    manifest(path, strip)
+    assert_same(pair_trace, weft.open(path))
 
 
 def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path):

@@ -150,9 +150,10 @@ class Trace:
         for layer in self.layers:
             kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
         layers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
+        noun = "layer" if len(self.layers) == 1 else "layers"
         tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
         verified = "" if self.deviation is None else f", deviation {self.deviation:.1e}"
-        return f"Trace({layers or 'no'} layers, {tokens} tokens{verified})"
+        return f"Trace({layers or 'no'} {noun}, {tokens} tokens{verified})"
 
     @property
     def deviation(self) -> float | None:
@@ -215,9 +216,10 @@ class Trace:
 
         Raises: DataError: it is missing, half-written, damaged, or of a newer version.
         """
-        from weft.formats.trace_reader import StoredLayer, open_folder
+        from weft.formats.trace_reader import Digests, StoredLayer, open_folder
 
         folder, manifest = open_folder(path)
+        digests = Digests(folder, manifest)
         sequences: dict[str, list[str]] = manifest["sequences"]
         layers = tuple(
             TraceLayer(
@@ -234,7 +236,7 @@ class Trace:
                 mask=entry["mask"],
                 softcap=entry.get("softcap"),
                 deviation=entry.get("deviation"),
-                data=StoredLayer(folder, number, entry),
+                data=StoredLayer(folder, number, entry, digests),
             )
             for number, entry in enumerate(manifest["layers"])
         )

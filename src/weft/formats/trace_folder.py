@@ -1,6 +1,6 @@
 """The trace folder: an attention trace on disk, in open formats that other tools read.
 
-    trace.json                   model, token sequences, layers, sizes of the other files
+    trace.json                   model, token sequences, layers, sizes and digests of the files
     edges.parquet                layer, head, query, key, score, weight: one row per kept edge
     rows.parquet                 layer, head, query, lse, entropy, rest, count: one per query
     queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys
@@ -15,6 +15,7 @@ that is renamed when it is whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ __all__ = [
     "VERSION",
     "TraceWriter",
     "edge_table",
+    "file_digest",
+    "manifest_digest",
     "not_a_trace",
     "row_table",
     "writing_trace",
@@ -111,6 +114,20 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
             "count": pa.array(graph.count.detach().cpu().numpy().ravel().astype(np.int32)),
         }
     )
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
+    # Read back, so that keys are texts, as they are for who reads the file.
+    said = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 class _Table:
@@ -288,11 +305,13 @@ class TraceWriter:
         self.close()
         if self._tensors is not None:
             self._tensors.join()
-        files: dict[str, dict[str, int]] = {}
+        files: dict[str, dict[str, Any]] = {}
         for name, table in zip((EDGES, ROWS), self._tables, strict=True):
             files[name] = {"bytes": (self._folder / name).stat().st_size, "rows": table.rows}
         if self._tensors is not None:
             files[QUERIES_KEYS] = {"bytes": (self._folder / QUERIES_KEYS).stat().st_size}
+        for name, entry in files.items():
+            entry["sha256"] = file_digest(self._folder / name)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -303,6 +322,7 @@ class TraceWriter:
             "layers": self._layers,
             "files": files,
         }
+        manifest["sha256"] = manifest_digest(manifest)
         # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (self._folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,12 @@ from weft.formats.trace_folder import (
     ROW_COLUMNS,
     ROWS,
     VERSION,
+    file_digest,
+    manifest_digest,
 )
 from weft.mechanism.graph import AttentionGraph
 
-__all__ = ["StoredLayer", "open_folder"]
+__all__ = ["Digests", "StoredLayer", "open_folder"]
 
 #: What every layer of the manifest must say, and how.
 _LAYER: dict[str, type | tuple[type, ...]] = {
@@ -122,6 +124,10 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
             return f"{name} is missing"
         if size != files[name].get("bytes"):
             return f"{name} has {size} bytes, expected {files[name].get('bytes')}"
+    # A trace of an older weft has no digests at all.
+    sealed = "sha256" in manifest or any("sha256" in files[name] for name in needed)
+    if sealed and manifest.get("sha256") != manifest_digest(manifest):
+        return f"{MANIFEST} does not match its digest"
     return None
 
 
@@ -145,6 +151,27 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
     return None
 
 
+class Digests:
+    """The digests of the files of a trace, each verified once, when the file is first read."""
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._open = {
+            name: entry["sha256"]
+            for name, entry in manifest["files"].items()
+            if isinstance(entry, dict) and "sha256" in entry
+        }
+
+    def verify(self, name: str) -> None:
+        """Raises: ValueError: the file is not as it was written."""
+        expected = self._open.get(name)
+        if expected is None:
+            return
+        if file_digest(self._folder / name) != expected:
+            raise ValueError("the file does not match its digest")
+        del self._open[name]
+
+
 @dataclass(frozen=True)
 class StoredLayer:
     """The numbers of a layer, on disk."""
@@ -152,6 +179,7 @@ class StoredLayer:
     folder: Path
     number: int
     entry: dict[str, Any]
+    digests: Digests
 
     def graph(self) -> AttentionGraph:
         """See LayerData."""
@@ -180,10 +208,13 @@ class StoredLayer:
         if not self.entry["queries_keys"]:
             return None
         heads, queries, length = self.entry["shape"]
-        with (
-            self._reading(QUERIES_KEYS),
-            safe_open(self.folder / QUERIES_KEYS, framework="pt") as file,
-        ):
+        with self._reading(QUERIES_KEYS):
+            self.digests.verify(QUERIES_KEYS)
+            from_queries, from_keys = self._stored(heads, queries, length)
+        return from_queries, from_keys
+
+    def _stored(self, heads: int, queries: int, length: int) -> tuple[Tensor, Tensor]:
+        with safe_open(self.folder / QUERIES_KEYS, framework="pt") as file:
             from_queries: Tensor = file.get_tensor(f"layers.{self.number}.queries")
             from_keys: Tensor = file.get_tensor(f"layers.{self.number}.keys")
             if (
@@ -198,6 +229,7 @@ class StoredLayer:
 
     def _table(self, name: str, columns: tuple[str, ...]) -> dict[str, np.ndarray[Any, Any]]:
         """The row groups of this layer."""
+        self.digests.verify(name)
         with pq.ParquetFile(self.folder / name, page_checksum_verification=True) as file:
             if file.schema_arrow.names != list(columns):
                 raise ValueError(f"it has the columns {', '.join(file.schema_arrow.names)}")
