@@ -54,6 +54,7 @@ def test_alignment_of_all_heads_is_their_mean(pair_trace):
     for what in (layer, layer.graph, layer.graph.dense(), layer.graph.dense().numpy()):
         assert np.allclose(images(alignment(what))[0].get_array(), expected, atol=1e-6)
     assert "cross layer 0, mean of 4 heads" in words(alignment(layer))
+    assert "queries ↓ (just read or written)" in words(alignment(layer))
 
 
 def test_alignment_without_names_shows_positions():
@@ -125,6 +126,7 @@ def test_history_draws_the_first_and_the_last_on_one_scale():
     assert len({(image.norm.vmin, image.norm.vmax) for image in shown}) == 1
     assert shown[0].norm.vmin == -shown[0].norm.vmax
     assert {"step 0: random", "step 256", "norm", "loss", "3 → 1"} <= words(figure)
+    assert "training step, logarithmic" in words(figure)
     weights = history([0, 1], [np.full((2, 2), 0.5)] * 2)
     assert images(weights)[0].norm.vmax == 1
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import scipy.sparse
 
 import weft
+from weft.cli.tracing import export_trace
 from weft.tracing.exchange import (
     export_layer,
     to_networkx,
@@ -95,3 +98,24 @@ def test_wrong_requests(pair_trace, tmp_path):
     with pytest.raises(weft.DataError, match="cannot write"):
         export_layer(layer, tmp_path / "missing" / "a.npy", 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    (tmp_path / "link").symlink_to("one")
+    os.mkfifo(tmp_path / "pipe")
+    nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
+    before = sorted(tmp_path.iterdir())
+    one = tmp_path / "one"
+    for line, options in {
+        "--parquet and --graphml name one file": {"parquet": one, "graphml": tmp_path / "link"},
+        "--html: the file name is empty": {"html": Path()},
+        "--layer 3: the trace has 0 to 2": {"parquet": one, "graphml": tmp_path / "g", "layer": 3},
+        "--head 4: the trace has 0 to 3": {"parquet": one, "graphml": tmp_path / "g", "head": 4},
+        "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
+        "t: it is a folder": {"parquet": tmp_path / "t"},
+    }.items():
+        with pytest.raises(weft.WeftError, match=line):
+            export_trace(tmp_path / "t", **{"layer": 0, "head": 0, **nothing, **options})
+        assert sorted(tmp_path.iterdir()) == before, line
+    assert (tmp_path / "pipe").is_fifo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -209,6 +210,20 @@ def history_for_page(run: TrainedRun) -> list[dict[str, Any]]:
     ]
 
 
+def _check_outputs(outputs: dict[str, Path | None]) -> None:
+    """Every output has a file name, and one of its own."""
+    seen: dict[str, str] = {}
+    for option, output in outputs.items():
+        if output is None:
+            continue
+        if not output.name:
+            raise InputError(f"{option}: the file name is empty or a folder. Give one.")
+        place = os.path.realpath(output)
+        if place in seen:
+            raise InputError(f"{seen[place]} and {option} name one file, {output}. Give two names.")
+        seen[place] = option
+
+
 def export_trace(
     path: Path,
     *,
@@ -219,8 +234,22 @@ def export_trace(
     layer: int,
     head: int,
 ) -> list[Path]:
-    """Write a trace in the formats asked for; returns the files written."""
+    """Write a trace in the formats asked for; returns the files written.
+
+    Raises: InputError: an output without a name, one file for two outputs, no such layer or head.
+    """
+    _check_outputs(
+        {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
+    )
     opened = Trace.open(path)
+    if graphml is not None:
+        # Before anything is written.
+        for option, number, count in (
+            ("--layer", layer, len(opened.layers)),
+            ("--head", head, opened.layers[layer].heads if layer < len(opened.layers) else 0),
+        ):
+            if not 0 <= number < count:
+                raise InputError(f"{option} {number}: the trace has 0 to {count - 1}.")
     written = []
     if html is not None:
         from weft.studio.page import export_page
@@ -240,8 +269,6 @@ def export_trace(
     if graphml is not None:
         from weft.tracing import exchange
 
-        if not 0 <= layer < len(opened.layers):
-            raise InputError(f"--layer {layer}: the trace has 0 to {len(opened.layers) - 1}.")
         exchange.write_graphml(opened.layers[layer], head, graphml)
         written.append(graphml)
     return written

@@ -19,6 +19,8 @@ __all__ = ["alignment"]
 
 #: Tokens beyond which an axis shows positions, every so many, in place of tokens.
 _MOST_TOKENS = 120
+#: A row is named by the token that its query is made from, not by the one that is written next.
+_QUERIES = "queries ↓ (just read or written)"
 
 
 def alignment(
@@ -108,9 +110,9 @@ def alignment(
         color=colours.ink, fontweight="bold", family=families,
     )  # fmt: skip
     figure.text(
-        0.14 / width, 1 - 0.37 / height, "queries ↓", fontsize=7.5, va="top", color=colours.query
+        0.14 / width, 1 - 0.37 / height, _QUERIES, fontsize=7.5, va="top", color=colours.query
     )
-    figure.text(left / width, 1 - 0.37 / height, "keys →", fontsize=7.5, va="top",
+    figure.text(max(left, 1.95) / width, 1 - 0.37 / height, "keys →", fontsize=7.5, va="top",
                 color=colours.key)  # fmt: skip
     weight_scale(figure, (left / width, 0.24 / height, 1.6 / width, 0.085 / height), colours)
     return figure

@@ -128,7 +128,9 @@ def history(
         panels[-1].set_xticks(*_ticks([steps[place] for place in chosen], panels[-1]))
         panels[-1].tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=6.5,
                                color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-        panels[-1].set_xlabel("training step", fontsize=6.5, color=colours.faint, labelpad=2)
+        panels[-1].set_xlabel(
+            "training step, logarithmic", fontsize=6.5, color=colours.faint, labelpad=2
+        )
         _threads(figure, snapshots, panels[0], [steps[place] for place in chosen], colours)
     return figure
 
