@@ -155,6 +155,20 @@ def test_training_is_scrubbed_from_random_to_trained(open_page, pair_trace):
     assert page.locator("#now").inner_text() == "step 500: trained"
 
 
+def test_the_dot_rides_on_the_reported_curve(open_page, pair_trace):
+    """A snapshot's loss is of one batch: beside a curve of averages it would jump."""
+    snapshots = [{**snapshot, "loss": 9.0} for snapshot in history_of(pair_trace)]
+    curves = {"training loss": [(100, 3.0), (300, 2.0), (500, 1.0)]}
+    page = open_page([pair_trace], "#view=training", history=snapshots, curves=curves)
+    dot = page.locator("#dot")
+    assert dot.get_attribute("visibility") == "hidden"  # nothing was reported at step 0
+    page.keyboard.press("ArrowRight")
+    assert dot.get_attribute("visibility") == "visible"
+    place = f"{float(dot.get_attribute('cx')):.1f} {float(dot.get_attribute('cy')):.1f}"
+    assert page.locator("#curve path").get_attribute("d").endswith(f"L{place}")
+    assert "from 3.00 down to 1.00" in page.locator(".time").inner_text()
+
+
 @pytest.mark.parametrize("view", ["heads", "threads", "matrix"])
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_hostile_tokens_in_every_view(open_page, make_trace, hostile_tokens, view, theme, width):

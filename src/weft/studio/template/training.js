@@ -79,14 +79,21 @@ function timeX(step) {
 }
 const lastStep = () => Math.max(...history_.steps, ...Object.values(history_.curves).map((c) => c.at(-1)?.[0] ?? 0));
 
+// A snapshot's own loss is of one batch, a curve's are averages: where there is a curve, only it is drawn.
 function lossAt(place) {
-  if (history_.losses[place] !== null) return history_.losses[place];
-  const curve = Object.values(history_.curves)[0] ?? [];
-  const near = curve.filter(([step]) => step <= history_.steps[place]).at(-1) ?? curve[0];
-  return near ? near[1] : null;
+  const curve = Object.values(history_.curves).find((points) => points.length);
+  if (!curve) return history_.losses[place];
+  const step = history_.steps[place], after = curve.findIndex(([other]) => other >= step);
+  if (after < 0) return curve.at(-1)[1];
+  if (curve[after][0] === step) return curve[after][1];
+  if (!after) return null; // Nothing was reported yet.
+  // On the line as it is drawn, between two reports.
+  const [from, to] = [curve[after - 1], curve[after]], start = timeX(from[0]);
+  return from[1] + ((to[1] - from[1]) * (timeX(step) - start)) / Math.max(timeX(to[0]) - start, 1e-9);
 }
 function lossRange() {
-  const all = [...history_.losses.filter((loss) => loss !== null), ...Object.values(history_.curves).flat().map((point) => point[1])];
+  const reported = Object.values(history_.curves).flat().map((point) => point[1]);
+  const all = reported.length ? reported : history_.losses.filter((loss) => loss !== null);
   return all.length ? [Math.min(...all), Math.max(...all)] : null;
 }
 function lossY(loss) {
