@@ -94,3 +94,10 @@ def test_only_plain_spaces() -> None:
 def test_years_that_two_digits_cannot_tell_apart(first: int, last: int) -> None:
     with pytest.raises(InputError, match="expected 1 to 100 years"):
         task(first_year=first, last_year=last)
+
+
+def test_each_held_out_date_is_drawn_once() -> None:
+    task = dates_task(DatesConfig(train_examples=10), 1, None)
+    held_out = [{target for _, target in task.texts[split]} for split in ("valid", "test")]
+    assert [len(dates) for dates in held_out] == [1000, 1000]
+    assert not held_out[0] & held_out[1]

@@ -50,11 +50,15 @@ class DatesTask(PairsTask):
     """Dates in 48 languages to ISO 8601."""
 
 
-def _draw(dates: list[datetime.date], count: int, numbers: random.Random) -> TextPairs:
+def _draw(
+    dates: list[datetime.date], count: int, numbers: random.Random, *, each_once: bool = False
+) -> TextPairs:
+    """Pairs of random dates; each_once: of the dates in turn, again only after the last."""
     styles, shares = list(STYLES), list(STYLES.values())
     pairs = []
-    for _ in range(count):
-        date, locale = numbers.choice(dates), numbers.choice(LOCALES)
+    for index in range(count):
+        date = dates[index % len(dates)] if each_once else numbers.choice(dates)
+        locale = numbers.choice(LOCALES)
         style = numbers.choices(styles, shares)[0]
         pairs.append((written(date, locale, style), date.isoformat()))
     return pairs
@@ -82,8 +86,8 @@ def dates_task(config: DatesConfig, seed: int, vocabulary: Vocabulary | None) ->
         dates[held_out:],
     )
     train_pairs = _draw(rest, config.train_examples, numbers)
-    valid_pairs = _draw(valid, config.test_examples, numbers)
-    test_pairs = _draw(test, config.test_examples, numbers)
+    valid_pairs = _draw(valid, config.test_examples, numbers, each_once=True)
+    test_pairs = _draw(test, config.test_examples, numbers, each_once=True)
     if vocabulary is None:
         vocabulary = Vocabulary.of_characters(text for pair in train_pairs for text in pair)
     return DatesTask(vocabulary, seed, train_pairs, valid_pairs, test_pairs)
