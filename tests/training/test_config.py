@@ -85,9 +85,12 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ('[model]\nnorm = "both"', "model.norm = 'both': input should be 'pre' or 'post'."),
         ("model = 3", "model = 3: input should be"),
         ("[training]\nseed = true", "training.seed = True: input should be a valid integer"),
-        ("[training]\nbetas = [1]", "'training.betas.1' is missing. Add it."),
+        ("[training]\nbetas = [0.5]", "'training.betas[1]' is missing. Add it."),
         ("[training]\nseed = 1979-05-27", "training.seed = '1979-05-27': input should be"),
         ("[training]\npeak_learning_rate = nan", "training.peak_learning_rate"),
+        ("[training]\nbetas = [0.9, 1.0]", "training.betas[1] = 1.0: input should be less"),
+        ("[training]\nseed = 9223372036854775808", "training.seed = 9223372036854775808"),
+        ("[model]\nwidth = 1000000000", "model.width = 1000000000: input should be less"),
         ("[training]\nseed", "not TOML: "),
         (
             "aaa = 1\nbbb = 2",

@@ -27,15 +27,17 @@ __all__ = [
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DatesConfig(_Section):
     """Dates in 48 languages to ISO 8601."""
 
     kind: Literal["dates"] = "dates"
-    train_examples: int = Field(60_000, ge=1, description="pairs to learn from")
-    test_examples: int = Field(1_000, ge=1, description="held-out dates to validate and test on")
+    train_examples: int = Field(60_000, ge=1, le=10_000_000, description="pairs to learn from")
+    test_examples: int = Field(
+        1_000, ge=1, le=10_000_000, description="held-out dates to validate and test on"
+    )
     first_year: int = Field(1950, ge=1, le=9998)
     last_year: int = Field(2049, ge=1, le=9998)
 
@@ -71,30 +73,34 @@ TaskConfig = Annotated[
 class ModelConfig(_Section):
     """Sizes and choices of the Transformer; see weft.models.configuration.Architecture."""
 
-    width: int = Field(256, ge=1)
-    heads: int = Field(4, ge=1)
+    width: int = Field(256, ge=1, le=1_000_000)
+    heads: int = Field(4, ge=1, le=1_000_000)
     kv_heads: int | None = Field(None, ge=1)
-    feed_forward: int = Field(1024, ge=1)
-    encoder_layers: int = Field(3, ge=0)
-    decoder_layers: int = Field(3, ge=1)
+    feed_forward: int = Field(1024, ge=1, le=1_000_000)
+    encoder_layers: int = Field(3, ge=0, le=1_000)
+    decoder_layers: int = Field(3, ge=1, le=1_000)
     positions: PositionKind = "sinusoidal"
-    clip: int = Field(16, ge=1)
+    clip: int = Field(16, ge=1, le=10_000_000)
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)
     tied: bool = True
-    max_length: int = Field(1024, ge=1)
+    max_length: int = Field(1024, ge=1, le=10_000_000)
 
     def architecture(self) -> Architecture:
         """The same as the model takes it."""
         return Architecture(**self.model_dump())
 
 
+#: A share that is kept, as of a running mean.
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class TrainingConfig(_Section):
     """How the matrices are learned."""
 
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, le=2**63 - 1)
     max_steps: int = Field(10_000, ge=1)
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
     batch_tokens: int = Field(4_096, ge=1, description="tokens in a batch, padding included")
@@ -103,7 +109,7 @@ class TrainingConfig(_Section):
     warmup: int = Field(400, ge=0, description="steps")
     schedule: Schedule = "inverse-sqrt"
     floor: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of the peak")
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[_Decay, _Decay] = (0.9, 0.98)
     epsilon: float = Field(1e-9, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient")
@@ -158,6 +164,8 @@ def _explain(source: str, error: ValidationError) -> str:
     place = first["loc"]
     # pydantic names the chosen variant of the task in the path; the file does not.
     key = ".".join(str(part) for part in place if part not in _TASKS)
+    if place and isinstance(place[-1], int):
+        key = f"{key.rpartition('.')[0]}[{place[-1]}]"
     more = error.error_count() - 1
     also = f" ({more} more after this one.)" if more else ""
     if first["type"] == "extra_forbidden":
