@@ -115,3 +115,7 @@ def test_metrics(tmp_path: Path) -> None:
     folder.metrics.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl: line 2 is damaged"):
         folder.read_metrics()
+    for line in ("[1]", "{}", '{"step": "1"}'):
+        folder.metrics.write_text(line + "\n")
+        with pytest.raises(DataError, match=r"line 1 is damaged: expected an object"):
+            folder.read_metrics()

@@ -7,11 +7,16 @@ checkpoint.safetensors everything needed to go on: weights, optimiser, random st
 best.safetensors       the weights to use: those with the best validation loss
 metrics.jsonl          one line a report: losses, learning rate, speed
 history/               snapshots of the weight matrices, see weft.formats.history
+lock                   empty; locked by the process that trains the run, while it does
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +85,9 @@ class RunFolder:
                     + ". Choose another folder with --run, or remove this one."
                 )
             return folder
-        if path.exists() and (not path.is_dir() or _holds_more_than_a_start(path)):
-            raise InputError(f"{path}: exists and is not a run. Choose another folder with --run.")
+        _refuse_something_else(path)
+        if path.exists():
+            remove_leftovers(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.history.mkdir(exist_ok=True)
@@ -90,6 +96,39 @@ class RunFolder:
         write_json(path / "config.json", config)
         folder.set_state("training")
         return folder
+
+    @classmethod
+    @contextmanager
+    def training_lock(cls, path: Path) -> Iterator[None]:
+        """Makes this process the only one that trains the run; the folder is made if need be.
+
+        The system takes the lock back when the process ends, however it ends.
+
+        Raises: InputError: another process trains it, or there is something else.
+        """
+        if not (path / "run.json").exists():
+            _refuse_something_else(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"cannot make {path}: {error.strerror}.") from error
+        try:
+            descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise DataError(f"cannot write {path / 'lock'}: {error.strerror}.") from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"{path}: is being trained by another process. Let it end, or choose another "
+                    "folder with --run."
+                ) from None
+            except OSError as error:
+                raise DataError(f"cannot lock {path / 'lock'}: {error.strerror}.") from error
+            yield
+        finally:
+            os.close(descriptor)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -145,10 +184,16 @@ class RunFolder:
         lines = read_text(self.metrics, "metrics").splitlines()
         for number, line in enumerate(lines, 1):
             try:
-                reports.append(json.loads(line))
+                report = json.loads(line)
             except json.JSONDecodeError as error:
                 if number < len(lines):
                     raise DataError(f"{self.metrics}: line {number} is damaged.") from error
+                continue
+            if not isinstance(report, dict) or type(report.get("step")) is not int:
+                raise DataError(
+                    f"{self.metrics}: line {number} is damaged: expected an object with a step."
+                )
+            reports.append(report)
         return reports
 
     def rewind_metrics(self, step: int) -> None:
@@ -158,10 +203,15 @@ class RunFolder:
             temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
 
 
+def _refuse_something_else(path: Path) -> None:
+    """Raise an InputError where a path without run.json is no place for a run."""
+    if path.exists() and (not path.is_dir() or _holds_more_than_a_start(path)):
+        raise InputError(f"{path}: exists and is not a run. Choose another folder with --run.")
+
+
 def _holds_more_than_a_start(path: Path) -> bool:
     """Whether a folder without run.json is anything but a run that was killed while being made."""
-    remove_leftovers(path)
-    names = {entry.name for entry in path.iterdir()}
+    names = {entry.name for entry in path.iterdir() if ".weft-part-" not in entry.name} - {"lock"}
     # In this order they are made: a folder with a config.json alone is somebody else's.
     if names not in (set(), {"history"}, {"history", "config.json"}):
         return True

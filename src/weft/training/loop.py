@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from weft.errors import DataError, InputError
 from weft.formats.history import History, write_snapshot
 from weft.formats.run import RunFolder
+from weft.formats.tensors import load_tensors
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch
@@ -85,15 +87,36 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         task = make_task(config.task, settings.seed)
         with torch.no_grad():
             build_model(config, task.vocabulary)(**task.probe().inputs)
+        with RunFolder.training_lock(path):
+            folder = RunFolder.create_or_open(path, content)
+            task.vocabulary.save(folder.vocabulary)
+            return _Training(config, folder, task, listener).run()
+    with RunFolder.training_lock(path):
         folder = RunFolder.create_or_open(path, content)
-        task.vocabulary.save(folder.vocabulary)
-    else:
-        folder = RunFolder.create_or_open(path, content)
+        _check_finished(folder)
         known = Vocabulary.load(folder.vocabulary) if folder.vocabulary.exists() else None
         task = make_task(config.task, settings.seed, known)
         if known is None:
             task.vocabulary.save(folder.vocabulary)
-    return _Training(config, folder, task, listener).run()
+        return _Training(config, folder, task, listener).run()
+
+
+def _check_finished(folder: RunFolder) -> None:
+    """Raise a DataError where a run says that it is finished, and its weights are gone."""
+    if folder.state != "finished":
+        return
+    remedy = "Put a copy back, or train again in another folder with --run."
+    for path in (folder.checkpoint, folder.best):
+        if not path.exists():
+            raise DataError(
+                f"{folder.path}: this run is finished, but its {path.name} is missing. {remedy}"
+            )
+    try:
+        load_tensors(folder.best, "checkpoint")
+    except DataError:
+        raise DataError(
+            f"{folder.path}: this run is finished, but its {folder.best.name} is damaged. {remedy}"
+        ) from None
 
 
 class _Training:
@@ -194,6 +217,7 @@ class _Training:
             part = self._loss(batch, settings.label_smoothing) / count
             part.backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
+        self._check_finite("loss", loss)
         if settings.history and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)
         norm = (
@@ -201,6 +225,8 @@ class _Training:
             if settings.clip_norm
             else None
         )
+        if norm is not None:
+            self._check_finite("gradient's norm", float(norm))
         rate = learning_rate(
             position.step,
             peak=settings.peak_learning_rate,
@@ -293,6 +319,7 @@ class _Training:
                 right += int((logits.argmax(-1) == targets).sum())
                 count += len(targets)
             loss = total / count
+            self._check_finite("validation loss", loss)
             better = position.best_loss is None or loss < position.best_loss
             if better:
                 position.best_loss, position.best_step = loss, position.step
@@ -318,7 +345,18 @@ class _Training:
         state = snapshot(self.model, self.probe, self.position.step, loss, gradients=gradients)
         write_snapshot(self.folder.history, state)
 
+    def _check_finite(self, what: str, value: float) -> None:
+        """Stop before anything that was learned is lost under numbers that are none."""
+        if not math.isfinite(value):
+            raise InputError(
+                f"step {self.position.step + 1}: the {what} is {value}. Lower "
+                f"training.peak_learning_rate (now {self.settings.peak_learning_rate:g}) and train "
+                "in another folder; the last checkpoint is kept."
+            )
+
     def _checkpoint(self) -> None:
+        for parameter in self.model.parameters():
+            self._check_finite("sum of a matrix", float(parameter.detach().sum()))
         now = time.perf_counter()
         self.position.seconds += now - self._clock
         self._clock = now
