@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,57 @@ def test_a_disk_that_is_really_full(
         result = weft_main("export", trace_path, option, small_disk / f"out{suffix}")
         assert_one_line(result, str(small_disk))
     assert sorted(small_disk.rglob("*")) == before
+
+
+def test_two_trainings_of_one_run(weft_main: Command, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunFolder.training_lock(run):
+        result = weft_main("train", data / "language.toml", "--run", run)
+        assert_one_line(result, f"{run}: is being trained by another process")
+        assert [file.name for file in run.iterdir()] == ["lock"]
+    assert weft_main("train", data / "language.toml", "--run", run).code == 0
+
+
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "best.safetensors"])
+def test_a_finished_run_without_its_weights(
+    weft_main: Command, data: Path, broken: RunFolder, name: str
+) -> None:
+    broken.set_state("finished")
+    (broken.path / name).unlink()
+    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    assert_one_line(result, f"finished, but its {name} is missing", "--run")
+    assert not (broken.path / name).exists()
+
+
+def test_a_finished_run_with_damaged_weights(
+    weft_main: Command, data: Path, broken: RunFolder
+) -> None:
+    broken.set_state("finished")
+    broken.best.write_bytes(b"no weights")
+    result = weft_main("train", data / "translation.toml", "--run", broken.path)
+    assert_one_line(result, "best.safetensors is damaged", "--run")
+
+
+def test_a_training_that_diverges(weft_main: Command, data: Path, tmp_path: Path) -> None:
+    options = ("--set", "training.peak_learning_rate=1e30", "--set", "training.max_steps=20")
+    result = weft_main("train", data / "language.toml", "--run", tmp_path / "run", *options)
+    assert result.code == 2
+    assert "Lower training.peak_learning_rate" in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+
+
+def test_numbers_out_of_range(weft_process: Command, runs: Path) -> None:
+    result = weft_process("translate", runs / "translation", "--length-penalty", "nan")
+    assert_one_line(result, "--length-penalty nan", "-10 to 10")
+    result = weft_process("evaluate", runs / "language", "--split", "test")
+    assert result.code == 2
+    assert "use --split valid" in result.err.splitlines()[-1]
+
+
+def test_output_that_cannot_be_written(runs: Path) -> None:
+    command = [sys.executable, "-m", "weft", "generate", str(runs / "language"), "--prompt", "a"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("weft: cannot write the output: no space left")

@@ -33,6 +33,13 @@ class _Verbs(TyperGroup):
             # when the interpreter ends needs a place to go.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from None
+        except OSError as error:
+            # An error without a file's name is of the standard output, as on a full disk.
+            if isinstance(error, WeftError) or error.filename is not None:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"cannot write the output: {reason}. Free some space.") from error
         except KeyboardInterrupt:
             print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
             raise SystemExit(130) from None
@@ -51,7 +58,9 @@ app = typer.Typer(
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
-Beam = Annotated[int, typer.Option(min=1, help="Hypotheses kept while decoding; 1 = greedy.")]
+Beam = Annotated[
+    int, typer.Option(min=1, max=1_000, help="Hypotheses kept while decoding; 1 = greedy.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads; default: all cores.")]
 
 
@@ -93,7 +102,9 @@ def demo(
     run: Annotated[Path, typer.Option(help="Where the run, pictures and page go.")] = Path(
         "runs/demo"
     ),
-    seed: Annotated[int, typer.Option(min=0, help="Of data, matrices and batches.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of data, matrices and batches.")
+    ] = 1,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
@@ -161,6 +172,8 @@ def translate(
     from weft.training.inference import open_run
     from weft.training.tasks.pairs import translate as translate_texts
 
+    if not -10 <= length_penalty <= 10:
+        raise InputError(f"--length-penalty {length_penalty}: expected a number from -10 to 10.")
     _use_threads(threads)
     trained = open_run(run)
     lines = _standard_input_lines()
@@ -179,13 +192,15 @@ def generate(
         float, typer.Option(min=0, help="Below 1 safer, above 1 wilder; 0 = the likeliest.")
     ] = 0.8,
     top: Annotated[int | None, typer.Option(min=1, help="Draw among the likeliest only.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the random numbers.")] = 1,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on from a prompt, with a run of a language model."""
     from weft.training.inference import generate_text, open_run
 
+    if not 0 <= temperature < float("inf"):
+        raise InputError(f"--temperature {temperature}: expected a finite number, 0 or more.")
     _use_threads(threads)
     text = generate_text(
         open_run(run), prompt, length=length, temperature=temperature, top=top, seed=seed
@@ -198,7 +213,9 @@ def generate(
 @app.command()
 def evaluate(
     run: RunPath,
-    split: Annotated[Split, typer.Option(help="Which held-out data.")] = Split.test,
+    split: Annotated[
+        Split | None, typer.Option(help="Which held-out data; default: test, where there is one.")
+    ] = None,
     beam: Beam = 5,
     threads: Threads = None,
     as_json: AsJson = False,
@@ -211,7 +228,7 @@ def evaluate(
     with console.status("reading the data") as status:
         measures = evaluate_run(
             open_run(run),
-            split=split.value,
+            split=split.value if split else None,
             beam=beam,
             progress=lambda done, total: status.update(f"{done:,} of {total:,}"),
         )
@@ -240,7 +257,7 @@ def trace(
     target: Annotated[
         str | None, typer.Option(help="A translation to trace; default: the run's own.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Edges kept of each query.")] = 32,
+    keep: Annotated[int, typer.Option(min=0, max=1_000_000, help="Edges kept of each query.")] = 32,
     layers: Annotated[
         str | None, typer.Option(help="Which, by number or path, as 0,3 or '*cross*'.")
     ] = None,

@@ -233,7 +233,7 @@ def sample(
         if top is not None and top < logits.shape[-1]:
             lowest = logits.topk(top).values[:, -1:]
             logits = logits.masked_fill(logits < lowest, -torch.inf)
-        if temperature == 0:
+        if temperature < 1e-6:  # 0, or too small to divide by
             last = logits.argmax(-1, keepdim=True)
         else:
             probabilities = (logits / temperature).softmax(-1)

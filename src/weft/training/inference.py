@@ -26,9 +26,16 @@ __all__ = ["TrainedRun", "build_model", "evaluate_run", "generate_text", "open_r
 def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer | LanguageModel:
     """The model that a configuration describes, its matrices drawn at random."""
     architecture = config.model.architecture()
-    if isinstance(config.task, LanguageConfig):
-        return LanguageModel(len(vocabulary), architecture, vocabulary.pad)
-    return Transformer(len(vocabulary), architecture, vocabulary.pad)
+    kind = LanguageModel if isinstance(config.task, LanguageConfig) else Transformer
+    try:
+        return kind(len(vocabulary), architecture, vocabulary.pad)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise InputError(
+            f"a model of width {architecture.width} and feed_forward {architecture.feed_forward}: "
+            "not enough memory. Choose smaller sizes."
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,16 +117,18 @@ def generate_text(
 
 
 def evaluate_run(
-    run: TrainedRun, *, split: str, beam: int, progress: Callable[[int, int], None]
+    run: TrainedRun, *, split: str | None, beam: int, progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Measures of a run on held-out data, read again from where its configuration says.
 
     Args:
         run: to measure.
-        split: "valid" or "test".
+        split: "valid" or "test"; None: test where the run has such data, else valid.
         beam: of the decoding; 1 = greedy.
         progress: told how many examples of how many are done.
     """
     task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    if split is None:
+        split = "test" if task.has_test else "valid"
     measures = task.evaluate(run.model, split=split, beam=beam, progress=progress)
     return {"run": str(run.folder.path), "step": run.step, **measures}

@@ -76,6 +76,8 @@ class LanguageTask(Task):
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and perplexity on the held-out text."""
+        if split == "test":
+            raise InputError("a language run has no test data: use --split valid.")
         batches = self.validation(8_192)
         total, count = 0.0, 0
         for done, batch in enumerate(batches, 1):

@@ -63,6 +63,11 @@ class PairsTask(Task):
             [[words.start, *target, words.end] for target in targets],
         )
 
+    @property
+    def has_test(self) -> bool:
+        """See Task.has_test."""
+        return bool(self.texts["test"])
+
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         return {

@@ -75,6 +75,11 @@ class Task(ABC):
             progress: told how many examples of how many are done.
         """
 
+    @property
+    def has_test(self) -> bool:
+        """Whether there are test data beside the validation data."""
+        return False
+
     def sizes(self) -> dict[str, int]:
         """What there is to learn from, for the log."""
         return {}
