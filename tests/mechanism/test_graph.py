@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import networkx
 import numpy as np
@@ -216,3 +217,20 @@ def test_to_pyg_numbers_the_keys_after_the_queries(monkeypatch: pytest.MonkeyPat
     assert data.edge_index.tolist() == [[0, 0, 1], [4, 2, 3]]
     assert data.edge_weight.tolist() == [0.5, 0.25, 1.0]
     assert data.num_nodes == 5
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_huge_k_is_no_huge_graph(backend: Any) -> None:
+    one = torch.randn(1, 3, 4)
+    for k, places in ((5, 5), (1024, 1024), (10**12, 1024)):
+        _, graph = weft.attend(one, one, one, keep=weft.Top(k), backend=backend)
+        assert graph.k == places
+        assert int((graph.keys >= 0).sum()) == 9
+    assert weft.Top(np.int64(3)) == weft.Top(3)  # type: ignore[arg-type]
+
+
+def test_a_graph_is_true_and_keeps_float64() -> None:
+    one = torch.randn(1, 3, 4, dtype=torch.float64)
+    _, graph = weft.attend(one, one, one)
+    assert bool(graph)
+    assert graph.adjacency(0).dtype == np.float64

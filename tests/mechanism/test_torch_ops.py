@@ -154,3 +154,48 @@ def test_the_graph_of_20000_tokens_takes_far_less_than_the_matrix() -> None:
             torch_ops._graph_rows(4)(call, queries, call.keys, call.values, rows)
 
     assert peak_of(run) < 0.6 * length * length * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"softcap": 50.0}, {"score": "bilinear"}, {"sinks": True}])
+def test_half_precision_does_not_overflow(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    queries, keys = (60 * torch.randn(2, 1, 2, 6, 64)).to(dtype)
+    values = torch.randn(1, 2, 6, 64).to(dtype)
+    matrix = (torch.eye(64) / 8).to(dtype)
+    sinks = torch.zeros(2, dtype=dtype)
+
+    def attend(keep: Any, exact: bool) -> Any:
+        def as_(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.double() if exact else tensor
+
+        given = dict(options)
+        if "score" in given:
+            given["score"] = weft.Bilinear(as_(matrix))
+        if "sinks" in given:
+            given["sinks"] = as_(sinks)
+        return weft.attend(
+            as_(queries), as_(keys), as_(values), keep=keep, backend="torch", **given
+        )
+
+    tolerance = torch.finfo(dtype).eps
+    expected, expected_weights = attend(weft.All(), True)
+    output, weights = attend(weft.All(), False)
+    assert output.dtype == weights.dtype == dtype
+    assert torch.allclose(output.double(), expected, atol=4 * tolerance, rtol=tolerance)
+    assert torch.allclose(weights.double(), expected_weights, atol=tolerance)
+    if not options.get("sinks"):
+        ones = torch.ones(1, 2, 6, dtype=torch.float64)
+        assert torch.allclose(weights.double().sum(-1), ones, atol=tolerance)
+    output, graph = attend(weft.Top(6), False)
+    _, expected_graph = attend(weft.Top(6), True)
+    assert output.dtype == graph.weights.dtype == dtype
+    assert torch.allclose(graph.scores.double(), expected_graph.scores, rtol=1e-4, atol=1e-3)
+    assert torch.allclose(graph.lse.double(), expected_graph.lse, rtol=1e-5)
+    assert torch.allclose(graph.entropy.double(), expected_graph.entropy, atol=1e-3)
+
+
+def test_a_peaked_row_has_an_entropy_of_plus_zero() -> None:
+    one = torch.ones(1, 1, 4)
+    _, graph = weft.attend(one, one, one, backend="torch")
+    assert str(float(graph.entropy[0, 0])) == "0.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,39 @@ if TYPE_CHECKING:
 
 __all__ = ["All", "AttentionGraph", "Keep", "Row", "Top"]
 
+#: Places of a row that a graph may hold empty; see `Top`.
+PLACES = 1024
+
 #: Cells above which `AttentionGraph.dense` asks to be forced: 1 GiB of float32.
 DENSE_LIMIT = 2**28
 
 
 @dataclass(frozen=True)
 class Top:
-    """Keep the k strongest edges of every query."""
+    """Keep the k strongest edges of every query.
+
+    The graph has k places a row, the ones past the last key empty. Only a k above both 1,024 and
+    the number of keys gets fewer: as many as the larger of the two.
+    """
 
     k: int = 32
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 0:
+        try:
+            k = -1 if isinstance(self.k, bool) else operator.index(self.k)
+        except TypeError:
+            k = -1
+        if k < 0:
             raise InputError(f"Top: k is {self.k!r}; expected a whole number of edges, 0 or more.")
+        object.__setattr__(self, "k", k)  # NumPy's whole numbers become Python's.
+
+    def places(self, keys: int) -> int:
+        """The places of a row in a graph over so many keys.
+
+        >>> Top(32).places(8), Top(10**9).places(8)
+        (32, 1024)
+        """
+        return min(self.k, max(keys, PLACES))
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,11 @@ class All:
 
 
 Keep = Top | All
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    """A tensor for NumPy: float64 stays, every smaller type becomes float32."""
+    return (tensor if tensor.dtype == torch.float64 else tensor.float()).numpy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +151,10 @@ class AttentionGraph:
             )
         return self._map(lambda tensor: tensor[index])
 
+    def __bool__(self) -> bool:
+        """True: a graph is something, whether or not it has a batch to count."""
+        return True
+
     def __len__(self) -> int:
         """The number of graphs in a batch."""
         if not self.batched:
@@ -161,8 +191,8 @@ class AttentionGraph:
         return (
             rows.numpy(),
             keys[rows, places].numpy(),
-            self.scores[head].detach().cpu()[rows, places].float().numpy(),
-            self.weights[head].detach().cpu()[rows, places].float().numpy(),
+            _as_array(self.scores[head].detach().cpu()[rows, places]),
+            _as_array(self.weights[head].detach().cpu()[rows, places]),
         )
 
     def adjacency(self, head: int, of: str = "weights") -> scipy.sparse.csr_array:

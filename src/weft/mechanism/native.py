@@ -398,14 +398,15 @@ def attention(call: AttentionCall) -> Tensor:
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     """Output and attention graph of a call that the kernels serve; see torch_ops.attend."""
     native = prepare(call)
+    k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
-        found = _Attend.apply(native, keep.k, *native.tensors)  # type: ignore[no-untyped-call]
+        found = _Attend.apply(native, k, *native.tensors)  # type: ignore[no-untyped-call]
         output, keys, scores, weights, lse, entropy, rest, count = found
     else:
-        rows = forward(native, keep.k)
+        rows = forward(native, k)
         output, keys, scores, weights = rows.output, rows.keys, rows.scores, rows.weights
         lse, entropy, rest, count = rows.lse, rows.entropy, rows.rest, rows.count
-    missing = keep.k - keys.shape[-1]
+    missing = k - keys.shape[-1]
     if missing > 0:
         pad = torch.nn.functional.pad
         keys = pad(keys, (0, missing), value=-1)

@@ -3,11 +3,16 @@
 Queries are taken a block of rows at a time. Where gradients are wanted and there is more than
 one block, each is recomputed in the backward pass instead of kept, so that memory stays linear
 there too.
+
+float16 and bfloat16 are computed in float32, since a score overflows float16 before its scale
+makes it small. Output and weights are cast back; scores, their log-sum-exp, entropy and rest are
+float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +35,33 @@ BLOCK_CELLS = 2**24
 
 #: One block of rows: output, then the tensors of an AttentionGraph in their order.
 Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _with_float_tensors(parts: Any) -> Any:
+    """A score or relative positions with every half-precision tensor in float32."""
+    if not is_dataclass(parts):
+        return parts
+    changed = {}
+    for field in fields(parts):
+        value = getattr(parts, field.name)
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+            changed[field.name] = value.float()
+    return replace(parts, **changed) if changed else parts  # type: ignore[type-var]
+
+
+def _in_float(call: AttentionCall) -> AttentionCall:
+    """The call in float32 where it is in half precision; else the call itself."""
+    if call.queries.dtype not in (torch.float16, torch.bfloat16):
+        return call
+    queries = call.queries.float()
+    return replace(
+        call,
+        queries=queries,
+        keys=queries if call.keys is call.queries else call.keys.float(),
+        values=call.values.float(),
+        score=_with_float_tensors(call.score),
+        relative=_with_float_tensors(call.relative),
+    )
 
 
 def _blocks(call: AttentionCall) -> list[range]:
@@ -151,7 +183,8 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
         scores = block_scores(call, queries, keys, rows)
         weights, log_weights, lse, mass = _normalise(call, scores)
         seen = scores != -torch.inf
-        entropy = -(weights * log_weights.masked_fill(~seen, 0)).sum(-1)
+        # From 0, so that the entropy of a row with one weight of 1 is 0 and not -0.
+        entropy = 0 - (weights * log_weights.masked_fill(~seen, 0)).sum(-1)
         kept_scores, kept_keys = _top(scores, k)
         kept_weights = weights.gather(-1, kept_keys)
         kept_keys = kept_keys.masked_fill(kept_scores == -torch.inf, -1).int()
@@ -211,10 +244,12 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
 
     Returns: (batch, heads, queries, value_depth), and a graph with a batch dimension.
     """
+    dtype = call.queries.dtype
+    call = _in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)
     values = repeat_kv_heads(call.values, call.heads)
     blocks = _blocks(call) or [range(0)]
-    step = _graph_rows(keep.k)
+    step = _graph_rows(keep.places(call.keys.shape[2]))
     parts = [
         _together(_run_block(step, call, keys, values, rows, len(blocks) > 1)) for rows in blocks
     ]
@@ -222,22 +257,28 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
         torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)
     )
     length, symmetric = call.keys.shape[2], call.symmetric
-    return output, AttentionGraph(
+    weights = weights.to(dtype)
+    return output.to(dtype), AttentionGraph(
         kept_keys, scores, weights, lse, entropy, rest, count, length, symmetric
     )
 
 
 def attend_all(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """Output and the dense weights, (batch, heads, queries, keys)."""
+    dtype = call.queries.dtype
+    call = _in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)
     values = repeat_kv_heads(call.values, call.heads)
-    return _dense_rows(call, call.queries, keys, values, range(call.queries.shape[2]))
+    output, weights = _dense_rows(call, call.queries, keys, values, range(call.queries.shape[2]))
+    return output.to(dtype), weights.to(dtype)
 
 
 def attention(call: AttentionCall) -> Tensor:
     """The output alone: torch's fused attention where it serves the call, blocks elsewhere."""
     if fused_serves(call):
         return _fused(call)
+    dtype = call.queries.dtype
+    call = _in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)
     values = repeat_kv_heads(call.values, call.heads)
     blocks = _blocks(call) or [range(0)]
@@ -246,7 +287,7 @@ def attention(call: AttentionCall) -> Tensor:
         return _dense_rows(*arguments)[0]
 
     parts = [_run_block(output_rows, call, keys, values, rows, len(blocks) > 1) for rows in blocks]
-    return torch.cat(parts, 2)
+    return torch.cat(parts, 2).to(dtype)
 
 
 def fused_serves(call: AttentionCall) -> bool:
