@@ -98,7 +98,23 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("bias of 5 dimensions", lambda: call(bias=zeros(1, 2, 4, 5, 7)), "attention", "broadcast"),
     ("sinks", lambda: call(sinks=zeros(3)), "attention", "(4,)"),
     ("softcap", lambda: call(softcap=0.0), "attention", "above 0"),
-    ("softcap NaN", lambda: call(softcap=float("nan")), "attention", "above 0"),
+    ("softcap NaN", lambda: call(softcap=float("nan")), "attention", "finite number"),
+    ("scale", lambda: call(scale=float("inf")), "attention", "finite number"),
+    ("softcap text", lambda: call(softcap="a"), "attention", "finite number"),
+    ("no dropout", lambda: call(dropout=None), "attention", "finite number"),
+    ("score name", lambda: call(score="dot"), "attention", "weft.Dot()"),
+    ("score class", lambda: call(score=weft.Dot), "attention", "weft.Dot()"),
+    ("relative name", lambda: call(relative="alibi"), "attention", "weft.ALiBi"),
+    ("bias list", lambda: call(bias=[1.0]), "attention", "real numbers"),
+    (
+        "complex bias",
+        lambda: call(bias=zeros(5, 7).to(torch.complex64)),
+        "attention",
+        "real numbers",
+    ),
+    ("sinks list", lambda: call(sinks=[1.0]), "attention", "real numbers"),
+    ("no queries", lambda: weft.attention(None, zeros(1), zeros(1)), "attention", "a tensor"),  # type: ignore[arg-type]
+    ("key list", lambda: weft.attend(zeros(1), [1], zeros(1)), "attend", "a tensor"),  # type: ignore[call-overload]
     ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
     ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
     ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
@@ -127,6 +143,10 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("padding columns", lambda: call(mask=weft.padding(zeros(2, 6).bool())), "padding", "column"),
     ("length below 0", lambda: weft.padding([2, -1]), "padding", "0 or more"),
     ("lengths with a point", lambda: weft.padding([2.0]), "padding", "integers"),  # type: ignore[list-item]
+    ("window fraction", lambda: weft.window(1.5, 0), "window", "0 or more"),  # type: ignore[arg-type]
+    ("padding text", lambda: weft.padding("abc"), "padding", "whole number"),  # type: ignore[arg-type]
+    ("padding None", lambda: weft.padding(None), "padding", "whole number"),  # type: ignore[arg-type]
+    ("padding ragged", lambda: weft.padding([[1], [1, 2]]), "padding", "whole number"),  # type: ignore[list-item]
     ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "SciPy sparse"),
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
@@ -160,6 +180,8 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     # positions
     ("sinusoidal", lambda: weft.sinusoidal(4, 3), "sinusoidal", "pairs"),
     ("rotary", lambda: weft.rotary(zeros(4, 3)), "rotary", "pairs"),
+    ("rotary of 1-D", lambda: weft.rotary(zeros(4)), "rotary", "two dimensions"),
+    ("no slopes", lambda: weft.alibi_slopes(0), "alibi_slopes", "1 or more"),
     ("Shaw, depth", lambda: call(relative=weft.Shaw(zeros(3, 7))), "Shaw", "(2 clip + 1, 8)"),
     ("Shaw, even", lambda: call(relative=weft.Shaw(zeros(4, 8))), "Shaw", "2 clip + 1"),
     (

@@ -144,3 +144,9 @@ def test_both_and_either_check_both_sides() -> None:
         with pytest.raises(weft.ShapeError, match=r"\(2, 2\)"):
             mask.check(1, 1, 3, 3)
         mask.check(1, 1, 2, 2)
+
+
+def test_a_tensor_may_stand_before_a_mask() -> None:
+    allowed = torch.tensor([[True, True], [False, True]])
+    assert (allowed & weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, False], [False, True]]
+    assert (allowed | weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, True], [True, True]]

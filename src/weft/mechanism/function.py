@@ -5,6 +5,7 @@ A backend named by the caller serves the call or raises; nothing falls back in s
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -79,6 +80,7 @@ def attention(
     tensor([[[1.0000],
              [0.3302]]])
     """
+    _check_tensors("attention", queries, keys, values)
     batched = queries.ndim == 4
     call = _checked(
         "attention",
@@ -164,6 +166,7 @@ def attend(
     >>> graph
     AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
     """
+    _check_tensors("attend", queries, keys, values)
     batched = queries.ndim == 4
     call = _checked(
         "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
@@ -197,6 +200,24 @@ def _served_natively(
     return reason is None
 
 
+def _is_number(number: object) -> bool:
+    """Whether an argument is None, or a finite number."""
+    try:
+        return number is None or math.isfinite(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_tensors(operation: str, *tensors: object) -> None:
+    """Raise an InputError where queries, keys or values are no tensor."""
+    for name, tensor in zip(("queries", "keys", "values"), tensors, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise InputError(
+                f"{operation}: {name} are {type(tensor).__name__}; expected a tensor, as from "
+                "torch.as_tensor."
+            )
+
+
 def _checked(
     operation: str,
     queries: Tensor,
@@ -213,6 +234,21 @@ def _checked(
 ) -> AttentionCall:
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
     score = ScaledDot() if score is None else score
+    if not isinstance(score, Score):
+        raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
+    if relative is not None and not isinstance(relative, Relative):
+        raise InputError(
+            f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
+        )
+    for name, tensor in (("bias", bias), ("sinks", sinks)):
+        if tensor is not None and not (isinstance(tensor, Tensor) and not tensor.is_complex()):
+            raise InputError(
+                f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
+                "numbers, or None."
+            )
+    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+        if (number is None and name == "dropout") or not _is_number(number):
+            raise InputError(f"{operation}: {name}={number!r}; expected a finite number.")
     same = queries is keys
     if queries.ndim == keys.ndim == values.ndim == 3:
         queries, keys, values = queries[None], keys[None], values[None]

@@ -73,6 +73,12 @@ class Mask(ABC):
     def __or__(self, other: Mask | Tensor) -> Mask:
         return Either(self, as_mask(other))
 
+    def __rand__(self, other: Mask | Tensor) -> Mask:
+        return Both(as_mask(other), self)
+
+    def __ror__(self, other: Mask | Tensor) -> Mask:
+        return Either(as_mask(other), self)
+
 
 @dataclass(frozen=True)
 class Both(Mask):
@@ -118,7 +124,7 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         for name, size in (("left", self.left), ("right", self.right)):
-            if size is not None and size < 0:
+            if size is not None and (not hasattr(size, "__index__") or size < 0):
                 raise InputError(
                     f"window: {name} is {size}; expected 0 or more keys, or None for an open side."
                 )
@@ -252,7 +258,13 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    given = torch.as_tensor(lengths)
+    try:
+        given = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"padding: got {type(lengths).__name__} that makes no tensor; expected one length, a "
+            "whole number, for each sequence."
+        ) from None
     if given.ndim == 0:
         given = given[None]
     if given.dtype == torch.bool:

@@ -69,6 +69,11 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
     Returns: as the tensor.
     Source: Su et al. 2021, equation 34, with the two halves paired as in GPT-NeoX.
     """
+    if tensor.ndim < 2:
+        raise ShapeError(
+            f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
+            "more."
+        )
     depth = tensor.shape[-1]
     if depth % 2:
         raise ShapeError(
@@ -96,6 +101,8 @@ def alibi_slopes(heads: int) -> Tensor:
     >>> alibi_slopes(4)
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
+    if heads < 1:
+        raise InputError(f"alibi_slopes: {heads} heads; expected 1 or more.")
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     slopes += [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
