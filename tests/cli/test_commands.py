@@ -40,6 +40,12 @@ def test_an_unknown_verb(weft_main: Command) -> None:
     result = weft_main("trian")
     assert result.code == 2
     assert "trian" in result.err
+    for arguments in (("trian",), ("train",), ("evaluate", "x", "--no"), ("demo", "--seed", "-1")):
+        result = weft_main(*arguments)
+        assert result.code == 2
+        (line,) = result.err.splitlines()
+        assert line.startswith("weft: ")
+        assert line.endswith("See weft --help.")
 
 
 def last_json(out: str) -> dict[str, Any]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 
+#: What typer raises for an unknown verb or option, or a bad value; it has no public name there.
+_UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
+
+
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
@@ -28,6 +32,10 @@ class _Verbs(TyperGroup):
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
+        except _UsageError as error:
+            message = error.format_message()  # type: ignore[attr-defined]
+            end = "" if message.endswith(("?", ".")) else "."
+            raise InputError(f"{message}{end} See weft --help.") from None
         except BrokenPipeError:
             # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
             # when the interpreter ends needs a place to go.
