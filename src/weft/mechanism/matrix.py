@@ -58,7 +58,7 @@ class AttentionMatrix:
     tensor([[0.5000, 0.2500, 0.2500],
             [0.2500, 0.5000, 0.2500],
             [0.2500, 0.2500, 0.5000]])
-    >>> matrix @ torch.tensor([4., 0., 0.])
+    >>> (matrix @ torch.tensor([4., 0., 0.])).round(decimals=4)
     tensor([[2., 1., 1.]])
     >>> matrix.sum_of_squares()
     tensor([[0.3750, 0.3750, 0.3750]])

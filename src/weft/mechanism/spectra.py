@@ -102,7 +102,8 @@ def effective_rank(singular_values: Tensor) -> Tensor:
     Returns: (...): from 1 to rank; 0 for the zero matrix.
     Source: Roy and Vetterli 2007.
 
-    >>> effective_rank(torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]]))
+    >>> spectra = torch.tensor([[1.0, 1.0, 1.0, 1.0], [5.0, 0.0, 0.0, 0.0]])
+    >>> effective_rank(spectra).round(decimals=4)
     tensor([4., 1.])
     """
     total = singular_values.sum(-1, keepdim=True)
