@@ -300,8 +300,9 @@ def trace(
         shown = " ".join(map(visible, tokens[:50])) + (" ..." if len(tokens) > 50 else "")
         console.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False, soft_wrap=True)
     verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
+    count = len(caught.layers)
     console.print(
-        f"{len(caught.layers)} attention layers.{verified} Trace: {output}",
+        f"{count} attention layer{'s' if count != 1 else ''}.{verified} Trace: {output}",
         markup=False,
         soft_wrap=True,
     )
