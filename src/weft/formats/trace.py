@@ -17,6 +17,8 @@ from weft.mechanism.graph import AttentionGraph
 if TYPE_CHECKING:
     import pandas
 
+    from weft.formats.trace_folder import TraceWriter
+
 __all__ = ["Held", "LayerData", "Trace", "TraceLayer"]
 
 
@@ -113,6 +115,23 @@ class TraceLayer:
         """The keys as they were scored, (kv_heads, keys, depth), where they were kept."""
         return None if self._queries_keys is None else self._queries_keys[1]
 
+    def append_to(self, writer: TraceWriter) -> None:
+        """Add the layer to a trace folder that is being written."""
+        writer.append(
+            self.name,
+            self.kind,
+            self.index,
+            self.data.graph(),
+            queries_from=self.queries_from,
+            keys_from=self.keys_from,
+            scale=self.scale,
+            positions=self.positions,
+            mask=self.mask,
+            softcap=self.softcap,
+            deviation=self.deviation,
+            queries_keys=self.data.queries_keys(),
+        )
+
     def __repr__(self) -> str:
         verified = "" if self.deviation is None else f", deviation={self.deviation:.1e}"
         return f"TraceLayer({self.name!r}, kind={self.kind!r}, shape={self.shape}{verified})"
@@ -195,20 +214,7 @@ class Trace:
             for name, known in self.positions.items():
                 writer.describe(name, known)
             for layer in self.layers:
-                writer.append(
-                    layer.name,
-                    layer.kind,
-                    layer.index,
-                    layer.data.graph(),
-                    queries_from=layer.queries_from,
-                    keys_from=layer.keys_from,
-                    scale=layer.scale,
-                    positions=layer.positions,
-                    mask=layer.mask,
-                    softcap=layer.softcap,
-                    deviation=layer.deviation,
-                    queries_keys=layer.data.queries_keys(),
-                )
+                layer.append_to(writer)
 
     @classmethod
     def open(cls, path: Path | str) -> Trace:

@@ -21,6 +21,7 @@ from weft.mechanism.observe import Observation, Recorder, layers_of, watching
 from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.names import token_names
+from weft.tracing.sequences import on_device_of
 
 __all__ = ["trace"]
 
@@ -166,15 +167,7 @@ def _as_inputs(model: nn.Module, inputs: Mapping[str, Tensor] | Tensor) -> dict[
             f"trace: the inputs are {type(inputs).__name__}; expected a tensor of token ids, or a "
             "dict with a tensor for each argument of the model."
         )
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    given: dict[str, Any] = {}
-    for name, value in inputs.items():
-        if isinstance(value, Tensor):
-            value = value.to(device)
-            if value.ndim == 1 and not value.is_floating_point():
-                value = value[None]
-        given[str(name)] = value
-    return given
+    return on_device_of(model, inputs)
 
 
 def _is_sequence(value: Any) -> bool:

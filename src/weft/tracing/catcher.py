@@ -183,20 +183,7 @@ class Catcher:
             writer.add_sequence(name, sequence.names)
             if sequence.known:
                 writer.describe(name, sequence.known)
-        writer.append(
-            layer.name,
-            layer.kind,
-            layer.index,
-            layer.data.graph(),
-            queries_from=layer.queries_from,
-            keys_from=layer.keys_from,
-            scale=layer.scale,
-            positions=layer.positions,
-            mask=layer.mask,
-            softcap=layer.softcap,
-            deviation=layer.deviation,
-            queries_keys=layer.data.queries_keys(),
-        )
+        layer.append_to(writer)
 
     def check(self, model: nn.Module) -> None:
         """Raise where nothing came, or not every layer that was asked for."""

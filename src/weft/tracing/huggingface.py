@@ -19,7 +19,7 @@ from weft.tracing.catcher import Catcher
 from weft.tracing.dense import run_dense
 from weft.tracing.interface import routed, routes
 from weft.tracing.interface import transformers as library
-from weft.tracing.sequences import Sequences
+from weft.tracing.sequences import Sequences, on_device_of
 
 __all__ = ["trace_huggingface"]
 
@@ -118,14 +118,7 @@ def _as_inputs(
             f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of token "
             "ids, or a dict with a tensor for each argument of the model."
         )
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    given: dict[str, Any] = {}
-    for name, value in inputs.items():
-        if isinstance(value, Tensor):
-            value = value.to(device)
-            if value.ndim == 1 and not value.is_floating_point():
-                value = value[None]
-        given[str(name)] = value
+    given = on_device_of(model, inputs)
     takes = inspect.signature(model.forward).parameters
     if "token_type_ids" not in takes:
         given.pop("token_type_ids", None)

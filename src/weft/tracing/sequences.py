@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.tracing.names import token_names
 
-__all__ = ["InputSequence", "Sequences", "layer_kind"]
+__all__ = ["InputSequence", "Sequences", "layer_kind", "on_device_of"]
 
 #: Names of modules that look from one sequence at another, in small letters.
 _CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
@@ -143,3 +143,16 @@ class Sequences:
             "rows": none + [row for row, _ in places],
             "columns": none + [column for _, column in places],
         }
+
+
+def on_device_of(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs where the model is, token ids with a batch dimension."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    given: dict[str, Any] = {}
+    for name, value in inputs.items():
+        if isinstance(value, Tensor):
+            value = value.to(device)
+            if value.ndim == 1 and not value.is_floating_point():
+                value = value[None]
+        given[str(name)] = value
+    return given
