@@ -201,6 +201,8 @@ def test_ctrl_c_says_that_a_training_goes_on(data: Path, tmp_path: Path) -> None
             "--set", "training.max_steps=1000000",
         ],
         stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     while not (run / "checkpoint.safetensors").exists():
         assert process.poll() is None
