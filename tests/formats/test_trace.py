@@ -41,17 +41,22 @@ def assert_same(left: Trace, right: Trace) -> None:
             mine, its = getattr(one, name), getattr(other, name)
             assert (mine is None) == (its is None)
             assert mine is None or torch.equal(mine, its)
+        assert (one.value_norms is None) == (other.value_norms is None)
+        assert one.value_norms is None or torch.equal(one.value_norms, other.value_norms)
+        assert one.no_matrix == other.no_matrix
+        if one.matrix is not None:
+            assert torch.equal(one.matrix.dense(), other.matrix.dense())
 
 
 def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):
     pair_trace.save(tmp_path / "t.weft")
     assert_same(pair_trace, weft.open(tmp_path / "t.weft"))
     assert sorted(path.name for path in (tmp_path / "t.weft").iterdir()) == [
-        "edges.parquet", "queries_keys.safetensors", "rows.parquet", "trace.json",
+        "edges.parquet", "keys.parquet", "queries_keys.safetensors", "rows.parquet", "trace.json",
     ]  # fmt: skip
     # Saved again from the disk, it is the same folder once more.
     weft.open(tmp_path / "t.weft").save(tmp_path / "again.weft")
-    for name in ("edges.parquet", "rows.parquet", "trace.json", "queries_keys.safetensors"):
+    for name in (path.name for path in (tmp_path / "t.weft").iterdir()):
         assert (tmp_path / "t.weft" / name).read_bytes() == (
             tmp_path / "again.weft" / name
         ).read_bytes()
@@ -361,6 +366,41 @@ def test_a_trace_without_digests_opens(pair_trace, tmp_path):
 
     manifest(path, strip)
     assert_same(pair_trace, weft.open(path))
+
+
+def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+
+    def strip(content):
+        del content["sha256"], content["files"]["keys.parquet"]
+        for entry in content["files"].values():
+            del entry["sha256"]
+        for layer in content["layers"]:
+            del layer["terms"], layer["value_norms"], layer["window"]
+
+    manifest(path, strip)
+    (path / "keys.parquet").unlink()
+    for layer, whole in zip(weft.open(path).layers, pair_trace.layers, strict=True):
+        assert torch.equal(layer.graph.weights, whole.graph.weights)
+        assert layer.value_norms is None
+        assert layer.matrix is None
+        assert layer.no_matrix == "what enters its scores besides queries and keys was not kept"
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("layer 0: window is not", {"window": [1, -1, 0]}),
+        ("layer 0: terms are of the wrong type", {"terms": {"missing": None, "tensors": ["x"]}}),
+        ("layer 0: value_norms are of the wrong type", {"value_norms": 3}),
+    ],
+)
+def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change):
+    pair_trace.save(tmp_path / "t")
+    manifest(tmp_path / "t", lambda m: m["layers"][0].update(change))
+    with pytest.raises(weft.DataError, match=line):
+        weft.open(tmp_path / "t")
 
 
 def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path):

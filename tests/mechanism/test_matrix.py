@@ -74,7 +74,13 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
         options["bias"] = random(*draw(st.sampled_from(shapes), label="bias shape")).to(dtype)
     if draw(st.booleans(), label="own scale"):
         options["scale"] = 0.4
+    if draw(st.booleans(), label="softcap"):
+        options["softcap"] = 0.7
+    if draw(st.booleans(), label="sinks"):
+        options["sinks"] = random(heads).to(dtype)
     matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), **options)
+    if draw(st.booleans(), label="lse is given"):
+        matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), lse=matrix.lse, **options)
 
     def wide(value: Any) -> Any:
         return value.double() if isinstance(value, Tensor) and value.dtype != torch.bool else value

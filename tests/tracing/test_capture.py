@@ -72,7 +72,7 @@ def test_top_k_are_the_strongest_of_all(language_model):
         assert torch.allclose(all_of.graph.weights[..., :3], top_of.graph.weights)
         left = 1 - top_of.graph.weights.sum(-1)
         assert torch.allclose(top_of.graph.rest, left, atol=1e-6)
-        assert top_of.mask is None  # three edges of a row do not prove what the others may see
+        assert top_of.mask == "causal"
     assert every.sequences.keys() == {"tokens"}
     assert [layer.index for layer in every.layers] == [0, 1]
     assert every.layers[0].positions == "rotary"

@@ -107,6 +107,44 @@ def test_top_k_is_the_top_k_of_eager_attention(family):
         assert torch.allclose(layer.graph.weights, again, atol=2e-6)
 
 
+def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path):
+    model = family.build()
+    for padded in (True, False):
+        traces = as_list(weft.trace(model, family.inputs(padded), keep=weft.All()))
+        if not padded:
+            # From the disk too, with everything that scores are made of.
+            traces[0].save(tmp_path / "t")
+            traces.append(weft.open(tmp_path / "t"))
+        for trace in traces:
+            for layer in trace.layers:
+                assert layer.no_matrix is None
+                dense = layer.graph.dense()
+                assert layer.matrix.shape == dense.shape
+                assert torch.allclose(layer.matrix.dense(), dense, atol=2e-6)
+                assert torch.allclose(layer.matrix[1, 2:5, 1:4], dense[1, 2:5, 1:4], atol=2e-6)
+                again = layer.matrix.top(3)
+                assert torch.allclose(again.weights, layer.graph.weights[..., :3], atol=2e-6)
+                columns = layer.matrix.received()
+                assert torch.allclose(columns, dense.sum(1), atol=1e-5)
+                assert torch.allclose(
+                    layer.matrix.sum_of_squares(), dense.square().sum(-1), atol=1e-5
+                )
+                assert torch.allclose(layer.matrix.entropy(), layer.graph.entropy, atol=1e-5)
+                assert layer.mask in ("all", "causal", "window")
+
+
+def test_value_norms_are_those_of_the_values(family_named):
+    family = family_named("Llama")
+    model, inputs = family.build(), family.inputs()
+    caught = []
+    attention = model.model.layers[1].self_attn
+    attention.v_proj.register_forward_hook(lambda *given: caught.append(given[2]))
+    traces = weft.trace(model, inputs)
+    values = caught[0].view(2, 12, 2, 8).transpose(1, 2)  # (batch, kv_heads, keys, depth)
+    assert torch.equal(traces[0].layers[1].value_norms, values[0].norm(dim=-1))
+    assert torch.equal(traces[1].layers[1].value_norms, values[1, :, 3:].norm(dim=-1))
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implementation):
     if implementation == "sdpa" and family.name in ("Gemma 2", "gpt-oss"):
@@ -291,6 +329,8 @@ def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
     for layer, weights in zip(trace.layers, expected, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
         assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert layer.mask == "ranges"
+        assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
 
 
 def test_masks_with_numbers_are_masks_and_biases(family_named):

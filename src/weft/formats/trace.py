@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.formats.terms import Terms
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
     import pandas
@@ -31,6 +33,12 @@ class LayerData(Protocol):
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """(heads, queries, depth) and (kv_heads, keys, depth), or None where they were not kept."""
 
+    def terms(self) -> Terms | None:
+        """What enters the weights besides queries and keys, or None where it is not known."""
+
+    def value_norms(self) -> Tensor | None:
+        """(kv_heads, keys), or None where they were not kept."""
+
 
 @dataclass(frozen=True, eq=False)
 class Held:
@@ -38,6 +46,8 @@ class Held:
 
     attention_graph: AttentionGraph
     tensors: tuple[Tensor, Tensor] | None = None
+    known_terms: Terms | None = None
+    norms: Tensor | None = None
 
     def graph(self) -> AttentionGraph:
         """See LayerData."""
@@ -46,6 +56,14 @@ class Held:
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """See LayerData."""
         return self.tensors
+
+    def terms(self) -> Terms | None:
+        """See LayerData."""
+        return self.known_terms
+
+    def value_norms(self) -> Tensor | None:
+        """See LayerData."""
+        return self.norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +83,16 @@ class TraceLayer:
         positions      relative positions: "none", "shaw", "alibi", "rotary" or "bias" (added to
                        the scores, as by T5). With "shaw", "alibi" and "bias", scores are more
                        than scale * queries . keys
-        mask           "all" or "causal" where the rule is known, else None
+        mask           "all", "causal", "window" or "ranges" (of keys side by side, one for each
+                       query) where the rule is known, else None
         softcap        c, where scores are c tanh(scale * queries . keys / c), else None
         deviation      how far, on a sample of rows, what was caught is from what the model's own
                        attention gives: the largest difference of outputs and weights, and the
                        mass found on padding. None: not measured
         graph          the kept edges and the rows
         queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
+        matrix         the exact weight matrix as an operator, or None
+        value_norms    (kv_heads, keys): |v_j|, or None
 
     What lies on disk is read when it is first asked for.
     """
@@ -115,6 +136,54 @@ class TraceLayer:
         """The keys as they were scored, (kv_heads, keys, depth), where they were kept."""
         return None if self._queries_keys is None else self._queries_keys[1]
 
+    @cached_property
+    def terms(self) -> Terms | None:
+        """What enters the weights besides queries and keys; None: it is not known."""
+        return self.data.terms()
+
+    @cached_property
+    def value_norms(self) -> Tensor | None:
+        """The Euclidean norm of each value, |v_j|, (kv_heads, keys); None: they were not kept.
+
+        Head h reads the values of kv head ``h // (heads / kv_heads)``. ``w_ij |v_j|`` is how much
+        key j gives to the output of query i (Kobayashi et al. 2020, without the projection).
+        Values that relative positions add are not in it.
+        """
+        return self.data.value_norms()
+
+    @cached_property
+    def matrix(self) -> AttentionMatrix | None:
+        """The whole weight matrix, exact, never formed; None: see `no_matrix`.
+
+        Any tile, ``matrix[head, i0:i1, j0:j1]``, is recomputed from queries, keys and the rows'
+        log-sum-exp; products, column sums and the rest as `weft.AttentionMatrix` says. As exact as
+        the type that queries and keys are stored in.
+        """
+        if self.no_matrix is not None:
+            return None
+        assert self.queries is not None and self.keys is not None and self.terms is not None
+        # Half precision is a matter of storage; scores are taken in float32.
+        return AttentionMatrix(
+            self.queries.float(),
+            self.keys.float(),
+            mask=self.terms.mask,
+            bias=self.terms.bias,
+            relative=self.terms.relative,
+            scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.terms.sinks,
+            lse=self.graph.lse,
+        )
+
+    @property
+    def no_matrix(self) -> str | None:
+        """Why the layer has no `matrix`; None: it has one."""
+        if self._queries_keys is None:
+            return "its queries and keys were not kept"
+        if self.terms is None:
+            return "what enters its scores besides queries and keys was not kept"
+        return self.terms.missing
+
     def append_to(self, writer: TraceWriter) -> None:
         """Add the layer to a trace folder that is being written."""
         writer.append(
@@ -130,6 +199,8 @@ class TraceLayer:
             softcap=self.softcap,
             deviation=self.deviation,
             queries_keys=self.data.queries_keys(),
+            terms=self.data.terms(),
+            value_norms=self.data.value_norms(),
         )
 
     def __repr__(self) -> str:

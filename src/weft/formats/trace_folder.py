@@ -3,7 +3,9 @@
     trace.json                   model, token sequences, layers, sizes and digests of the files
     edges.parquet                layer, head, query, key, score, weight: one row per kept edge
     rows.parquet                 layer, head, query, lse, entropy, rest, count: one per query
-    queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys
+    keys.parquet                 optional: layer, kv_head, key, value_norm: one per key
+    queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys, and what else
+                                 enters the scores: see weft.formats.terms
 
 `layer` is the position in the list of layers of trace.json, from 0, as are head, query and key.
 Both tables are in the order layer, head, query; a query's edges come strongest first. Each layer
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_folder
+from weft.formats.terms import Terms
 from weft.mechanism.graph import AttentionGraph
 from weft.version import __version__
 
@@ -38,6 +41,8 @@ __all__ = [
     "EDGES",
     "EDGE_COLUMNS",
     "FORMAT",
+    "KEYS",
+    "KEY_COLUMNS",
     "MANIFEST",
     "QUERIES_KEYS",
     "ROWS",
@@ -47,6 +52,7 @@ __all__ = [
     "TraceWriter",
     "edge_table",
     "file_digest",
+    "key_table",
     "manifest_digest",
     "not_a_trace",
     "row_table",
@@ -60,10 +66,12 @@ VERSION = 1
 MANIFEST = "trace.json"
 EDGES = "edges.parquet"
 ROWS = "rows.parquet"
+KEYS = "keys.parquet"
 QUERIES_KEYS = "queries_keys.safetensors"
 
 EDGE_COLUMNS = ("layer", "head", "query", "key", "score", "weight")
 ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
+KEY_COLUMNS = ("layer", "kv_head", "key", "value_norm")
 
 #: Number types of stored queries and keys, by the names of safetensors.
 STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -116,6 +124,19 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
     )
 
 
+def key_table(layer: int, value_norms: Tensor) -> pa.Table:
+    """The norms of a layer's values, as they lie in keys.parquet."""
+    kv_heads, keys = value_norms.shape
+    return pa.table(
+        {
+            "layer": pa.array(np.full(kv_heads * keys, layer, np.int16)),
+            "kv_head": pa.array(np.repeat(np.arange(kv_heads, dtype=np.int16), keys)),
+            "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), kv_heads)),
+            "value_norm": pa.array(_numbers(value_norms)),
+        }
+    )
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -161,6 +182,7 @@ class _TensorFile:
         self._file: BinaryIO = self._part.open("wb")
         self._contents: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
         self._names = {dtype: name for name, dtype in STORED_TYPES.items()}
+        self._names[torch.int32] = "I32"
 
     def append(self, name: str, tensor: Tensor) -> None:
         start = self._file.tell()
@@ -201,7 +223,7 @@ class TraceWriter:
         self._model, self._dtype = dict(model), dtype
         self._positions: dict[str, Mapping[str, Any]] = {}
         self._layers: list[dict[str, Any]] = []
-        self._tables: tuple[_Table, _Table] | None = None
+        self._tables: dict[str, _Table] = {}
         self._tensors: _TensorFile | None = None
 
     def add_sequence(self, name: str, tokens: Sequence[str]) -> None:
@@ -227,6 +249,8 @@ class TraceWriter:
         softcap: float | None = None,
         deviation: float | None = None,
         queries_keys: tuple[Tensor, Tensor] | None = None,
+        terms: Terms | None = None,
+        value_norms: Tensor | None = None,
     ) -> None:
         """Write the next layer.
 
@@ -238,29 +262,24 @@ class TraceWriter:
             queries_from, keys_from: the sequences that its queries and keys are made from.
             scale: the factor on its scores.
             positions: its relative positions: "none", "shaw", "alibi", "rotary" or "bias".
-            mask: the rule of its mask where it is known: "all" or "causal".
+            mask: the rule of its mask where it is known: see TraceLayer.
             softcap: of its scores, where there is one.
             deviation: from the model's own attention, where it was measured.
             queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
+            terms: what else enters the scores; kept where queries and keys are.
+            value_norms: (kv_heads, keys).
         """
         self._check(name, graph, queries_from, keys_from)
         number = len(self._layers)
-        tables = edge_table(number, graph), row_table(number, graph)
-        if self._tables is None:
-            self._tables = (
-                _Table(self._folder / EDGES, tables[0]),
-                _Table(self._folder / ROWS, tables[1]),
-            )
-        for file, table in zip(self._tables, tables, strict=True):
-            file.append(table)
+        tables = {EDGES: edge_table(number, graph), ROWS: row_table(number, graph)}
+        if value_norms is not None:
+            tables[KEYS] = key_table(number, value_norms)
+        for file, table in tables.items():
+            if file not in self._tables:
+                self._tables[file] = _Table(self._folder / file, table)
+            self._tables[file].append(table)
         if queries_keys is not None:
-            if self._tensors is None:
-                self._tensors = _TensorFile(self._folder / QUERIES_KEYS)
-            for part, tensor in zip(("queries", "keys"), queries_keys, strict=True):
-                dtype = self._dtype or tensor.dtype
-                if dtype not in STORED_TYPES.values():
-                    dtype = torch.float32
-                self._tensors.append(f"layers.{number}.{part}", tensor.to(dtype))
+            self._append_tensors(number, queries_keys, terms)
         self._layers.append(
             {
                 "name": name,
@@ -270,16 +289,32 @@ class TraceWriter:
                 "keys": keys_from,
                 "shape": list(graph.shape),
                 "kept": min(graph.k, graph.length),
-                "edges": tables[0].num_rows,
+                "edges": tables[EDGES].num_rows,
                 "scale": scale,
                 "positions": positions,
                 "mask": mask,
+                "window": None if terms is None else terms.window,
                 "softcap": softcap,
                 "deviation": deviation,
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
+                "terms": None if terms is None or queries_keys is None else terms.said(),
+                "value_norms": None if value_norms is None else value_norms.shape[0],
             }
         )
+
+    def _append_tensors(
+        self, number: int, queries_keys: tuple[Tensor, Tensor], terms: Terms | None
+    ) -> None:
+        if self._tensors is None:
+            self._tensors = _TensorFile(self._folder / QUERIES_KEYS)
+        for part, tensor in zip(("queries", "keys"), queries_keys, strict=True):
+            dtype = self._dtype or tensor.dtype
+            if dtype not in STORED_TYPES.values():
+                dtype = torch.float32
+            self._tensors.append(f"layers.{number}.{part}", tensor.to(dtype))
+        for part, tensor in ({} if terms is None else terms.tensors()).items():
+            self._tensors.append(f"layers.{number}.{part}", tensor)
 
     def _check(self, name: str, graph: AttentionGraph, queries_from: str, keys_from: str) -> None:
         if graph.batched:
@@ -300,13 +335,13 @@ class TraceWriter:
 
     def finish(self) -> None:
         """Close the tables and write the manifest: without it, a folder is no trace."""
-        if self._tables is None:
+        if not self._tables:
             raise InputError("a trace needs at least one layer; none was written.")
         self.close()
         if self._tensors is not None:
             self._tensors.join()
         files: dict[str, dict[str, Any]] = {}
-        for name, table in zip((EDGES, ROWS), self._tables, strict=True):
+        for name, table in self._tables.items():
             files[name] = {"bytes": (self._folder / name).stat().st_size, "rows": table.rows}
         if self._tensors is not None:
             files[QUERIES_KEYS] = {"bytes": (self._folder / QUERIES_KEYS).stat().st_size}
@@ -329,7 +364,7 @@ class TraceWriter:
 
     def close(self) -> None:
         """Close the files."""
-        for file in (*(self._tables or ()), self._tensors):
+        for file in (*self._tables.values(), self._tensors):
             if file is not None:
                 file.close()
 
@@ -350,7 +385,7 @@ def not_a_trace(path: Path) -> str | None:
         ours = content.startswith(f'{{\n "format": "{FORMAT}",'.encode())
     if not ours:
         return f"it is no trace: its {MANIFEST} does not say that it is a {FORMAT}"
-    known = {MANIFEST, EDGES, ROWS, QUERIES_KEYS}
+    known = {MANIFEST, EDGES, ROWS, KEYS, QUERIES_KEYS}
     others = sorted({file.name for file in path.iterdir()} - known)
     others = [name for name in others if not name.startswith(".")]
     return f"besides a trace it holds {others[0]!r}" if others else None

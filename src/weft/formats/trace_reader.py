@@ -18,10 +18,13 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.formats.files import read_json
+from weft.formats.terms import TENSORS, Terms
 from weft.formats.trace_folder import (
     EDGE_COLUMNS,
     EDGES,
     FORMAT,
+    KEY_COLUMNS,
+    KEYS,
     MANIFEST,
     QUERIES_KEYS,
     ROW_COLUMNS,
@@ -115,6 +118,8 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
     needed = [EDGES, ROWS]
     if any(layer["queries_keys"] for layer in layers):
         needed.append(QUERIES_KEYS)
+    if any(layer.get("value_norms") is not None for layer in layers):
+        needed.append(KEYS)
     for name in needed:
         if not isinstance(files.get(name), dict):
             return f"{MANIFEST} does not name {name}"
@@ -148,6 +153,30 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
             return f"its {name} do not fit the tokens of {layer[name]!r}"
     if not 0 <= layer["kept"] <= max(shape[2], 0):
         return f"{layer['kept']} edges a row of {shape[2]} keys"
+    return _terms_problem(layer, shape[0])
+
+
+def _terms_problem(layer: dict[str, Any], heads: int) -> str | None:
+    """What is wrong with what a layer says of its mask, terms and values, if it says anything."""
+    window, terms = layer.get("window"), layer.get("terms")
+    if window is not None and not (
+        isinstance(window, list)
+        and len(window) == 3
+        and all(isinstance(side, int | None) and (side is None or side >= 0) for side in window[:2])
+        and isinstance(window[2], int)
+    ):
+        return "window is not [left, right, offset]"
+    if terms is not None and not (
+        isinstance(terms, dict)
+        and isinstance(terms.get("missing"), str | None)
+        and isinstance(terms.get("offset"), int)
+        and isinstance(terms.get("tensors"), list)
+        and set(terms["tensors"]) <= set(TENSORS)
+    ):
+        return "terms are of the wrong type"
+    norms = layer.get("value_norms")
+    if norms is not None and (not isinstance(norms, int) or norms < 1 or heads % norms):
+        return "value_norms are of the wrong type"
     return None
 
 
@@ -212,6 +241,45 @@ class StoredLayer:
             self.digests.verify(QUERIES_KEYS)
             from_queries, from_keys = self._stored(heads, queries, length)
         return from_queries, from_keys
+
+    def terms(self) -> Terms | None:
+        """See LayerData."""
+        said = self.entry.get("terms")
+        if said is None:
+            return None
+        heads, queries, length = self.entry["shape"]
+        found: dict[str, Tensor] = {}
+        if said["tensors"]:
+            with self._reading(QUERIES_KEYS):
+                self.digests.verify(QUERIES_KEYS)
+                sizes = {
+                    "1": (1,), "2": (2,), "h": (heads,), "1h": (1, heads), "q": (queries,),
+                    "1q": (1, queries), "1k": (1, length), "n": (queries + length - 1,),
+                }  # fmt: skip
+                with safe_open(self.folder / QUERIES_KEYS, framework="pt") as file:
+                    for name in said["tensors"]:
+                        tensor: Tensor = file.get_tensor(f"layers.{self.number}.{name}")
+                        expected = TENSORS[name]
+                        if tensor.ndim != len(expected) or any(
+                            want in sizes and size not in sizes[want]
+                            for size, want in zip(tensor.shape, expected, strict=True)
+                        ):
+                            raise ValueError(f"{name} does not fit the layer")
+                        found[name] = tensor
+        return Terms.stored(said, self.entry.get("window"), found, queries)
+
+    def value_norms(self) -> Tensor | None:
+        """See LayerData."""
+        kv_heads = self.entry.get("value_norms")
+        if kv_heads is None:
+            return None
+        length = self.entry["shape"][2]
+        with self._reading(KEYS):
+            rows = self._table(KEYS, KEY_COLUMNS)
+            places = rows["kv_head"] * np.int64(length) + rows["key"]
+            if not np.array_equal(places, np.arange(kv_heads * length)):
+                raise ValueError("its rows are not those of every kv head and key")
+            return torch.from_numpy(rows["value_norm"].reshape(kv_heads, length).copy())
 
     def _stored(self, heads: int, queries: int, length: int) -> tuple[Tensor, Tensor]:
         with safe_open(self.folder / QUERIES_KEYS, framework="pt") as file:

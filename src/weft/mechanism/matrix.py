@@ -47,10 +47,12 @@ class AttentionMatrix:
     Args:
         queries: (heads, queries, depth).
         keys: (kv_heads, keys, depth); kv_heads divides heads.
-        mask, bias, relative, scale: as for `weft.attention`, without a batch.
+        mask, bias, relative, scale, softcap, sinks: as for `weft.attention`, without a batch.
+        lse: each row's log-sum-exp, (heads, queries), where it is known already.
         backend: as for `weft.attention`.
 
-    Making one takes one pass, which finds each row's log-sum-exp and entropy.
+    Making one takes one pass, which finds each row's log-sum-exp and entropy; where the first is
+    given, none.
 
     >>> tokens = torch.eye(3)[None]
     >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # e^score is 2 or 1
@@ -73,6 +75,9 @@ class AttentionMatrix:
         bias: Tensor | None = None,
         relative: Relative | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        lse: Tensor | None = None,
         backend: Backend | None = None,
     ) -> None:
         for name, tensor in (("queries", queries), ("keys", keys)):
@@ -86,13 +91,18 @@ class AttentionMatrix:
         self.bias = None if bias is None else bias.detach()
         self.relative = relative
         self.scale = 1 / math.sqrt(max(queries.shape[2], 1)) if scale is None else float(scale)
+        self.softcap = softcap
+        self.sinks = None if sinks is None else sinks.detach()
         self.backend = backend
-        graph = self._attend(Top(0))
-        #: Log-sum-exp of each row's scores; minus infinity where it sees no key.
-        self.lse: Tensor = graph.lse
-        #: Number of keys each row sees.
-        self.count: Tensor = graph.count
-        self._entropy = graph.entropy
+        self._graph: AttentionGraph | None = None
+        if lse is not None and lse.shape != self.shape[:2]:
+            raise ShapeError(
+                f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head and "
+                f"query, {self.shape[:2]}."
+            )
+        #: Log-sum-exp of each row's scores, its sink's with them; minus infinity where there is
+        #: nothing to sum.
+        self.lse: Tensor = self._rows().lse if lse is None else lse.detach()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -130,7 +140,12 @@ class AttentionMatrix:
 
     def entropy(self) -> Tensor:
         """Of each row's weights, in nats, (heads, queries)."""
-        return self._entropy
+        return self._rows().entropy
+
+    @property
+    def count(self) -> Tensor:
+        """Number of keys each row sees, (heads, queries)."""
+        return self._rows().count
 
     def sum_of_squares(self) -> Tensor:
         """``sum_j P_ij^2``: 1 for a row on one key, 1 / n for one spread over n; (heads, queries).
@@ -141,7 +156,14 @@ class AttentionMatrix:
         if relative is not None and not self._shaw:
             relative = self._by_distance(2.0)
         bias = None if self.bias is None else 2 * self.bias
-        graph = self._attend(Top(0), scale=2 * self.scale, bias=bias, relative=relative)
+        graph = self._attend(
+            Top(0),
+            scale=2 * self.scale,
+            bias=bias,
+            relative=relative,
+            softcap=None if self.softcap is None else 2 * self.softcap,
+            sinks=None,
+        )
         return self._exponential(graph.lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
@@ -155,7 +177,7 @@ class AttentionMatrix:
                 f"reciprocity: the matrix is {queries} by {length}; expected a square one, of a "
                 "sequence that looks at itself."
             )
-        if self._shaw:
+        if self._shaw or self.softcap is not None:
             return self._reciprocity_by_blocks()
         keys = self._repeated_keys()
         both = torch.cat((self.queries, keys), -1), torch.cat((keys, self.queries), -1)
@@ -316,6 +338,12 @@ class AttentionMatrix:
     def _shaw(self) -> bool:
         return isinstance(self.relative, Shaw)
 
+    def _rows(self) -> AttentionGraph:
+        """The rows of the matrix, without edges."""
+        if self._graph is None:
+            self._graph = self._attend(Top(0))
+        return self._graph
+
     def _nothing(self, length: int) -> Tensor:
         """Values without columns, for calls that are asked for their rows alone."""
         return self.queries.new_empty(length, 0)
@@ -350,8 +378,9 @@ class AttentionMatrix:
             one.relative = ByDistance(
                 by_distance[h : h + 1] if len(by_distance) > 1 else by_distance, self.shape[1] - 1
             )
-        one.lse, one.count = self.lse[h : h + 1], self.count[h : h + 1]
-        one._entropy = self._entropy[h : h + 1]
+        one.lse = self.lse[h : h + 1]
+        one.sinks = None if self.sinks is None else self.sinks[h : h + 1]
+        one._graph = None if self._graph is None else self._graph._map(lambda of: of[h : h + 1])
         return one
 
     def _vectors(self, vectors: Tensor, length: int, operation: str) -> tuple[Tensor, bool]:
@@ -383,6 +412,8 @@ class AttentionMatrix:
             bias=self.bias,
             relative=self._plain_relative(),
             scale=self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             backend=self.backend,
         )
 
@@ -393,6 +424,8 @@ class AttentionMatrix:
             "bias": self.bias,
             "relative": self._plain_relative(),
             "scale": self.scale,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
             "backend": self.backend,
             **changed,
         }
@@ -425,6 +458,7 @@ class AttentionMatrix:
             bias=bias,
             relative=relative,
             scale=self.scale,
+            softcap=self.softcap,
             keep=Top(0),
             backend=self.backend,
         )
@@ -449,7 +483,9 @@ class AttentionMatrix:
         queries, keys = self.queries[None], self._repeated_keys()[None]
         if bias is not None:
             bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
-        return AttentionCall(queries, keys, keys, Dot(), self.scale, None, relative, bias)
+        return AttentionCall(
+            queries, keys, keys, Dot(), self.scale, None, relative, bias, self.softcap
+        )
 
     def _tile(self, head: int, rows: range, columns: range) -> Tensor:
         one = self._of_head(head)

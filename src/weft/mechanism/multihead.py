@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.function import attend, attention
-from weft.mechanism.masks import Mask
+from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.observe import Observation, Observer
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
 from weft.mechanism.shapes import describe
@@ -197,7 +197,9 @@ class MultiHeadAttention(nn.Module):
                 keep=self.observer.keep,
             )  # fmt: skip
             scale = 1 / math.sqrt(self.depth)
-            self.observer(self, Observation(queries, keys, caught, scale))
+            rule = None if mask is None else as_mask(mask)
+            seen = Observation(queries, keys, values, caught, scale, rule, relative)
+            self.observer(self, seen)
         return self.w_o(self._join(output))  # type: ignore[no-any-return]
 
     def _relative_positions(self, offset: int) -> Relative | None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor, nn
 
 from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.masks import Mask
+from weft.mechanism.positions import Relative
 
 if TYPE_CHECKING:
     from weft.mechanism.multihead import MultiHeadAttention
@@ -28,14 +30,19 @@ class Observation:
 
     queries, keys: (batch, heads, queries, depth) and (batch, kv_heads, keys, depth), as scored:
     projected, and turned where positions are rotary.
+    values: (batch, kv_heads, keys, value_depth).
     caught: the graph, or the dense weights, as the observer's `keep` asked.
     scale: the factor on the scores.
+    mask, relative: as the call took them.
     """
 
     queries: Tensor
     keys: Tensor
+    values: Tensor
     caught: AttentionGraph | Tensor
     scale: float
+    mask: Mask | None
+    relative: Relative | None
 
 
 class Observer(Protocol):
@@ -76,6 +83,7 @@ class Recorder:
             observation,
             queries=observation.queries.detach(),
             keys=observation.keys.detach(),
+            values=observation.values.detach(),
             caught=caught,
         )
         self.calls.append((self._names[id(layer)], layer, detached))

@@ -18,10 +18,11 @@ from weft.formats.trace import Held, Trace, TraceLayer
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation, Recorder, layers_of, watching
-from weft.tracing.graphs import cut, proven_mask
+from weft.tracing.graphs import cut
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.names import token_names
 from weft.tracing.sequences import on_device_of
+from weft.tracing.terms import cut_terms, ranges_of
 
 __all__ = ["trace"]
 
@@ -233,12 +234,21 @@ def _layers(
                 "reads them."
             )
         graph = cut(caught, of_queries.span, of_keys.span).cpu()
+        of_sample = seen.queries[sample, :, of_queries.span], seen.keys[sample, :, of_keys.span]
+        terms = cut_terms(
+            ranges_of(seen.mask, caught.shape[1], caught.shape[2], sample),
+            seen.relative,
+            None,
+            None,
+            sample=sample,
+            rows=of_queries.span,
+            columns=of_keys.span,
+            limit=sum(tensor.numel() for tensor in of_sample),
+        )
+        norms = seen.values[sample, :, of_keys.span].float().norm(dim=-1).cpu()
         tensors = None
         if queries_keys:
-            tensors = (
-                seen.queries[sample, :, of_queries.span].cpu().clone(),
-                seen.keys[sample, :, of_keys.span].cpu().clone(),
-            )
+            tensors = (of_sample[0].cpu().clone(), of_sample[1].cpu().clone())
         index = counts.get(layer.kind, 0)
         counts[layer.kind] = index + 1
         heads, queries, keys = graph.shape
@@ -254,8 +264,8 @@ def _layers(
                 key_tokens=of_keys.tokens,
                 scale=seen.scale,
                 positions=layer.relative,
-                mask=proven_mask(graph),
-                data=Held(graph, tensors),
+                mask=terms.rule,
+                data=Held(graph, tensors, terms, norms),
             )
         )
     return tuple(layers)

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.terms import Terms
 from weft.formats.trace import Held, TraceLayer
 from weft.formats.trace_folder import TraceWriter
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
-from weft.mechanism.masks import causal
 from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.interface import InterfaceCall, transformers
 from weft.tracing.sequences import InputSequence, Sequences, layer_kind
+from weft.tracing.terms import cut_terms, ranges_of
 from weft.tracing.verification import deviation
 
 __all__ = ["Catcher"]
@@ -31,12 +33,9 @@ class _Caught:
     kind: str
     index: int
     graph: AttentionGraph
-    queries: Tensor | None
-    keys: Tensor | None
+    call: InterfaceCall | None
     scale: float
     positions: str
-    mask: str | None
-    softcap: float | None
     deviation: float | None
 
 
@@ -59,6 +58,8 @@ class Catcher:
         self._paths: list[str] = []
         self._counts: dict[str, int] = {}
         self._used: set[int | str] = set()
+        # With the mask itself, so that no other takes its id meanwhile.
+        self._ranges: dict[tuple[int, int, tuple[int, int]], tuple[Any, Tensor | None]] = {}
 
     def __call__(self, call: InterfaceCall) -> Tensor:
         """The output of one attention call, (batch, heads, queries, value_depth)."""
@@ -77,12 +78,9 @@ class Catcher:
                 kind=kind,
                 index=index,
                 graph=graph,
-                queries=call.queries if self._queries_keys else None,
-                keys=call.keys if self._queries_keys else None,
+                call=call,
                 scale=depth**-0.5 if call.scale is None else call.scale,
                 positions="none" if call.bias is None else "bias",
-                mask=_known_rule(call),
-                softcap=call.softcap,
                 deviation=deviation(call, found, graph),
             )
         )
@@ -103,9 +101,7 @@ class Catcher:
         empty = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
         nothing = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)
         _, graph = attend(empty, nothing, nothing, bias=weights.float().log(), keep=keep)
-        self._keep_layer(
-            _Caught(path, kind, index, graph, None, None, 1.0, "bias", None, None, None)
-        )
+        self._keep_layer(_Caught(path, kind, index, graph, None, 1.0, "bias", None))
 
     def _next(self, path: str, kind: str, keys: int) -> tuple[int, int, Top]:
         """The number of the next layer, its index among those of its kind, and what to keep."""
@@ -141,13 +137,7 @@ class Catcher:
             verified = caught.deviation
             if verified is not None:
                 verified = max(verified, _mass_lost(one, part, rows.span))
-            tensors = None
-            if caught.queries is not None and caught.keys is not None:
-                tensors = (
-                    caught.queries[min(sample, len(caught.queries) - 1), :, rows.span],
-                    caught.keys[min(sample, len(caught.keys) - 1), :, columns.span],
-                )
-                tensors = (tensors[0].cpu().clone(), tensors[1].cpu().clone())
+            tensors, terms, norms = self._made_of(caught.call, sample, rows.span, columns.span)
             layer = TraceLayer(
                 name=caught.path,
                 kind=caught.kind,
@@ -159,15 +149,49 @@ class Catcher:
                 key_tokens=columns.names,
                 scale=caught.scale,
                 positions=caught.positions,
-                mask=caught.mask or proven_mask(part),
-                softcap=caught.softcap,
+                mask=proven_mask(part) if terms is None else terms.rule,
+                softcap=None if caught.call is None else caught.call.softcap,
                 deviation=verified,
-                data=Held(part, tensors),
+                data=Held(part, tensors, terms, norms),
             )
             if self.writer is None:
                 self.caught[sample].append(layer)
             else:
                 self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
+
+    def _made_of(
+        self, call: InterfaceCall | None, sample: int, rows: slice, columns: slice
+    ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
+        """Queries and keys if they are kept, the terms, and the norms of values, of one input."""
+        if call is None:
+            return None, None, None
+        # One stands for every input where the model computes it once for all.
+        queries, keys, values = (
+            tensor[min(sample, len(tensor) - 1), :, span]
+            for tensor, span in (
+                (call.queries, rows), (call.keys, columns), (call.values, columns)
+            )
+        )  # fmt: skip
+        terms = cut_terms(
+            self._mask_ranges(call, sample),
+            None,
+            call.bias,
+            call.sinks,
+            sample=sample,
+            rows=rows,
+            columns=columns,
+            limit=queries.numel() + keys.numel(),
+        )
+        kept = (queries.cpu().clone(), keys.cpu().clone()) if self._queries_keys else None
+        return kept, terms, values.float().norm(dim=-1).cpu()
+
+    def _mask_ranges(self, call: InterfaceCall, sample: int) -> Tensor | None:
+        """The ranges of a call's mask; layers that share a mask share them."""
+        shape = call.queries.shape[2], call.keys.shape[2]
+        where = id(call.mask), sample, shape
+        if where not in self._ranges:
+            self._ranges[where] = call.mask, ranges_of(call.mask, *shape, sample)
+        return self._ranges[where][1]
 
     def _sequence(self, name: str, length: int, sample: int) -> InputSequence:
         named = self.named[sample]
@@ -201,13 +225,6 @@ class Catcher:
             )
         if self._wanted is not None and not self._wanted:
             raise InputError("trace: layers=[] asks for no layer; None traces every one.")
-
-
-def _known_rule(call: InterfaceCall) -> str | None:
-    """The rule of the mask where the model gave none of its own; None: the graph may prove it."""
-    if call.own_mask is None and (call.mask is None or call.mask == causal()):
-        return "all" if call.mask is None else "causal"
-    return None
 
 
 def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:

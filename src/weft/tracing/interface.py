@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, as_mask, causal
+from weft.tracing.terms import as_rule
 
 __all__ = ["InterfaceCall", "is_transformers_model", "routed", "routes", "transformers"]
 
@@ -98,21 +99,20 @@ def _own_function(module: nn.Module, name: str | None) -> Callable[..., Any] | N
     return eager  # type: ignore[no-any-return]
 
 
-def _mask_and_bias(own: Tensor | None, bias: Tensor | None) -> tuple[Mask | None, Tensor | None]:
+def _mask_and_bias(own: Tensor, queries: int, keys: int) -> tuple[Mask | None, Tensor | None]:
     """A mask of Transformers as who may look at whom, and what is left to be added to scores.
 
     Such a mask is bool (True = may look), or numbers that are added: 0 where a query may look, the
-    lowest number of the type or minus infinity where it may not.
+    lowest number of the type or minus infinity where it may not. A mask that is a window, or a
+    range of keys for each query, the same for the whole batch, becomes that rule, which costs no
+    matrix.
     """
-    if own is None:
-        return None, bias
-    if own.dtype == torch.bool:
-        return as_mask(own), bias
-    allowed = own > torch.finfo(own.dtype).min / 2
-    rest = own.masked_fill(~allowed, 0)
-    if bool(rest.any()):
-        bias = rest if bias is None else bias + rest
-    return as_mask(allowed), bias
+    allowed = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
+    bias = None
+    if own.dtype != torch.bool:
+        rest = own.masked_fill(~allowed, 0)
+        bias = rest if bool(rest.any()) else None
+    return as_rule(as_mask(allowed), queries, keys, len(allowed)), bias
 
 
 def _function(
@@ -121,6 +121,8 @@ def _function(
     receive: Callable[[InterfaceCall], Tensor],
 ) -> Callable[..., Any]:
     """The attention function to register."""
+    # Layers share masks: each is read once. With the mask itself, so that its id stays its own.
+    read: dict[int, tuple[Tensor, Mask | None, Tensor | None]] = {}
 
     def attention_forward(
         module: nn.Module,
@@ -138,7 +140,14 @@ def _function(
     ) -> tuple[Tensor, None]:
         if is_causal is None:
             is_causal = bool(getattr(module, "is_causal", True))
-        mask, bias = _mask_and_bias(attention_mask, position_bias)
+        mask, bias = None, position_bias
+        if attention_mask is not None:
+            if id(attention_mask) not in read:
+                sizes = query.shape[2], key.shape[2]
+                read[id(attention_mask)] = attention_mask, *_mask_and_bias(attention_mask, *sizes)
+            _, mask, added = read[id(attention_mask)]
+            if added is not None:
+                bias = added if bias is None else bias + added
         # Without a mask the flag decides, as for torch's fused attention. One query alone, the
         # last of a cache, may look at everything.
         if attention_mask is None and is_causal and query.shape[2] > 1:

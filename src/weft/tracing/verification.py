@@ -62,7 +62,7 @@ def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> flo
         sinks=call.sinks,
         keep=All(),
     )
-    own = _own_output(call, sampled, allowed, bias)
+    own = _own_output(call, sampled, rows, allowed, bias)
     # A query that may look nowhere has the output 0 here; implementations differ on it.
     looks = (graph.count[:, :, rows] > 0)[..., None]
     if not bool(looks.any()):
@@ -79,10 +79,20 @@ def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> flo
 
 
 def _own_output(
-    call: InterfaceCall, queries: Tensor, allowed: Tensor | None, bias: Tensor | None
+    call: InterfaceCall,
+    queries: Tensor,
+    rows: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
 ) -> Tensor:
-    """The model's own output for some rows, (batch, heads, rows, value_depth)."""
+    """The model's own output for some rows, (batch, heads, rows, value_depth).
+
+    By the mask that the model itself made, where it made one, not by the rule read from it.
+    """
     added = None
+    if call.own_mask is not None and call.own_mask.dtype == torch.bool:
+        allowed = call.own_mask
+        allowed = allowed if allowed.shape[2] == 1 else allowed[:, :, rows]
     if allowed is not None or bias is not None:
         added = queries.new_zeros(1, 1, queries.shape[2], call.keys.shape[2])
         if bias is not None:

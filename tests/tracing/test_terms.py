@@ -1,0 +1,125 @@
+"""The rule of a mask, and what else scores are made of, found in what a call was given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weft
+from weft.formats.trace import Trace
+from weft.mechanism.masks import Window
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.packed import Ranges
+from weft.tracing.terms import as_rule, cut_terms, ranges_of, rule_of_ranges
+
+
+@given(
+    queries=st.integers(1, 7),
+    keys=st.integers(1, 7),
+    left=st.none() | st.integers(0, 4),
+    right=st.none() | st.integers(0, 4),
+    offset=st.integers(-4, 4),
+)
+def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset):
+    mask = Window(left, right, offset)
+    dense = mask.dense(queries, keys)
+    found = ranges_of(weft.mechanism.masks.as_mask(dense), queries, keys)
+    assert torch.equal(found, ranges_of(mask, queries, keys))
+    rule = rule_of_ranges(found, keys)
+    again = torch.ones_like(dense) if rule is None else rule.dense(queries, keys)
+    assert torch.equal(again.expand_as(dense), dense)
+    # A band whose rows all see something is a window again, not a table of ranges.
+    if bool(dense.any(-1).all()):
+        assert not isinstance(rule, Ranges)
+
+
+@given(bits=st.lists(st.integers(0, 15), min_size=1, max_size=5))
+def test_ranges_are_those_of_the_cells_or_none(bits):
+    cells = torch.tensor([[bool(row >> key & 1) for key in range(4)] for row in bits])
+    found = ranges_of(weft.mechanism.masks.as_mask(cells), len(bits), 4)
+    together = all("01" not in format(row, "04b").strip("0") for row in bits)
+    assert (found is not None) == together
+    if found is not None:
+        assert torch.equal(Ranges(*found).dense(len(bits), 4)[0, 0], cells)
+
+
+def test_masks_joined_and_padded_have_the_ranges_of_their_cells():
+    real = torch.tensor([[False, True, True, True, False]])
+    for mask in (weft.causal() & weft.padding(real), weft.packed([2, 3]), weft.padding([3])):
+        expected = Ranges(*ranges_of(mask, 5, 5)).dense(5, 5)
+        assert torch.equal(expected, mask.dense(5, 5).expand_as(expected))
+    # Inputs of a batch differ: no rule for all of them, one for each.
+    both = weft.padding([2, 3])
+    assert as_rule(both, 4, 4, 2) is both
+    assert ranges_of(both, 4, 4, 1).tolist() == [[0] * 4, [3] * 4]
+    same = weft.mechanism.masks.as_mask(torch.ones(2, 1, 3, 3, dtype=torch.bool).tril())
+    assert as_rule(same, 3, 3, 2) == weft.causal()
+
+
+def whole(bias, limit=0):
+    rows, columns = slice(0, bias.shape[2]), slice(0, bias.shape[3])
+    ranges = ranges_of(None, bias.shape[2], bias.shape[3])
+    return cut_terms(ranges, None, bias, None, sample=0, rows=rows, columns=columns, limit=limit)
+
+
+def test_a_bias_is_kept_by_distance_or_whole_or_said_to_be_missing():
+    values = torch.randn(2, 6)
+    distance = torch.arange(4)[None, :] - torch.arange(3)[:, None] + 2
+    terms = whole(values[:, distance][None])
+    assert torch.equal(terms.relative.bias(range(3), 4, torch.device("cpu")), values[:, distance])
+    assert terms.bias is None
+    free = torch.randn(1, 2, 3, 4)
+    assert torch.equal(whole(free, limit=24).bias, free[0])
+    assert "a bias that follows no rule" in whole(free, limit=23).missing
+
+
+def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path):
+    holes = torch.ones(4, 4, dtype=torch.bool)
+    holes[3, 1] = False
+    language_model.forward = lambda tokens: [
+        language_model.layers[0](language_model.embedding(tokens), mask=holes)
+    ]
+    trace = weft.trace(language_model, torch.tensor([1, 2, 3, 4]))
+    trace.save(tmp_path / "t")
+    for found in (trace, weft.open(tmp_path / "t")):
+        layer = found.layers[0]
+        assert layer.mask is None
+        assert layer.matrix is None
+        assert "not side by side" in layer.no_matrix
+        assert layer.queries is not None
+
+
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
+def test_the_matrix_of_wefts_own_layers(relative, tmp_path):
+    class Model(torch.nn.Module):
+        padding = 0
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(20, 16)
+            self.layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=3)
+
+        def forward(self, tokens):
+            real = weft.padding(tokens != 0)
+            return self.layer(self.embedding(tokens), mask=weft.window(4, 2) & real)
+
+    torch.manual_seed(3)
+    tokens = torch.tensor([[0, 0, 5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 4, 5, 6, 7, 0, 0]])
+    for trace in weft.trace(Model(), tokens, keep=weft.All()):
+        assert isinstance(trace, Trace)
+        trace.save(tmp_path / "t", overwrite=True)
+        for found in (trace, weft.open(tmp_path / "t")):
+            (layer,) = found.layers
+            assert layer.mask == "window"
+            assert layer.terms.window == [4, 2, 0]
+            assert torch.allclose(layer.matrix.dense(), layer.graph.dense(), atol=2e-6)
+            assert layer.value_norms.shape == (2, 7)
+
+
+def test_without_queries_and_keys_there_is_no_matrix(language_model):
+    trace = weft.trace(language_model, torch.tensor([1, 2, 3]), queries_keys=False)
+    assert trace.layers[0].matrix is None
+    assert trace.layers[0].no_matrix == "its queries and keys were not kept"
+    assert trace.layers[0].value_norms.shape == (4, 3)
