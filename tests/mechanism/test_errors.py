@@ -254,6 +254,15 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("matrix above", lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
     ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "counted from 0"),
     ("matrix dense", lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
+    ("matrix row", lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[(0, 0.5, 0)]", "no such query"),
+    ("matrix block", lambda: matrix(2, 3, 4).block_maxima(0), "block_maxima", "1 or more"),
+    ("matrix mass", lambda: matrix(2, 3, 4).mass([3]), "mass", "indices below 3"),
+    (
+        "matrix lse",
+        lambda: weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4), lse=zeros(3)),
+        "AttentionMatrix",
+        "each head and query, (2, 3)",
+    ),
     ("matrix square", lambda: wide_matrix().reciprocity(), "reciprocity", "a square one"),
 ]
 

@@ -75,12 +75,17 @@ def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Te
     if draw(st.booleans(), label="own scale"):
         options["scale"] = 0.4
     if draw(st.booleans(), label="softcap"):
-        options["softcap"] = 0.7
+        options["softcap"] = 1.5
     if draw(st.booleans(), label="sinks"):
         options["sinks"] = random(heads).to(dtype)
-    matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), **options)
-    if draw(st.booleans(), label="lse is given"):
-        matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), lse=matrix.lse, **options)
+    given = dict(options)
+    if draw(st.booleans(), label="lse given"):
+        values = keys.to(dtype)[..., :1]
+        graph = weft.attend(queries.to(dtype), keys.to(dtype), values, keep=weft.Top(0), **options)[
+            1
+        ]
+        given["lse"] = graph.lse
+    matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), **given)
 
     def wide(value: Any) -> Any:
         return value.double() if isinstance(value, Tensor) and value.dtype != torch.bool else value
@@ -134,7 +139,11 @@ def test_every_question_is_answered_as_by_the_dense_matrix(
     cells = torch.nn.functional.pad(torch.ones_like(dense), (0, -length % size, 0, -rows % size))
     cells = cells.unflatten(2, (-1, size)).unflatten(1, (-1, size)).sum((2, 4))
     close(matrix.block_means(size), tiles.sum((2, 4)) / cells)
-    close(matrix.top(2).weights.sum(-1), dense.topk(min(2, length), -1).values.sum(-1))
+    top = matrix.top(2)
+    close(top.weights.sum(-1), dense.topk(min(2, length), -1).values.sum(-1))
+    close(top.entropy, matrix.entropy().double())
+    close(top.rest, (matrix.lse > -math.inf).double() - top.weights.sum(-1))
+    assert matrix.count.shape == (heads, rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -200,6 +209,17 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
         (lambda m: m[0, 0, 3], "no such key"),
         (lambda m: m.above(0), "above: weight=0; expected a weight above 0"),
         (lambda m: m.head(1), "head: no head 1; the matrix has 1"),
+        (lambda m: m[1, 0, 0], "no such head; expected a number below 1"),
+        (lambda m: m[0.5, 0, 0], "no such head"),
+        (lambda m: m[0, ::2, 0], "no such query; expected a number below 2, or a slice without"),
+        (lambda m: m @ torch.zeros(2, 3, 1), r"@: the vectors are \(2, 3, 1\); expected"),
+        (lambda m: m.mass([3]), "mass: no such keys"),
+        (lambda m: m.block_means(0), "block_means: size=0; expected the side of a block"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, softcap=-1.0), "AttentionMatrix: softcap=-1"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, sinks=torch.zeros(2)), "the sinks are"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, lse=torch.zeros(3)), "lse is"),
+        (lambda m: AttentionMatrix("x", m.keys), "queries are str; expected a tensor"),
+        (lambda m: AttentionMatrix(m.queries, m.keys.double()), "AttentionMatrix: queries are"),
     ],
 )
 def test_errors_name_the_remedy(ask: Any, message: str) -> None:
@@ -214,3 +234,35 @@ def test_a_row_that_sees_nothing_is_zero() -> None:
     assert matrix.lse[0, 1] == -math.inf
     assert matrix.received().sum() == pytest.approx(2)
     assert matrix.reciprocity()[0, 1] == 0 and matrix.sum_of_squares()[0, 1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (300 * torch.randn(2, 2, 30, 64, generator=generator)).to(dtype)
+    matrix = AttentionMatrix(queries, keys, scale=1e-5)
+    wide = AttentionMatrix(queries.double(), keys.double(), scale=1e-5)
+    assert matrix.dense().dtype == torch.float32
+    close(matrix.dense(), wide.dense())
+    close(matrix.T @ queries.new_ones(30), wide.received())
+
+
+def test_a_given_lse_costs_no_pass_and_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    own = AttentionMatrix(x, x)
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.mechanism.matrix_call.attend", None)
+        halved = AttentionMatrix(x, x, lse=own.lse + math.log(2))
+        tile = halved[1, 1:3, 2:]
+    close(tile, 0.5 * own[1, 1:3, 2:].double())
+    close(halved.dense(), 0.5 * own.dense().double())
+    close(halved.top(2).rest + halved.top(2).weights.sum(-1), torch.ones(2, 5).double())
+
+
+def test_more_columns_than_one_call_takes() -> None:
+    x = torch.randn(1, 1100, 4, generator=torch.Generator().manual_seed(0))
+    matrix = AttentionMatrix(x, x)
+    dense = matrix.dense().double()
+    close(matrix @ torch.eye(1100), dense)
+    close(matrix.T @ torch.eye(1100), dense.transpose(1, 2))
+    close(matrix.block_means(1), dense)

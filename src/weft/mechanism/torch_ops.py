@@ -27,7 +27,14 @@ from weft.mechanism.positions import Shaw
 from weft.mechanism.scores import Dot, ScaledDot
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["attend", "attend_all", "attention", "block_scores", "fused_serves"]
+__all__ = [
+    "attend",
+    "attend_all",
+    "attention",
+    "block_scores",
+    "fused_serves",
+    "with_float_tensors",
+]
 
 #: Numbers that one block of rows may hold: 64 MiB of float32.
 BLOCK_CELLS = 2**24
@@ -37,7 +44,7 @@ BLOCK_CELLS = 2**24
 Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _with_float_tensors(parts: Any) -> Any:
+def with_float_tensors(parts: Any) -> Any:
     """A score or relative positions with every half-precision tensor in float32."""
     if not is_dataclass(parts):
         return parts
@@ -59,8 +66,8 @@ def _in_float(call: AttentionCall) -> AttentionCall:
         queries=queries,
         keys=queries if call.keys is call.queries else call.keys.float(),
         values=call.values.float(),
-        score=_with_float_tensors(call.score),
-        relative=_with_float_tensors(call.relative),
+        score=with_float_tensors(call.score),
+        relative=with_float_tensors(call.relative),
     )
 
 

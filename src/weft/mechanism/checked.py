@@ -1,0 +1,115 @@
+"""The arguments of an attention call: checked, with every default filled in."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError, ShapeError
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.masks import Mask, as_mask
+from weft.mechanism.positions import Relative
+from weft.mechanism.scores import ScaledDot, Score
+from weft.mechanism.shapes import check_attention_inputs, describe
+
+__all__ = ["check_tensors", "checked_call"]
+
+
+def _is_number(number: object) -> bool:
+    """Whether an argument is None, or a finite number."""
+    try:
+        return number is None or math.isfinite(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def check_tensors(operation: str, *tensors: object) -> None:
+    """Raise an InputError where queries, keys or values are no tensor."""
+    for name, tensor in zip(("queries", "keys", "values"), tensors, strict=False):
+        if not isinstance(tensor, Tensor):
+            raise InputError(
+                f"{operation}: {name} are {type(tensor).__name__}; expected a tensor, as from "
+                "torch.as_tensor."
+            )
+
+
+def checked_call(
+    operation: str,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Mask | Tensor | None,
+    score: Score | None,
+    relative: Relative | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> AttentionCall:
+    """The call with a batch dimension and its defaults filled in, or an error that says why not."""
+    score = ScaledDot() if score is None else score
+    if not isinstance(score, Score):
+        raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
+    if relative is not None and not isinstance(relative, Relative):
+        raise InputError(
+            f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
+        )
+    for name, tensor in (("bias", bias), ("sinks", sinks)):
+        if tensor is not None and not (isinstance(tensor, Tensor) and not tensor.is_complex()):
+            raise InputError(
+                f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
+                "numbers, or None."
+            )
+    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+        if (number is None and name == "dropout") or not _is_number(number):
+            raise InputError(f"{operation}: {name}={number!r}; expected a finite number.")
+    same = queries is keys
+    if queries.ndim == keys.ndim == values.ndim == 3:
+        queries, keys, values = queries[None], keys[None], values[None]
+    if same:
+        keys = queries
+    check_attention_inputs(operation, queries, keys, values, same_depth=score.same_depth)
+    batch, heads, rows, depth = queries.shape
+    length, value_depth = keys.shape[2], values.shape[3]
+    if mask is not None:
+        mask = as_mask(mask)
+        mask.check(batch, heads, rows, length)
+    if relative is not None:
+        relative.check(heads, depth, value_depth)
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            raise InputError(f"{operation}: the bias is bool. Give it as mask=.")
+        sizes = (1,) * (4 - bias.ndim) + tuple(bias.shape)
+        expected = (batch, heads, rows, length)
+        if bias.ndim > 4 or any(
+            size not in (1, want) for size, want in zip(sizes, expected, strict=True)
+        ):
+            raise ShapeError(
+                f"{operation}: the bias is {describe(bias)}, which does not broadcast to (batch, "
+                f"heads, queries, keys) = {expected}."
+            )
+        bias = bias.reshape(sizes)
+    if sinks is not None and sinks.shape != (heads,):
+        raise ShapeError(
+            f"{operation}: the sinks are {describe(sinks)}; expected one logit a head, ({heads},)."
+        )
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
+    if not 0 <= dropout < 1:
+        raise InputError(f"{operation}: dropout={dropout}; expected a probability in [0, 1).")
+    return AttentionCall(
+        queries,
+        keys,
+        values,
+        score,
+        score.default_scale(depth) if scale is None else float(scale),
+        mask,
+        relative,
+        bias,
+        softcap,
+        sinks,
+        dropout,
+    )
