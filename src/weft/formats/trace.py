@@ -319,6 +319,16 @@ class Trace:
         )
         return cls(sequences, layers, manifest["model"], manifest.get("positions", {}))
 
+    def sql(self, query: str) -> pandas.DataFrame:
+        """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
+
+        The views are in `weft.analysis.views`. Raises: InputError: the query asks for what there
+        is not.
+        """
+        from weft.analysis.query import sql
+
+        return sql(self, query)
+
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_folder import edge_table
