@@ -242,7 +242,8 @@ def _relative_by_distance(
 def _relative_of_head(relative: Relative, h: int, shape: tuple[int, int, int]) -> Relative:
     if isinstance(relative, Shaw):
         table = relative.key_table
-        return replace(relative, key_table=table[h : h + 1] if table.ndim == 3 else table)
+        own = table.ndim == 3 and len(table) > 1
+        return replace(relative, key_table=table[h : h + 1] if own else table)
     if isinstance(relative, ALiBi):
         return replace(relative, slopes=relative.slopes[h : h + 1])
     if isinstance(relative, Buckets):

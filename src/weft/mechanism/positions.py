@@ -212,7 +212,7 @@ class Shaw(Relative):
                 or table.shape[-1] != expected
                 or table.shape[-2] % 2 == 0
                 or table.shape[-2] != self.key_table.shape[-2]
-                or (table.ndim == 3 and table.shape[0] != heads)
+                or (table.ndim == 3 and table.shape[0] not in (1, heads))
             ):
                 raise ShapeError(
                     f"Shaw: the {name} table is {describe(table)}; expected (2 clip + 1, "
