@@ -331,7 +331,7 @@ class Trace:
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
-        from weft.formats.trace_folder import edge_table
+        from weft.formats.trace_files import edge_table
 
         try:
             import pandas

@@ -8,32 +8,39 @@
                                  enters the scores: see weft.formats.terms
 
 `layer` is the position in the list of layers of trace.json, from 0, as are head, query and key.
-Both tables are in the order layer, head, query; a query's edges come strongest first. Each layer
-is a row group of its own, so that one is read without the others. Nothing is ever unpickled.
+Both tables are in the order layer, head, query; a query's edges come strongest first. A row group
+holds heads of one layer, so that one is read without the others. Nothing is ever unpickled.
 
-A trace is written layer by layer, so that memory holds one layer at most, into a temporary folder
-that is renamed when it is whole.
+A trace is written layer by layer, each while the model computes the next, so that memory holds two
+layers at most, into a temporary folder that is renamed when it is whole.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_folder
 from weft.formats.terms import Terms
+from weft.formats.trace_files import (
+    STORED_TYPES,
+    TableFile,
+    TensorFile,
+    edge_tables,
+    file_digest,
+    key_table,
+    row_table,
+)
 from weft.mechanism.graph import AttentionGraph
 from weft.version import __version__
 
@@ -47,15 +54,10 @@ __all__ = [
     "QUERIES_KEYS",
     "ROWS",
     "ROW_COLUMNS",
-    "STORED_TYPES",
     "VERSION",
     "TraceWriter",
-    "edge_table",
-    "file_digest",
-    "key_table",
     "manifest_digest",
     "not_a_trace",
-    "row_table",
     "writing_trace",
 ]
 
@@ -73,75 +75,6 @@ EDGE_COLUMNS = ("layer", "head", "query", "key", "score", "weight")
 ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
 KEY_COLUMNS = ("layer", "kv_head", "key", "value_norm")
 
-#: Number types of stored queries and keys, by the names of safetensors.
-STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-_PARQUET: dict[str, Any] = {
-    "compression": "zstd",
-    "use_dictionary": ["layer", "head", "query"],
-    "write_page_checksum": True,
-    "store_schema": False,
-}
-
-
-def _numbers(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return tensor.detach().cpu().contiguous().float().numpy().ravel()
-
-
-def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
-    """The kept edges of a graph, as they lie in edges.parquet."""
-    keys = graph.keys.detach().cpu()
-    kept = keys >= 0
-    heads, queries = keys.shape[:2]
-    edges = kept.sum(-1).numpy().ravel()
-    head = np.repeat(np.arange(heads, dtype=np.int16), queries)
-    query = np.tile(np.arange(queries, dtype=np.int32), heads)
-    return pa.table(
-        {
-            "layer": pa.array(np.full(edges.sum(), layer, np.int16)),
-            "head": pa.array(np.repeat(head, edges)),
-            "query": pa.array(np.repeat(query, edges)),
-            "key": pa.array(keys[kept].numpy().astype(np.int32)),
-            "score": pa.array(_numbers(graph.scores.detach().cpu()[kept])),
-            "weight": pa.array(_numbers(graph.weights.detach().cpu()[kept])),
-        }
-    )
-
-
-def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
-    """The rows of a graph, as they lie in rows.parquet."""
-    heads, queries = graph.lse.shape
-    return pa.table(
-        {
-            "layer": pa.array(np.full(heads * queries, layer, np.int16)),
-            "head": pa.array(np.repeat(np.arange(heads, dtype=np.int16), queries)),
-            "query": pa.array(np.tile(np.arange(queries, dtype=np.int32), heads)),
-            "lse": pa.array(_numbers(graph.lse)),
-            "entropy": pa.array(_numbers(graph.entropy)),
-            "rest": pa.array(_numbers(graph.rest)),
-            "count": pa.array(graph.count.detach().cpu().numpy().ravel().astype(np.int32)),
-        }
-    )
-
-
-def key_table(layer: int, value_norms: Tensor) -> pa.Table:
-    """The norms of a layer's values, as they lie in keys.parquet."""
-    kv_heads, keys = value_norms.shape
-    return pa.table(
-        {
-            "layer": pa.array(np.full(kv_heads * keys, layer, np.int16)),
-            "kv_head": pa.array(np.repeat(np.arange(kv_heads, dtype=np.int16), keys)),
-            "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), kv_heads)),
-            "value_norm": pa.array(_numbers(value_norms)),
-        }
-    )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
     """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
@@ -149,63 +82,6 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     said = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
     text = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-class _Table:
-    """A Parquet file that grows by one row group a layer."""
-
-    def __init__(self, path: Path, template: pa.Table) -> None:
-        self.rows = 0
-        floats = [f.name for f in template.schema if pa.types.is_floating(f.type)]
-        self._writer = pq.ParquetWriter(
-            path, template.schema, use_byte_stream_split=floats, **_PARQUET
-        )
-
-    def append(self, table: pa.Table) -> None:
-        if table.num_rows:
-            self._writer.write_table(table, row_group_size=table.num_rows)
-            self.rows += table.num_rows
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _TensorFile:
-    """A safetensors file that grows by a tensor at a time.
-
-    The format puts its table of contents first, so the numbers are written beside it and joined
-    to it at the end.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._part = path, path.with_suffix(".part")
-        self._file: BinaryIO = self._part.open("wb")
-        self._contents: dict[str, Any] = {"__metadata__": {"format": FORMAT}}
-        self._names = {dtype: name for name, dtype in STORED_TYPES.items()}
-        self._names[torch.int32] = "I32"
-
-    def append(self, name: str, tensor: Tensor) -> None:
-        start = self._file.tell()
-        numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        self._file.write(numbers.data)
-        self._contents[name] = {
-            "dtype": self._names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, self._file.tell()],
-        }
-
-    def close(self) -> None:
-        self._file.close()
-
-    def join(self) -> None:
-        """Make the file of its two parts."""
-        self.close()
-        header = json.dumps(self._contents).encode()
-        header += b" " * (-len(header) % 8)
-        with self._path.open("wb") as whole, self._part.open("rb") as numbers:
-            whole.write(len(header).to_bytes(8, "little") + header)
-            shutil.copyfileobj(numbers, whole, 1 << 20)
-        self._part.unlink()
 
 
 class TraceWriter:
@@ -223,8 +99,11 @@ class TraceWriter:
         self._model, self._dtype = dict(model), dtype
         self._positions: dict[str, Mapping[str, Any]] = {}
         self._layers: list[dict[str, Any]] = []
-        self._tables: dict[str, _Table] = {}
-        self._tensors: _TensorFile | None = None
+        self._tables: dict[str, TableFile] = {}
+        self._tensors: TensorFile | None = None
+        # One layer is written while the model computes the next.
+        self._thread = ThreadPoolExecutor(1, "weft-trace")
+        self._pending: Future[None] | None = None
 
     def add_sequence(self, name: str, tokens: Sequence[str]) -> None:
         """Name a sequence that is known only while the model runs, before its first layer."""
@@ -271,15 +150,10 @@ class TraceWriter:
         """
         self._check(name, graph, queries_from, keys_from)
         number = len(self._layers)
-        tables = {EDGES: edge_table(number, graph), ROWS: row_table(number, graph)}
-        if value_norms is not None:
-            tables[KEYS] = key_table(number, value_norms)
-        for file, table in tables.items():
-            if file not in self._tables:
-                self._tables[file] = _Table(self._folder / file, table)
-            self._tables[file].append(table)
-        if queries_keys is not None:
-            self._append_tensors(number, queries_keys, terms)
+        self._wait()
+        self._pending = self._thread.submit(
+            self._write, number, graph, queries_keys, terms, value_norms
+        )
         self._layers.append(
             {
                 "name": name,
@@ -289,7 +163,7 @@ class TraceWriter:
                 "keys": keys_from,
                 "shape": list(graph.shape),
                 "kept": min(graph.k, graph.length),
-                "edges": tables[EDGES].num_rows,
+                "edges": int((graph.keys >= 0).sum()),
                 "scale": scale,
                 "positions": positions,
                 "mask": mask,
@@ -303,11 +177,38 @@ class TraceWriter:
             }
         )
 
-    def _append_tensors(
+    def _wait(self) -> None:
+        """Until the layer before is written; raises what went wrong."""
+        if self._pending is not None:
+            self._pending.result()
+
+    def _write(
+        self,
+        number: int,
+        graph: AttentionGraph,
+        queries_keys: tuple[Tensor, Tensor] | None,
+        terms: Terms | None,
+        value_norms: Tensor | None,
+    ) -> None:
+        for table in edge_tables(number, graph):
+            self._table(EDGES, table)
+        self._table(ROWS, row_table(number, graph))
+        if value_norms is not None:
+            self._table(KEYS, key_table(number, value_norms))
+        if queries_keys is not None:
+            self._write_tensors(number, queries_keys, terms)
+
+    def _table(self, name: str, table: pa.Table) -> None:
+        if name not in self._tables:
+            self._tables[name] = TableFile(self._folder / name, table.schema)
+        self._tables[name].append(table)
+
+    def _write_tensors(
         self, number: int, queries_keys: tuple[Tensor, Tensor], terms: Terms | None
     ) -> None:
         if self._tensors is None:
-            self._tensors = _TensorFile(self._folder / QUERIES_KEYS)
+            size = sum(tensor.nbytes for tensor in queries_keys)
+            self._tensors = TensorFile(self._folder / QUERIES_KEYS, {"format": FORMAT}, size)
         for part, tensor in zip(("queries", "keys"), queries_keys, strict=True):
             dtype = self._dtype or tensor.dtype
             if dtype not in STORED_TYPES.values():
@@ -335,18 +236,18 @@ class TraceWriter:
 
     def finish(self) -> None:
         """Close the tables and write the manifest: without it, a folder is no trace."""
-        if not self._tables:
+        if not self._layers:
             raise InputError("a trace needs at least one layer; none was written.")
-        self.close()
-        if self._tensors is not None:
-            self._tensors.join()
+        self._wait()
         files: dict[str, dict[str, Any]] = {}
         for name, table in self._tables.items():
-            files[name] = {"bytes": (self._folder / name).stat().st_size, "rows": table.rows}
+            table.close()
+            size = (self._folder / name).stat().st_size
+            files[name] = {"bytes": size, "rows": table.rows, "sha256": table.digest()}
         if self._tensors is not None:
-            files[QUERIES_KEYS] = {"bytes": (self._folder / QUERIES_KEYS).stat().st_size}
-        for name, entry in files.items():
-            entry["sha256"] = file_digest(self._folder / name)
+            self._tensors.finish()
+            path = self._folder / QUERIES_KEYS
+            files[QUERIES_KEYS] = {"bytes": path.stat().st_size, "sha256": file_digest(path)}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -363,7 +264,8 @@ class TraceWriter:
         (self._folder / MANIFEST).write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, whole or not."""
+        self._thread.shutdown()
         for file in (*self._tables.values(), self._tensors):
             if file is not None:
                 file.close()

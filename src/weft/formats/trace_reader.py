@@ -19,6 +19,7 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.formats.files import read_json
 from weft.formats.terms import TENSORS, Terms
+from weft.formats.trace_files import file_digest
 from weft.formats.trace_folder import (
     EDGE_COLUMNS,
     EDGES,
@@ -30,7 +31,6 @@ from weft.formats.trace_folder import (
     ROW_COLUMNS,
     ROWS,
     VERSION,
-    file_digest,
     manifest_digest,
 )
 from weft.mechanism.graph import AttentionGraph

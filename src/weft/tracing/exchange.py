@@ -143,7 +143,7 @@ def write_trace_parquet(trace: Trace, path: Path | str) -> None:
 def _named_edges(layer: TraceLayer, number: int) -> Any:
     import pyarrow as pa
 
-    from weft.formats.trace_folder import edge_table
+    from weft.formats.trace_files import edge_table
 
     table = edge_table(number, layer.graph)
     for side, tokens in (("query", layer.query_tokens), ("key", layer.key_tokens)):
