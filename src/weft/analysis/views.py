@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.formats.trace import Trace, TraceLayer
-from weft.formats.trace_folder import EDGES, KEYS, ROWS, edge_table, key_table, row_table
+from weft.formats.trace_files import edge_table, key_table, row_table
+from weft.formats.trace_folder import EDGES, KEYS, ROWS
 from weft.formats.trace_reader import StoredLayer
 
 if TYPE_CHECKING:

@@ -319,6 +319,16 @@ class Trace:
         )
         return cls(sequences, layers, manifest["model"], manifest.get("positions", {}))
 
+    def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
+        """How much of each input position is in each output position, (queries, keys).
+
+        By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
+        `weft.analysis.rollout.rollout`; rows and columns of long traces are cheaper there.
+        """
+        from weft.analysis.rollout import rollout
+
+        return rollout(self, kind=kind, exact=exact)
+
     def sql(self, query: str) -> pandas.DataFrame:
         """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
 
