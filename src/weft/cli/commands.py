@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from weft.cli.heads import heads
 from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
@@ -346,6 +347,9 @@ def export(
     )
     for file in written:
         print(file)
+
+
+app.command()(heads)
 
 
 def _text(text: str | None, file: Path | None, stdin: bool) -> str:

@@ -351,3 +351,13 @@ class Trace:
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+    def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
+        """What each head is for: one row a head, a column a measure, beside what chance scores.
+
+        exact: True: every measure exactly; False: from the kept edges alone; None: exactly where
+            that is cheap. See `weft.analysis.roles.heads`.
+        """
+        from weft.analysis.roles import heads
+
+        return heads(self, exact=exact)

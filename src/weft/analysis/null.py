@@ -1,0 +1,134 @@
+"""What chance alone would score: each row's weights dealt out anew among the keys it may see.
+
+A row keeps its weights, so its entropy, its largest weight and its sum of squares stay as they
+are; only which key gets which weight is drawn, every order alike, each row on its own. Under this
+null the mass on a set of keys has a mean and a variance in closed form, and a tail that can be
+bounded without assuming any distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["bennett", "holm", "partner_moments", "set_moments"]
+
+
+def set_moments(
+    sizes: Tensor, counts: Tensor, squares: Tensor, mass: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the mass that a shuffled row puts on a set of its keys.
+
+        mean     = M m / n
+        variance = m (n - m) / (n^2 (n - 1)) (n sum_j w_j^2 - M^2)
+
+    for m keys of n and weights w_j that add up to M: the sum of m weights drawn without
+    replacement.
+
+    Args:
+        sizes: m, how many of the keys are in the set.
+        counts: n, how many keys the row may look at.
+        squares: the row's sum of squares; one over it is its effective number of keys.
+        mass: M; 1 but for a sink.
+
+    Returns: mean and variance, of the common shape; 0 where n = 0.
+    Source: Cochran 1977, theorems 2.1 and 2.2.
+
+    >>> one_key, uniform = torch.tensor(1.0), torch.tensor(0.25)       # sums of squares
+    >>> mean, variance = set_moments(torch.tensor(1), torch.tensor(4), one_key)
+    >>> float(mean), float(variance)                # one key in four: p and p (1 - p)
+    (0.25, 0.1875)
+    >>> float(set_moments(torch.tensor(1), torch.tensor(4), uniform)[1])
+    0.0
+    """
+    m, n = sizes.double(), counts.double()
+    total = torch.as_tensor(mass).double()
+    mean = torch.where(n > 0, total * m / n.clamp(min=1), 0.0)
+    spread = (n * squares.double() - total.square()).clamp(min=0)
+    variance = m * (n - m).clamp(min=0) * spread / (n.square() * (n - 1)).clamp(min=1)
+    return mean, variance
+
+
+def partner_moments(counts: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of ``sum_i sum_(j != i) w_ij w_ji`` when every row is shuffled.
+
+    For rows that may look at every key. With m_i = 1 / n the mean of a shuffled weight,
+    a_i = sum_j w_ij^2 / n that of its square and c_i = (1 - sum_j w_ij^2) / (n (n - 1)) that of
+    the product of two of its row:
+
+        mean     = 2 sum_(i<j) m_i m_j
+        variance = 4 sum_(i<j) (a_i a_j - m_i^2 m_j^2)
+                   + 4 sum_i (c_i - m_i^2) sum_(j != k, both != i) m_j m_k
+
+    The second part is negative: pairs that share a row are negatively associated.
+
+    Args:
+        counts: n, (heads, queries).
+        squares: (heads, queries).
+
+    Returns: mean, variance, and its first part, which a bound of the tail takes; (heads,).
+    """
+    n, q = counts.double(), squares.double()
+    m = 1 / n.clamp(min=1)
+    c = (1 - q) * m / (n - 1).clamp(min=1)
+
+    def pairs(x: Tensor) -> Tensor:
+        return (x.sum(-1).square() - x.square().sum(-1)) / 2
+
+    others = m.sum(-1, keepdim=True) - m
+    two_others = others.square() - (m.square().sum(-1, keepdim=True) - m.square())
+    apart = 4 * (pairs(q * m) - pairs(m.square()))
+    together = 4 * ((c - m.square()) * two_others).sum(-1)
+    return 2 * pairs(m), (apart + together).clamp(min=0), apart.clamp(min=0)
+
+
+def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
+    """A bound of the chance that a sum exceeds its mean by so much.
+
+        P(S - E S >= t) <= exp(-V / b^2 h(b t / V)),  h(u) = (1 + u) log(1 + u) - u
+
+    Holds for any terms that are independent, or negatively associated as parts of one shuffled row
+    are, and at most b above their mean; nothing has to be normal. The true p-value is smaller.
+
+    Args:
+        excess: t.
+        variance: V, the sum of the terms' variances.
+        cap: b, how far one term can be above its mean.
+
+    Returns: at most 1; 1 where nothing can vary.
+    Source: Bennett 1962; Boucheron, Lugosi, Massart 2013, theorem 2.9; for negatively associated
+    terms Joag-Dev and Proschan 1983, Dubhashi and Ranjan 1998.
+
+    >>> p = bennett(torch.tensor([0.0, 3.0, 9.0]), torch.tensor(1.0), torch.tensor(1.0))
+    >>> [f"{x:.1e}" for x in p.tolist()]
+    ['1.0e+00', '7.8e-02', '8.1e-07']
+    """
+    t, v, b = excess.double(), variance.double(), cap.double()
+    varies = (t > 0) & (v > 1e-18) & (b > 1e-12)
+    u = b * t / v.clamp(min=1e-18)
+    exponent = v / b.clamp(min=1e-12).square() * ((1 + u) * torch.log1p(u) - u)
+    return torch.where(varies, torch.exp(-exponent), 1.0).clamp(max=1)
+
+
+def holm(p: Tensor) -> Tensor:
+    """p-values corrected for how many there are: at most alpha is the chance of one false find.
+
+    The i-th smallest of n is multiplied by n - i + 1, and made no smaller than those before it.
+
+    Args: p: (tests,); NaN where there was no test.
+    Returns: (tests,), NaN likewise.
+    Source: Holm 1979.
+
+    >>> holm(torch.tensor([0.01, 0.04, float("nan"), 0.03], dtype=torch.float64))
+    tensor([0.0300, 0.0600,    nan, 0.0600], dtype=torch.float64)
+    """
+    tested = ~p.isnan()
+    ordered, order = p[tested].sort()
+    factors = torch.arange(len(ordered), 0, -1, dtype=p.dtype)
+    corrected = torch.empty_like(ordered)
+    corrected[order] = (
+        (ordered * factors).cummax(0).values.clamp(max=1) if len(ordered) else ordered
+    )
+    result = torch.full_like(p, torch.nan)
+    result[tested] = corrected
+    return result

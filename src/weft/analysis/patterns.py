@@ -1,0 +1,143 @@
+"""Patterns: for each query, the set of keys that a role is about.
+
+Every role of a head is mass on such sets: the previous token is the diagonal one below the main
+one, the first token is one column, a duplicate token is the keys of the query's own class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.formats.trace import TraceLayer
+from weft.tracing.terms import ranges_of
+
+__all__ = ["Allowed", "Classes", "Diagonals", "Pattern", "allowed_keys", "class_numbers"]
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """Which keys each query may look at: a range of them.
+
+    first, end   (queries,): keys first_i to end_i - 1
+    count        (heads, queries): how many they are
+    known        whether the ranges are the true ones. If not they are wider, and only `count` is
+    """
+
+    first: Tensor
+    end: Tensor
+    count: Tensor
+    known: bool
+
+
+def allowed_keys(layer: TraceLayer) -> Allowed:
+    """The keys that each query of a layer may look at.
+
+    Where the trace does not say, a window is looked for that explains how many keys each row may
+    look at and has every kept edge in it.
+    """
+    graph = layer.graph
+    _, queries, keys = graph.shape
+    position, count = torch.arange(queries), graph.count
+    if layer.terms is not None and layer.mask is not None:
+        ranges = ranges_of(layer.terms.mask, queries, keys)
+        if ranges is not None:
+            return Allowed(ranges[0], ranges[1], count, True)
+    whole = torch.zeros_like(position), torch.full_like(position, keys)
+    if layer.mask == "all" or bool((count == keys).all()):
+        return Allowed(*whole, count, True)
+    causal = torch.zeros_like(position), position + 1
+    if layer.mask == "causal":
+        return Allowed(*causal, count, True)
+    same_for_heads = bool((count == count[:1]).all())
+    if queries == keys and queries and same_for_heads:
+        of_row = count[0]
+        reach = (int(of_row.max()) - 1) // 2
+        both_sides = (position - reach).clamp(min=0), (position + reach + 1).clamp(max=keys)
+        for first, end in (causal, (position + 1 - of_row, position + 1), both_sides):
+            inside = (graph.keys >= first[:, None]) & (graph.keys < end[:, None])
+            fits = bool((end - first == of_row).all()) and bool((first >= 0).all())
+            if fits and bool((inside | (graph.keys < 0)).all()):
+                return Allowed(first, end, count, True)
+    return Allowed(*whole, count, False)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonals:
+    """Query i: the keys i + lowest to i + highest."""
+
+    lowest: int
+    highest: int
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether the kept keys, (..., queries, k), are in the sets of their queries."""
+        distance = keys - torch.arange(keys.shape[-2])[:, None]
+        return (distance >= self.lowest) & (distance <= self.highest) & (keys >= 0)
+
+    def sizes(self, allowed: Allowed) -> Tensor:
+        """How many keys of each set may be looked at, (heads, queries)."""
+        position = torch.arange(len(allowed.first))
+        first = torch.maximum(allowed.first, position + self.lowest)
+        end = torch.minimum(allowed.end, position + self.highest + 1)
+        return torch.minimum((end - first).clamp(min=0), allowed.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """Query i: the keys of class ``of_queries[i]``, but for key i + without.
+
+    of_queries, of_keys: class numbers (queries,) and (keys,); a negative one is in no set.
+
+    >>> tokens = class_numbers(["a", "b", "a"])
+    >>> pattern = Classes(tokens, tokens, without=0)          # the other places of a token
+    >>> pattern.contains(torch.tensor([[2], [2], [0]]))[:, 0]
+    tensor([ True, False,  True])
+    """
+
+    of_queries: Tensor
+    of_keys: Tensor
+    without: int | None = None
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether the kept keys, (..., queries, k), are in the sets of their queries."""
+        of_edges = self.of_keys[keys.clamp(min=0)]
+        wanted = self.of_queries[:, None]
+        inside = (of_edges == wanted) & (wanted >= 0) & (keys >= 0)
+        if self.without is not None:
+            inside &= keys != torch.arange(keys.shape[-2])[:, None] + self.without
+        return inside
+
+    def sizes(self, allowed: Allowed) -> Tensor:
+        """How many keys of each set may be looked at, (heads, queries)."""
+        keys, queries = len(self.of_keys), len(self.of_queries)
+        # Keys in the order of their class, then of their place: a set in a range is a slice.
+        places, _ = (self.of_keys * (keys + 1) + torch.arange(keys)).sort()
+        start = self.of_queries * (keys + 1)
+        found = torch.searchsorted(places, start + allowed.end) - torch.searchsorted(
+            places, start + allowed.first
+        )
+        found = torch.where(self.of_queries >= 0, found, 0)
+        if self.without is not None and keys:
+            other = torch.arange(queries) + self.without
+            there = (other >= allowed.first) & (other < allowed.end)
+            there &= self.of_keys[other.clamp(0, keys - 1)] == self.of_queries
+            found = found - (there & (self.of_queries >= 0)).to(found.dtype)
+        return torch.minimum(found, allowed.count)
+
+
+Pattern = Diagonals | Classes
+
+
+def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) -> Tensor:
+    """A number for each token, equal ones alike.
+
+    known: numbers given before, to which new ones are added.
+
+    >>> class_numbers(["the", "dog", "the"])
+    tensor([0, 1, 0])
+    """
+    known = {} if known is None else known
+    return torch.tensor([known.setdefault(token, len(known)) for token in tokens]).long()

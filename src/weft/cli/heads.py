@@ -1,0 +1,161 @@
+"""`weft heads`: what each head is for, as a table."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.errors import DataError, InputError
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.table import Table
+
+    from weft.formats.trace import Trace
+
+__all__ = ["find_traces", "heads"]
+
+#: Columns that are always shown, and those that are shown of heads with a role.
+_FIRST = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
+_LAST = ("broad", "entropy", "distance")
+
+
+def heads(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces of one model, or their folder.")
+    ],
+    every: Annotated[
+        bool, typer.Option("--all", help="Every head and measure, not only heads with a role.")
+    ] = False,
+    role: Annotated[str | None, typer.Option(help="Only heads of this role.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Only heads of this layer.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="By this column, largest first; default: by layer and head.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many heads.")] = None,
+    exact: Annotated[
+        bool | None,
+        typer.Option(
+            "--exact/--kept",
+            help="Exact to the last measure, or from the kept edges alone; default: exact where "
+            "that is cheap.",
+        ),
+    ] = None,
+    reach: Annotated[int, typer.Option(min=0, help="Tokens on either side that are local.")] = 4,
+    alpha: Annotated[
+        float, typer.Option(help="The chance of one false role among all heads, at most.")
+    ] = 0.01,
+    least: Annotated[
+        float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")
+    ] = 0.2,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object as the last line.")
+    ] = False,
+) -> None:
+    """What each head of a traced model is for, and what chance would score."""
+    from weft.analysis.roles import ROLES
+    from weft.analysis.roles import heads as table_of
+
+    roles = (*ROLES, "broad", "mixed")
+    if role is not None and role not in roles:
+        raise InputError(f"--role {role}: no such role; there are {', '.join(roles)}.")
+    traces = find_traces(paths)
+    table = table_of(traces, exact=exact, reach=reach, alpha=alpha, least=least)
+    whole = len(table)
+    if sort is not None and sort not in table.columns:
+        raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
+    if layer is not None:
+        if not (table["layer"] == layer).any():
+            raise InputError(f"--layer {layer}: the trace has 0 to {int(table['layer'].max())}.")
+        table = table[table["layer"] == layer]
+    counts = table["role"].value_counts()
+    if role is not None:
+        table = table[table["role"] == role]
+    elif not every and not as_csv and not as_json:
+        table = table[~table["role"].isin(["broad", "mixed"])]
+    if sort is not None:
+        table = table.sort_values(sort, ascending=sort in ("layer", "head", "role"), kind="stable")
+    table = table if limit is None else table.head(limit)
+    if as_csv:
+        table.to_csv(sys.stdout, index=False)
+        return
+    _print(_rich_table(table, every), wide=every)
+    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
+    counted = ", ".join(f"{count} {name}" for name, count in counts.items())
+    texts = f"{len(traces)} text{'s' if len(traces) != 1 else ''}, {tokens:,} tokens"
+    print(f"{len(table)} of {whole} heads; {texts}. Roles: {counted}.")
+    if len(table) < whole and role is None and layer is None and limit is None:
+        print("Heads without a role are left out; --all shows them.")
+    if as_json:
+        rows = [
+            {name: None if _is_nan(value) else value for name, value in row.items()}
+            for row in table.to_dict("records")
+        ]
+        print(json.dumps({"traces": [str(path) for path in paths], "heads": rows}, default=str))
+
+
+def find_traces(paths: list[Path]) -> list[Trace]:
+    """The traces at some paths: each one, or a folder of several.
+
+    Raises: DataError: there is none.
+    """
+    from weft.formats.trace import Trace
+
+    found = []
+    for path in paths:
+        inside = sorted(path.glob("*/trace.json")) if path.is_dir() else []
+        if inside and not (path / "trace.json").exists():
+            found += [Trace.open(manifest.parent) for manifest in inside]
+        else:
+            found.append(Trace.open(path))
+    if not found:
+        raise DataError("no trace is given. Make one: weft trace MODEL --text ... -o t.weft")
+    return found
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _rich_table(table: pandas.DataFrame, every: bool) -> Table:
+    from rich.table import Table
+
+    from weft.analysis.roles import MEASURES
+
+    names = [*_FIRST, *(MEASURES if every else _LAST), "source"]
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        text = name in ("role", "source")
+        shown.add_column(name, justify="left" if text else "right", no_wrap=True)
+    for row in table.to_dict("records"):
+        shown.add_row(*(_said(str(name), row[name]) for name in names))
+    return shown
+
+
+def _said(name: str, value: Any) -> str:
+    """A cell as it is printed."""
+    if _is_nan(value):
+        return "-"
+    if name == "p":
+        return "<1e-99" if value < 1e-99 else f"{value:.0e}"
+    if name in ("z", "entropy", "distance"):
+        return f"{value:.2f}"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return str(value)
+
+
+def _print(table: Table, wide: bool) -> None:
+    """To standard output; whole lines where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=240 if wide else 160)
+    console.print(table)

@@ -1,0 +1,91 @@
+"""`weft heads`: the table, its filters, its formats, its errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def traces(make_trace: Callable[..., Any], tmp_path: Path) -> Path:
+    """A folder of two traces of one model."""
+    (tmp_path / "traces").mkdir()
+    for number in (1, 2):
+        make_trace([f"t{i % 5}" for i in range(20)]).save(tmp_path / "traces" / f"{number}.weft")
+    return tmp_path / "traces"
+
+
+def test_table_csv_and_json_agree(weft_main: Command, traces: Path) -> None:
+    trace = traces / "1.weft"
+    table = weft_main("heads", trace, "--all")
+    assert table.code == 0
+    assert table.out.splitlines()[0].split()[:3] == ["layer", "head", "role"]
+    assert "2 of 2 heads; 1 text, 20 tokens." in table.out
+    rows = list(csv.DictReader(io.StringIO(weft_main("heads", trace, "--csv").out)))
+    content = json.loads(weft_main("heads", trace, "--json").out.splitlines()[-1])
+    assert content["traces"] == [str(trace)]
+    assert [row["role"] for row in rows] == [head["role"] for head in content["heads"]]
+    assert float(rows[1]["same"]) == pytest.approx(content["heads"][1]["same"])
+    assert content["heads"][0]["separator"] is None
+
+
+def test_a_folder_of_traces_is_put_together(weft_main: Command, traces: Path) -> None:
+    both = weft_main("heads", traces, "--all")
+    assert both.code == 0
+    assert "2 texts, 40 tokens" in both.out
+    named = weft_main("heads", traces / "1.weft", traces / "2.weft", "--all")
+    assert named.out == both.out
+
+
+def test_filters_and_order(weft_main: Command, traces: Path) -> None:
+    trace = traces / "1.weft"
+    rows = json.loads(
+        weft_main("heads", trace, "--json", "--sort", "entropy", "--limit", "1").out.splitlines()[
+            -1
+        ]
+    )["heads"]
+    every = json.loads(weft_main("heads", trace, "--json").out.splitlines()[-1])["heads"]
+    assert rows == [max(every, key=lambda row: row["entropy"])]
+    none = weft_main("heads", trace, "--role", "induction")
+    assert none.code == 0
+    assert "0 of 2 heads" in none.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sort", "size"), "no such column"),
+        (("--role", "king"), "no such role"),
+        (("--layer", "7"), "the trace has 0 to 0"),
+        (("--alpha", "0"), "alpha=0"),
+        (("--exact",), "not known exactly"),
+    ],
+)
+def test_bad_options(
+    weft_main: Command,
+    make_trace: Callable[..., Any],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    make_trace(["a"] * 9, keep=3).save(tmp_path / "t.weft")
+    result = weft_main("heads", tmp_path / "t.weft", *arguments)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert line.startswith("weft: ")
+    assert said in line
+
+
+def test_no_trace(weft_main: Command, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        result = weft_main("heads", path)
+        assert result.code == 2
+        assert str(path) in result.err
