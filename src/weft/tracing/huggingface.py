@@ -19,6 +19,7 @@ from weft.tracing.catcher import Catcher
 from weft.tracing.dense import run_dense
 from weft.tracing.interface import routed, routes
 from weft.tracing.interface import transformers as library
+from weft.tracing.keeping import Keeper
 from weft.tracing.sequences import Sequences, on_device_of
 
 __all__ = ["trace_huggingface"]
@@ -57,13 +58,12 @@ def trace_huggingface(
             "the other, or leave save= out and save each trace."
         )
     says = dict(description or _describe(model))
-    catcher = Catcher(
-        Sequences(model, given, tokenizer, offsets), samples, keep, queries_keys, layers
-    )
+    keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
+    catcher = Catcher(keeper, keep, layers)
     training = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
         if save is not None:
-            catcher.writer = stack.enter_context(
+            keeper.writer = stack.enter_context(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
         try:
@@ -80,15 +80,7 @@ def trace_huggingface(
         catcher.check(model)
     if save is not None:
         return Trace.open(save)
-    traces = [
-        Trace(
-            {name: of.names for name, of in catcher.named[sample].items()},
-            tuple(catcher.caught[sample]),
-            says,
-            {name: of.known for name, of in catcher.named[sample].items() if of.known},
-        )
-        for sample in range(samples)
-    ]
+    traces = keeper.traces(says)
     return traces[0] if samples == 1 else traces
 
 

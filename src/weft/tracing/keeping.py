@@ -1,0 +1,145 @@
+"""From what was caught of a batch to the layers of a trace for each of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.formats.terms import Terms
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace_folder import TraceWriter
+from weft.mechanism.graph import AttentionGraph
+from weft.tracing.caught import Caught
+from weft.tracing.graphs import cut, proven_mask
+from weft.tracing.sequences import InputSequence, Sequences
+from weft.tracing.terms import cut_terms
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """Cuts what was caught to each input of the batch, and holds it, or writes it at once.
+
+    Args:
+        sequences: names the positions.
+        samples: inputs of the batch.
+        queries_keys: whether to keep queries and keys.
+    """
+
+    def __init__(self, sequences: Sequences, samples: int, queries_keys: bool) -> None:
+        self._sequences, self._samples, self._queries_keys = sequences, samples, queries_keys
+        self.writer: TraceWriter | None = None
+        self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
+        self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
+
+    def __call__(self, caught: Caught) -> None:
+        """Keep one layer of every input."""
+        graph = caught.graph
+        _, _, queries, keys = graph.shape
+        ends = self._sequences.ends(caught.path, caught.kind, queries, keys)
+        for sample in range(self._samples):
+            rows, columns = (
+                self._sequence(name, length, sample)
+                for name, length in zip(ends, (queries, keys), strict=True)
+            )
+            # One graph serves every input where the model computes it once for all.
+            one = graph[min(sample, len(graph) - 1)]
+            part = cut(one, rows.span, columns.span).cpu()
+            verified = caught.deviation
+            if verified is not None:
+                verified = max(verified, _mass_lost(one, part, rows.span))
+            tensors, terms, norms = self._made_of(caught, sample, rows.span, columns.span)
+            layer = TraceLayer(
+                name=caught.path,
+                kind=caught.kind,
+                index=caught.index,
+                shape=(part.shape[0], part.shape[1], part.shape[2]),
+                queries_from=ends[0],
+                keys_from=ends[1],
+                query_tokens=rows.names,
+                key_tokens=columns.names,
+                scale=caught.scale,
+                positions=caught.positions,
+                mask=proven_mask(part) if terms is None else terms.rule,
+                softcap=caught.softcap,
+                deviation=verified,
+                data=Held(part, tensors, terms, norms),
+            )
+            if self.writer is None:
+                self._layers[sample].append(layer)
+            else:
+                self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
+
+    def _made_of(
+        self, caught: Caught, sample: int, rows: slice, columns: slice
+    ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
+        """Queries and keys if they are kept, the terms, and the norms of values, of one input."""
+        if (
+            caught.queries is None
+            or caught.keys is None
+            or caught.value_norms is None
+            or caught.ranges is None
+        ):
+            return None, None, None
+        queries, keys, norms = (
+            tensor[min(sample, len(tensor) - 1), :, span]
+            for tensor, span in (
+                (caught.queries, rows), (caught.keys, columns), (caught.value_norms, columns)
+            )
+        )  # fmt: skip
+        terms = cut_terms(
+            caught.ranges[min(sample, len(caught.ranges) - 1)],
+            None,
+            caught.bias,
+            caught.sinks,
+            sample=sample,
+            rows=rows,
+            columns=columns,
+            limit=queries.numel() + keys.numel(),
+        )
+        kept = None
+        if self._queries_keys:
+            # Copies: the model goes on with its own.
+            plain = torch.contiguous_format
+            kept = (queries.cpu().clone(memory_format=plain), keys.cpu().clone(memory_format=plain))
+        return kept, terms, norms.cpu()
+
+    def _sequence(self, name: str, length: int, sample: int) -> InputSequence:
+        named = self._named[sample]
+        if name not in named:
+            named[name] = self._sequences.of(name, length, sample)
+        return named[name]
+
+    @staticmethod
+    def _write(
+        writer: TraceWriter, layer: TraceLayer, sequences: Mapping[str, InputSequence]
+    ) -> None:
+        for name, sequence in sequences.items():
+            writer.add_sequence(name, sequence.names)
+            if sequence.known:
+                writer.describe(name, sequence.known)
+        layer.append_to(writer)
+
+    def traces(self, model: Mapping[str, Any]) -> list[Trace]:
+        """The trace of each input, of what was held.
+
+        model: what they say of the model.
+        """
+        return [
+            Trace(
+                {name: of.names for name, of in self._named[sample].items()},
+                tuple(self._layers[sample]),
+                model,
+                {name: of.known for name, of in self._named[sample].items() if of.known},
+            )
+            for sample in range(self._samples)
+        ]
+
+
+def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:
+    """The mass that a row had on padding, at most."""
+    lost = part.rest - whole.rest[:, rows].cpu()
+    return float(lost.max()) if lost.numel() else 0.0
