@@ -9,12 +9,14 @@ import torch
 
 import weft
 from weft.mechanism import torch_ops
-from weft.mechanism.function import _checked
+from weft.mechanism.checked import checked_call
 
 
 def call_of(*shape: int, score: Any = None) -> Any:
     inputs = torch.zeros(shape)
-    return _checked("test", inputs, inputs, inputs, None, score, None, None, None, None, None, 0.0)
+    return checked_call(
+        "test", inputs, inputs, inputs, None, score, None, None, None, None, None, 0.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ mask that is none of these is formed as bool cells, up to a size.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -33,6 +34,9 @@ def _load_kernels() -> Any:
 
 #: The compiled kernels, or None.
 kernels: Any = _load_kernels()
+
+#: The instruction set whose kernels run, by name; the widest that the processor has if empty.
+INSTRUCTION_SET = os.environ.get("WEFT_INSTRUCTION_SET", "")
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28
@@ -72,7 +76,7 @@ class NativeCall:
     key_range: Tensor | None = None
     row_range: Tensor | None = None
     allowed: Tensor | None = None
-    instruction_set: str = ""
+    instruction_set: str = INSTRUCTION_SET
 
     #: What gradients may flow to, in the order of the autograd functions' arguments.
     names: ClassVar[tuple[str, ...]] = (
