@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from weft.formats.trace import Trace
     from weft.tracing.capture import trace
-    from weft.tracing.watch import watch
 
 
 __all__ = [
@@ -71,7 +70,6 @@ __all__ = [
     "rotary",
     "sinusoidal",
     "trace",
-    "watch",
     "window",
 ]
 
@@ -92,10 +90,6 @@ def __getattr__(name: str) -> Any:
         from weft.tracing.capture import trace
 
         return trace
-    if name == "watch":
-        from weft.tracing.watch import watch
-
-        return watch
     if name == "Trace":
         from weft.formats.trace import Trace
 

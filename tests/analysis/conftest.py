@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import weft
 from weft.formats.trace import Trace
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix import AttentionMatrix
 
 TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
 
@@ -61,3 +64,30 @@ def minilm_weights(minilm_folder: Path, minilm: tuple[Any, Any]) -> list[Tensor]
     with torch.no_grad():
         given = eager.eval()(**minilm[1](TEXT, return_tensors="pt"), output_attentions=True)
     return [weights[0] for weights in given.attentions]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A layer three times: as an operator, as kept edges, and dense in float64."""
+
+    matrix: AttentionMatrix
+    graph: AttentionGraph
+    dense: Tensor
+
+
+@pytest.fixture(params=["plain", "causal", "window", "sinks", "sharp"])
+def case(request: pytest.FixtureRequest) -> Case:
+    """Random layers of 3 heads and 60 positions, of which the 8 strongest edges are kept."""
+    generator = torch.Generator().manual_seed(17)
+    queries, keys = torch.randn(2, 3, 60, 8, generator=generator)
+    if request.param == "sharp":
+        queries = 4 * queries
+    mask = {"causal": weft.causal(), "window": weft.window(6, 2)}.get(request.param)
+    sinks = torch.tensor([0.5, 2.0, -1.0]) if request.param == "sinks" else None
+    options: dict[str, Any] = {"mask": mask, "sinks": sinks}
+    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(8), **options)
+    doubled = {**options, "sinks": None if sinks is None else sinks.double()}
+    _, dense = weft.attend(
+        queries.double(), keys.double(), keys.double(), keep=weft.All(), **doubled
+    )
+    return Case(AttentionMatrix(queries, keys, **options), graph, dense)

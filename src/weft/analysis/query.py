@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft.analysis.views import VIEWS, connect
+from weft.analysis.views import VIEWS, make_views
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_file
 from weft.formats.tokens import visible
@@ -53,7 +53,9 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
     """
     traces = {"trace": trace} if isinstance(trace, Trace) else trace
     with _one_line():
-        connection = connect(traces, column=not isinstance(trace, Trace))
+        import duckdb
+
+        connection = duckdb.connect(":memory:")
         statements = connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type.name not in ("SELECT", "EXPLAIN"):
             found = (
@@ -62,6 +64,8 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
                 else f"{len(statements)} statements"
             )
             raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
+        asked = {name.lower() for name in connection.get_table_names(query)}
+        make_views(connection, traces, column=not isinstance(trace, Trace), heads="heads" in asked)
         relation = connection.sql(statements[0])
         return Answer(relation.to_arrow_reader(100_000), connection)
 

@@ -38,7 +38,7 @@ from weft.analysis.averaged import Averaged, averaged
 from weft.errors import InputError
 from weft.formats.trace import Trace, TraceLayer
 
-__all__ = ["Rollout", "rollout", "rollout_columns", "rollout_rows", "whole_rollout"]
+__all__ = ["Rollout", "ends", "rollout", "rollout_columns", "rollout_rows", "whole_rollout"]
 
 #: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
 LIMIT = 2**28
@@ -191,6 +191,12 @@ def rollout_columns(
         held = _forward(_step(layer, exact), held, residual)
     values = held[queries]
     return Rollout(values[:, :-1].contiguous(), (1 - values[:, -1]).clamp(min=0))
+
+
+def ends(trace: Trace, kind: str | None = None) -> tuple[str, str]:
+    """The sequences that the rows and the columns of a rollout are of."""
+    _, queries, keys, _ = _chosen(trace, kind)
+    return queries, keys
 
 
 def _forward(step: _Step, held: dict[str, Tensor], residual: float) -> dict[str, Tensor]:

@@ -7,8 +7,7 @@
               where the trace does not know them
     layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
               positions, mask, softcap, deviation
-    heads     layer, head, and means over the queries: entropy, rest, and the weight that kept
-              edges put on the previous, the next, the same and the first key
+    heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
     named     edges with the tokens at both ends, query_token and key_token, and the layer's kind
 
 Positions count from 0. Of several traces, every view has a first column, `trace`.
@@ -30,24 +29,9 @@ from weft.formats.trace_reader import StoredLayer
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["VIEWS", "connect", "stored_folder"]
+__all__ = ["VIEWS", "make_views", "stored_folder"]
 
 VIEWS = ("edges", "rows", "keys", "tokens", "layers", "heads", "named")
-
-_HEADS = """
-    with r as (select {trace}layer, head, count(*) as queries, avg(entropy) as entropy,
-        avg(rest) as rest from rows group by all),
-    e as (select {trace}layer, head,
-        sum(weight) filter (where key = query - 1) as previous,
-        sum(weight) filter (where key = query + 1) as next,
-        sum(weight) filter (where key = query) as same,
-        sum(weight) filter (where key = 0) as first from edges group by all)
-    select {r_trace}r.layer, r.head, r.entropy, r.rest,
-        coalesce(e.previous / nullif(r.queries - 1, 0), 0) as previous,
-        coalesce(e.next / nullif(r.queries - 1, 0), 0) as next,
-        coalesce(e.same / r.queries, 0) as same, coalesce(e.first / r.queries, 0) as first
-    from r left join e on {same}e.layer = r.layer and e.head = r.head
-"""
 
 _NAMED = """
     select e.*, q.token as query_token, k.token as key_token, l.kind
@@ -67,20 +51,25 @@ def stored_folder(trace: Trace) -> Path | None:
     return folders.pop() if len(folders) == 1 else None
 
 
-def connect(traces: Mapping[str, Trace], *, column: bool) -> duckdb.DuckDBPyConnection:
-    """A database in memory with the views, closed to everything else.
+def make_views(
+    connection: duckdb.DuckDBPyConnection,
+    traces: Mapping[str, Trace],
+    *,
+    column: bool,
+    heads: bool,
+) -> None:
+    """Give a database in memory the views, and close it to everything else.
 
     Saved traces are read straight from their Parquet files, unsaved ones from their memory, and
     only what a query needs of them. No other file can be read, none can be written, no extension
     loaded, and none of that be turned on again.
 
     Args:
+        connection: a new one.
         traces: by name.
         column: whether the views have the column `trace`.
+        heads: whether to make the view `heads`, which has to be computed.
     """
-    import duckdb
-
-    connection = duckdb.connect(":memory:")
     files: list[str] = []
     tables: tuple[tuple[str, str, Callable[[int, TraceLayer], pa.Table | None]], ...] = (
         ("edges", EDGES, lambda number, layer: edge_table(number, layer.graph)),
@@ -91,11 +80,8 @@ def connect(traces: Mapping[str, Trace], *, column: bool) -> duckdb.DuckDBPyConn
         _make_view(connection, traces, view, file, table, column, files)
     _register(connection, "tokens", _stack(traces, _tokens, column))
     _register(connection, "layers", _stack(traces, _layers, column))
-    of_trace = {"trace": "trace, ", "r_trace": "r.trace, ", "same": "e.trace = r.trace and "}
-    connection.execute(
-        "create view heads as"
-        + _HEADS.format(**(of_trace if column else dict.fromkeys(of_trace, "")))
-    )
+    if heads:
+        _register(connection, "heads", _stack(traces, _heads, column))
     same = {"same": "l", "q_same": "q", "k_same": "k"}
     joins = {name: f"{of}.trace = e.trace and " if column else "" for name, of in same.items()}
     connection.execute("create view named as" + _NAMED.format(**joins))
@@ -110,7 +96,6 @@ def connect(traces: Mapping[str, Trace], *, column: bool) -> duckdb.DuckDBPyConn
         "lock_configuration = true",
     ):
         connection.execute(f"set {setting}")
-    return connection
 
 
 def _make_view(
@@ -192,6 +177,12 @@ def _keys(number: int, layer: TraceLayer) -> pa.Table | None:
 def _clean(token: str) -> str:
     """UTF-8 has no lone surrogates."""
     return token.encode("utf-8", "replace").decode()
+
+
+def _heads(trace: Trace) -> pa.Table:
+    from weft.analysis.roles import heads
+
+    return pa.Table.from_pandas(heads(trace), preserve_index=False)
 
 
 def _tokens(trace: Trace) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,13 @@ from weft.errors import InputError
 __all__: list[str] = []
 
 TracePath = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")]
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--kept",
+        help="From all weights, or from the kept edges; default: from all where that is cheap.",
+    ),
+]
 
 
 @app.command()
@@ -48,3 +55,77 @@ def query(
         _print_json({"columns": columns, "rows": rows_of})
     else:
         print(shown(table, limit))
+
+
+@app.command()
+def measures(
+    path: TracePath,
+    by: Annotated[str, typer.Option(help="head or layer: what a row is.")] = "layer",
+    exact: Exact = None,
+    share: Annotated[float, typer.Option(help="Of the mass, that heavy hitters hold.")] = 0.9,
+    threshold: Annotated[float, typer.Option(help="The weight of an edge that connects.")] = 0.1,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Graph measures: who receives, heavy hitters, PageRank, reciprocity, rank, connected parts."""
+    from weft.analysis.graph_measures import graph_measures
+    from weft.formats.trace import Trace
+
+    table = graph_measures(Trace.open(path), by=by, exact=exact, share=share, threshold=threshold)
+    _print_frame(table, as_csv)
+    if as_json:
+        _print_json({"trace": str(path), "measures": _records(table)})
+
+
+@app.command()
+def rollout(
+    path: TracePath,
+    token: Annotated[int, typer.Option(help="A position; negative ones from the end.")] = 0,
+    column: Annotated[
+        bool, typer.Option("--column", help="Where the position went, not what it holds.")
+    ] = False,
+    kind: Annotated[
+        str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+    ] = None,
+    exact: Exact = None,
+    top: Annotated[int, typer.Option(min=1, help="Positions printed at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Rollout: how much of each input position is in an output position, through all layers."""
+    from weft.analysis.rollout import ends, rollout_columns, rollout_rows
+    from weft.formats.tokens import visible
+    from weft.formats.trace import Trace
+
+    trace = Trace.open(path)
+    take = rollout_columns if column else rollout_rows
+    found = take(trace, token, kind=kind, exact=exact)
+    values = found.values.flatten()
+    queries, keys = (trace.sequences[name] for name in ends(trace, kind))
+    own, others = (keys, queries) if column else (queries, keys)
+    print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
+    for place in values.argsort(descending=True)[:top].tolist():
+        print(f"{float(values[place]):8.4f}  {place:6}  {visible(others[place])}")
+    bound = float(found.bound.max())
+    print(f"No entry is more than {bound:.1e} too low.")
+    if as_json:
+        _print_json({"trace": str(path), "values": values.tolist(), "bound": bound})
+
+
+def _print_frame(table: Any, as_csv: bool) -> None:
+    """A DataFrame, aligned or as comma-separated values."""
+    import pyarrow as pa
+
+    from weft.analysis.query import shown
+
+    if as_csv:
+        table.to_csv(sys.stdout, index=False)
+    else:
+        print(shown(pa.Table.from_pandas(table, preserve_index=False), len(table)))
+
+
+def _records(table: Any) -> list[dict[str, Any]]:
+    """Rows for JSON, which has no number that is none."""
+    return [
+        {name: None if value != value else value for name, value in row.items()}
+        for row in table.to_dict("records")
+    ]

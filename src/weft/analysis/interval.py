@@ -1,0 +1,93 @@
+"""What a graph of kept edges says of the whole matrix: an interval that holds the true value.
+
+A row's kept edges are its strongest and exact; their mass and `rest` are known. So what was left
+out of row i has the mass ``mass_i`` in all, and no single weight of it is above ``largest_i``:
+
+    mass_i = rest_i where some key was left out, else 0
+    largest_i = min(mass_i, smallest kept weight of the row)
+
+A sink's mass is part of `rest`, which makes intervals wider, never wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix import AttentionMatrix
+
+__all__ = ["Interval", "Source", "column_maxima", "left_out", "to_others"]
+
+#: What a measure is taken from: all weights, or the kept edges.
+Source = AttentionMatrix | AttentionGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """Two numbers, or tensors of them, that the true value lies between; equal where it is known.
+
+    >>> Interval(torch.tensor([0.25]), torch.tensor([0.75])).middle
+    tensor([0.5000])
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def middle(self) -> Tensor:
+        """Halfway: off by half the width at most."""
+        return (self.lower + self.upper) / 2
+
+    @property
+    def width(self) -> Tensor:
+        """How much is not known."""
+        return self.upper - self.lower
+
+
+def left_out(graph: AttentionGraph) -> tuple[Tensor, Tensor]:
+    """The mass of each row on keys that were not kept, and the largest weight among them at most.
+
+    Returns: two tensors, (heads, queries).
+
+    >>> import math, weft
+    >>> tokens = torch.eye(3)[None]                    # rows of 2, 1, 1 quarters
+    >>> _, graph = weft.attend(tokens, tokens, tokens, scale=math.log(2), keep=weft.Top(1))
+    >>> [float(part[0, 0]) for part in left_out(graph)]
+    [0.5, 0.5]
+    """
+    kept = (graph.keys >= 0).sum(-1)
+    some = kept < graph.count
+    mass = torch.where(some, graph.rest.clamp(min=0), 0.0)
+    if graph.k == 0:
+        return mass, mass
+    # Rows are sorted: the last place holds the smallest where any key was left out.
+    smallest = torch.where(some, graph.weights[..., -1], 0.0)
+    return mass, torch.minimum(mass, smallest)
+
+
+def column_maxima(graph: AttentionGraph, weights: Tensor, largest: Tensor) -> Tensor:
+    """The largest weight of each column at most, (heads, keys), float64.
+
+    weights: of the kept edges, as the graph's; largest: of each row's others, at most.
+    """
+    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
+    found = weights.new_zeros(graph.keys.shape[0], graph.length + 1, dtype=torch.float64)
+    found = found.scatter_reduce(-1, there, weights.double().flatten(-2), "amax")[..., :-1]
+    if not largest.shape[-1]:
+        return found
+    return torch.maximum(found, largest.double().max(-1, keepdim=True).values)
+
+
+def to_others(graph: AttentionGraph, given: Tensor) -> Tensor:
+    """What each key gets where every row gives something to each key that it did not keep.
+
+    given: (heads, queries). Returns: (heads, keys).
+    """
+    there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
+    known = given.new_zeros(*given.shape[:-1], graph.length + 1)
+    kept = given[..., None].expand(graph.keys.shape).flatten(-2)
+    known = known.scatter_add(-1, there, kept)[..., :-1]
+    return (given.sum(-1, keepdim=True) - known).clamp(min=0)

@@ -1,0 +1,249 @@
+"""PageRank: where a reader ends who follows the weights.
+
+    r = d P^T r + (1 - d) / n,    P the weights, each row divided by its sum
+
+A row without mass leads everywhere alike. r sums to 1.
+
+Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n`` by generalized conjugate residuals, with
+one product with the whole transposed matrix a step, for all heads and for their mean at once. What
+is left of the equation bounds the error: |r - r*|_1 <= |residual|_1 / (1 - d), since no column of
+P^T sums to more than 1; to which comes what float32 rounds in a product, 2^-20 of its sum at most.
+
+From the kept edges K, what was left out of a row is spread over the keys that it could look at.
+With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry by
+entry (all terms of the series sum_t (d P^T)^t are larger). Both sum to 1, so e = r - L sums to
+m = 1 - sum_j L_j; and since e = d P^T e + d (P - K)^T L,
+
+    0 <= e_j <= min(m, d m c_j + d sum_i L_i l_i),    the sum over the rows that left key j out
+
+with c_j the largest weight of column j and l_i the largest that row i left out, both at most. The
+estimate is off by e_j or by how far it is above L_j, whichever is more.
+
+Source: Page et al. 1999. The solver: Eisenstat, Elman and Schultz 1983.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from weft.analysis.averaged import average_edges
+from weft.analysis.interval import Source, column_maxima, left_out, to_others
+from weft.errors import InputError, ShapeError
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix import AttentionMatrix
+
+__all__ = ["PageRank", "pagerank"]
+
+#: What float32 rounds in a product with a matrix whose rows sum to 1, as a share of the whole.
+ROUNDING = 2.0**-20
+
+#: Products with the whole matrix, and with kept edges, at most.
+STEPS = 40
+#: Products with kept edges that guess the next step of an exact solution.
+GUESSES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class PageRank:
+    """The PageRank of each head, and of the mean of a layer's heads.
+
+    heads: (heads, positions); mean: (positions,); each sums to 1.
+    bound, mean_bound: alike: no entry is further than this from the true one.
+    """
+
+    heads: Tensor
+    mean: Tensor
+    bound: Tensor
+    mean_bound: Tensor
+
+
+def pagerank(
+    source: Source,
+    *,
+    damping: float = 0.85,
+    tolerance: float = 1e-6,
+    edges: AttentionGraph | None = None,
+) -> PageRank:
+    """The PageRank of every head, and of their mean.
+
+    Args:
+        source: all weights, or the kept edges, of a sequence that looks at itself.
+        damping: d, how often the reader follows the weights; 0 to less than 1.
+        tolerance: what the error is to be, summed over positions.
+        edges: kept edges of the same matrix: they speed up the exact solution.
+
+    Raises: ShapeError: there are not as many keys as queries. InputError: damping is not below 1.
+
+    >>> import weft
+    >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both look at position 1
+    >>> _, graph = weft.attend(ahead, torch.eye(2)[None], ahead, scale=1.0, keep=weft.Top(2))
+    >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
+    tensor([0.2500, 0.7500])
+    """
+    _, queries, keys = source.shape
+    if queries != keys:
+        raise ShapeError(
+            f"pagerank: {queries} queries and {keys} keys; expected as many keys as queries, of a "
+            "sequence that looks at itself."
+        )
+    if not 0 <= damping < 1:
+        raise InputError(f"pagerank: damping={damping}; expected a number from 0, below 1.")
+    if isinstance(source, AttentionGraph):
+        return _of_edges(source, damping, tolerance)
+    return _of_matrix(source, damping, tolerance, edges)
+
+
+def _of_edges(graph: AttentionGraph, damping: float, tolerance: float) -> PageRank:
+    walk, alone = _Walk(graph, spread=True), _Walk(graph, spread=False)
+    start = torch.full((graph.keys.shape[0] + 1, graph.length), (1 - damping) / graph.length)
+    start = start.double()
+    found, error = _solve(walk, start, start / (1 - damping), damping, tolerance)
+    lower, doubt = _solve(alone, start, found, damping, tolerance)
+    missing = (1 - lower.sum(-1, keepdim=True)).clamp(min=0)
+    # A head's sink takes from a row's mass, so that P, whose rows sum to 1, is the weights over a
+    # sum that is at least that of the kept ones.
+    kept = graph.weights.double().sum(-1)
+    over = torch.where(kept > 0, 1 / kept.clamp(min=1e-300), 1.0)
+    largest = left_out(graph)[1].double() * over
+    column = column_maxima(graph, graph.weights * over[..., None], largest)
+    others = to_others(graph, largest * lower[:-1])
+    others = torch.cat((others, to_others(graph, largest * lower[-1]).mean(0, keepdim=True)))
+    column = torch.cat((column, column.mean(0, keepdim=True)))
+    more = torch.minimum(missing, damping * (missing * column + others))
+    bound = torch.maximum(more, (found - lower).clamp(min=0))
+    return _result(found, bound + (error + doubt)[:, None])
+
+
+def _of_matrix(
+    matrix: AttentionMatrix, damping: float, tolerance: float, edges: AttentionGraph | None
+) -> PageRank:
+    heads, length, _ = matrix.shape
+    sums = (matrix @ torch.ones(length)).double()
+    sums = torch.cat((sums, sums.mean(0, keepdim=True)))
+
+    def walk(state: Tensor) -> Tensor:
+        along, lost = _divided(state, sums)
+        # Each head carries its own vector and that of the mean.
+        vectors = torch.stack((along[:-1], along[-1:].expand(heads, -1)), -1).float()
+        given = (matrix.T @ vectors).double()
+        moved = torch.cat((given[..., 0], given[..., 1].mean(0, keepdim=True)))
+        return moved + lost / length
+
+    start = torch.full((heads + 1, length), (1 - damping) / length, dtype=torch.float64)
+    guess, first = None, start / (1 - damping)
+    if edges is not None:
+        kept = _Walk(edges, spread=True)
+        first, _ = _solve(kept, start, first, damping, tolerance)
+
+        def guess(residual: Tensor) -> Tensor:
+            return _solve(kept, residual, residual, damping, 0.0, steps=GUESSES)[0]
+
+    found, error = _solve(walk, start, first, damping, tolerance, guess=guess)
+    error = error + damping / (1 - damping) * ROUNDING
+    return _result(found, error[:, None].expand_as(found))
+
+
+def _result(found: Tensor, bound: Tensor) -> PageRank:
+    found = found / found.sum(-1, keepdim=True).clamp(min=1e-300)
+    bound = bound.float()
+    return PageRank(found[:-1].float(), found[-1].float(), bound[:-1], bound[-1])
+
+
+def _divided(state: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """A state over the sums of the rows it leaves from, and the mass on rows that lead nowhere."""
+    blind = sums <= 0
+    along = torch.where(blind, 0.0, state / sums.masked_fill(blind, 1))
+    return along, torch.where(blind, state, 0.0).sum(-1, keepdim=True)
+
+
+class _Walk:
+    """One step along the kept edges of every head, and of their mean: P^T of (heads + 1, n).
+
+    spread: whether what a row left out leads everywhere that it could; else it is lost.
+    """
+
+    def __init__(self, graph: AttentionGraph, *, spread: bool) -> None:
+        heads, length = graph.keys.shape[0], graph.length
+        self.spread = spread
+        head, query, place = torch.nonzero(graph.keys >= 0, as_tuple=True)
+        key = graph.keys[head, query, place].long()
+        ends = ((head * length + key).numpy(), (head * length + query).numpy())
+        weights = graph.weights[head, query, place].double().numpy()
+        size = heads * length
+        # Transposed at once: rows are keys.
+        self.heads = scipy.sparse.csr_array((weights, ends), shape=(size, size))
+        self.mean = average_edges(graph).T.tocsr().astype(np.float64)
+        mass = left_out(graph)[0].double()
+        sums = graph.weights.double().sum(-1) + mass
+        self.mass = torch.cat((mass, mass.mean(0, keepdim=True)))
+        self.sums = torch.cat((sums, sums.mean(0, keepdim=True)))
+        ahead = torch.arange(1, length + 1)
+        self.causal = bool((graph.count == ahead).all())
+        self.reach = (
+            ahead.double() if self.causal else torch.full((length,), float(length)).double()
+        )
+
+    def __call__(self, state: Tensor) -> Tensor:
+        length = state.shape[-1]
+        if self.spread:
+            along, lost = _divided(state, self.sums)
+        else:
+            along, lost = state, torch.where(self.sums <= 0, state, 0.0).sum(-1, keepdim=True)
+        moved = torch.cat(
+            (
+                torch.from_numpy(self.heads @ along[:-1].numpy().ravel()).reshape(-1, length),
+                torch.from_numpy(self.mean @ along[-1].numpy())[None],
+            )
+        )
+        if self.spread:
+            each = along * self.mass / self.reach
+            if self.causal:
+                moved += each.flip(-1).cumsum(-1).flip(-1)
+            else:
+                moved += each.sum(-1, keepdim=True)
+        return moved + lost / length
+
+
+def _solve(
+    walk: Callable[[Tensor], Tensor],
+    start: Tensor,
+    first: Tensor,
+    damping: float,
+    tolerance: float,
+    *,
+    guess: Callable[[Tensor], Tensor] | None = None,
+    steps: int = STEPS,
+) -> tuple[Tensor, Tensor]:
+    """``x - d P^T x = start``, for each row of (batch, n), from a first x.
+
+    guess: a residual -> about the x that it asks for; None: the residual itself.
+
+    Returns: x, and a bound of its error summed over positions, (batch,).
+    """
+    x = first.clone()
+    residual = start - (x - damping * walk(x))
+    directions: list[tuple[Tensor, Tensor]] = []
+    for _ in range(steps):
+        error = residual.abs().sum(-1) / (1 - damping)
+        if bool((error <= tolerance).all()):
+            break
+        direction = residual if guess is None else guess(residual)
+        image = direction - damping * walk(direction)
+        for before, its_image in directions:
+            share = (image * its_image).sum(-1, keepdim=True)
+            direction = direction - share * before
+            image = image - share * its_image
+        size = image.norm(dim=-1, keepdim=True)
+        # A row that is solved asks for nothing more.
+        size = torch.where(size > 1e-300, size, 1.0)
+        direction, image = direction / size, image / size
+        share = (residual * image).sum(-1, keepdim=True)
+        x, residual = x + share * direction, residual - share * image
+        directions.append((direction, image))
+    return x, residual.abs().sum(-1) / (1 - damping)

@@ -1,0 +1,89 @@
+"""The table of graph measures: each column is what its function says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import weft
+from weft.analysis.graph_measures import graph_measures
+from weft.cli import main
+from weft.mechanism.reference import graphs as reference
+
+pytest.importorskip("pandas")
+
+
+def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights):
+    heads = graph_measures(minilm_trace)
+    layers = graph_measures(minilm_trace, by="layer")
+    assert list(zip(heads["layer"], heads["head"], strict=True)) == [
+        (layer, head) for layer in range(6) for head in range(12)
+    ]
+    assert set(heads["source"]) == set(layers["source"]) == {"exact"}
+    for number, weights in enumerate(minilm_weights):
+        row = layers.iloc[number]
+        mean = weights.mean(0)
+        assert row["received_key"] == int(mean.sum(0).argmax())
+        assert row["received_token"] == minilm_trace.tokens[row["received_key"]]
+        assert row["received_share"] == pytest.approx(float(mean.sum(0).max()) / 19, abs=1e-5)
+        assert row["pagerank"] == pytest.approx(float(reference.pagerank(mean).max()), abs=1e-5)
+        of_heads = heads[heads["layer"] == number]
+        assert row["entropy"] == pytest.approx(of_heads["entropy"].mean())
+        assert row["reciprocity"] == pytest.approx(of_heads["reciprocity"].mean(), abs=1e-6)
+    assert (heads["rank"] <= heads["rank_high"]).all()
+
+
+def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top):
+    truth, kept = graph_measures(minilm_trace), graph_measures(minilm_top, exact=False)
+    assert set(kept["source"]) == {"kept"}
+    assert (kept["reciprocity"] <= truth["reciprocity"] + 1e-5).all()
+    assert (truth["reciprocity"] <= kept["reciprocity_high"] + 1e-5).all()
+    assert (kept["hitters"] <= truth["hitters"]).all()
+    assert (truth["hitters"] <= kept["hitters_high"]).all()
+    assert (kept["entropy"] - truth["entropy"]).abs().max() < 1e-5
+
+
+def test_between_two_sequences_some_measures_do_not_exist(pair_trace):
+    table = graph_measures(pair_trace, by="layer")
+    cross = table[table["kind"] == "cross"].iloc[0]
+    assert cross["reciprocity"] != cross["reciprocity"]
+    assert cross["hitters"] >= 1
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys):
+    minilm_trace.save(tmp_path / "t")
+    pair_trace.save(tmp_path / "pair")
+    assert run("measures", tmp_path / "t", "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    said = json.loads(lines[-1])["measures"]
+    assert said[5]["pagerank_token"] == "[CLS]"
+    assert round(said[5]["pagerank"], 4) == 0.2767
+    assert run("measures", tmp_path / "pair", "--by", "head", "--csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 13
+    assert run("rollout", tmp_path / "t", "--token", "0", "--json") == 0
+    out = capsys.readouterr().out
+    assert "0.6555       0  [CLS]" in out
+    assert round(json.loads(out.splitlines()[-1])["values"][18], 4) == 0.0876
+    assert run("rollout", tmp_path / "pair", "--column", "--token", "-1", "--kept") == 0
+    assert "went to:" in capsys.readouterr().out
+    for bad in (("--by", "token"), ("--threshold", "0"), ("--share", "2")):
+        assert run("measures", tmp_path / "t", *bad) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert bad[1] in line
+    assert run("rollout", tmp_path / "t", "--token", "99") == 2
+    assert "no position 99" in capsys.readouterr().err
+
+
+def test_layers_without_exact_weights(make_trace):
+    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+        graph_measures(make_trace(["a", "b"]), exact=True)
