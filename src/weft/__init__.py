@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from weft.formats.trace import Trace
     from weft.tracing.capture import trace
+    from weft.tracing.watch import watch
 
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "rotary",
     "sinusoidal",
     "trace",
+    "watch",
     "window",
 ]
 
@@ -90,6 +92,10 @@ def __getattr__(name: str) -> Any:
         from weft.tracing.capture import trace
 
         return trace
+    if name == "watch":
+        from weft.tracing.watch import watch
+
+        return watch
     if name == "Trace":
         from weft.formats.trace import Trace
 

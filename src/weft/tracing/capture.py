@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +17,9 @@ from weft.formats.trace import Held, Trace, TraceLayer
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation, Recorder, layers_of, watching
+from weft.tracing.at_rest import at_rest
 from weft.tracing.graphs import cut
+from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.names import token_names
 from weft.tracing.sequences import on_device_of
@@ -45,6 +46,7 @@ def trace(
     save: Path | str | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    generate: int | Mapping[str, Any] | None = None,
 ) -> Trace | list[Trace]:
     """Run a model once and catch the attention graph of every layer.
 
@@ -70,6 +72,9 @@ def trace(
             read from the folder when it is asked.
         dtype: of saved queries and keys: float32, bfloat16 or float16; None: as they are.
         overwrite: replace a trace that is there, and nothing else.
+        generate: how many tokens the model is to write after the inputs, each the likeliest, with
+            a cache; each adds its row to one trace. For a model of Transformers also a dict, the
+            options of its `generate`. None: it reads and writes nothing.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
@@ -91,6 +96,7 @@ def trace(
             save=save,
             dtype=dtype,
             overwrite=overwrite,
+            generate=generate,
         )
     if isinstance(inputs, str):
         raise InputError(
@@ -121,9 +127,16 @@ def trace(
             "the other, or leave save= out and save each trace."
         )
     longest = max(ids.shape[1] for ids in sequences.values())
-    recorder = Recorder(model, Top(longest) if isinstance(keep, All) else keep)
-    with _at_rest(model), torch.no_grad(), watching(model, recorder):
-        model(**given)
+    whole = longest + (generate if isinstance(generate, int) else 0)
+    recorder = Recorder(model, Top(whole) if isinstance(keep, All) else keep)
+    with at_rest(model), torch.no_grad(), watching(model, recorder):
+        if generate is None:
+            model(**given)
+            calls = recorder.calls
+        else:
+            prompt = longest
+            sequences = _generated(model, sequences, generate)
+            calls = joined_calls(recorder.calls)
 
     padding = getattr(model, "padding", None)
     description = _describe(model)
@@ -136,15 +149,41 @@ def trace(
         }
         taken = {name: _Sequence(spans[name], names[name], ids.shape[1])
                  for name, ids in sequences.items()}  # fmt: skip
-        caught = _chosen(_layers(recorder.calls, sample, taken, queries_keys), layers)
+        caught = _chosen(_layers(calls, sample, taken, queries_keys), layers)
         used = {layer.queries_from for layer in caught} | {layer.keys_from for layer in caught}
         # A model that reads one sequence calls it "tokens", whatever its argument is called.
         shown = {"tokens": next(iter(names.values()))} if used == {"tokens"} else names
-        traces.append(Trace(shown, caught, description))
+        known = {}
+        if generate is not None:
+            (name,) = shown
+            first = next(iter(spans.values())).start
+            known[name] = {"generated": [first + i >= prompt for i in range(len(shown[name]))]}
+        traces.append(Trace(shown, caught, description, known))
     if save is not None:
         traces[0].save(save, dtype=dtype, overwrite=overwrite)
         return Trace.open(save)
     return traces[0] if samples == 1 else traces
+
+
+def _generated(
+    model: Any, sequences: Mapping[str, Tensor], generate: int | Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Let a language model write the likeliest tokens; returns the ids that it has read."""
+    if not isinstance(generate, int) or generate < 1:
+        raise InputError(f"trace: generate={generate!r}; expected a number of tokens, 1 or more.")
+    if len(sequences) != 1 or not hasattr(model, "start") or not hasattr(model, "step"):
+        raise InputError(
+            f"trace: {type(model).__name__} does not continue a text; generate= is for language "
+            "models."
+        )
+    ((name, ids),) = sequences.items()
+    # The first of them reads the prompt.
+    state, last = model.start(), ids
+    for _ in range(generate):
+        last = model.step(last, state)[:, -1].argmax(-1, keepdim=True)
+        ids = torch.cat((ids, last), 1)
+    model.step(last, state)
+    return {name: ids}
 
 
 @dataclass(frozen=True)
@@ -178,18 +217,6 @@ def _is_sequence(value: Any) -> bool:
 
 def _namer(tokenizer: Any, sequence: str) -> Any:
     return tokenizer.get(sequence) if isinstance(tokenizer, Mapping) else tokenizer
-
-
-@contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each of its modules as it was."""
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _span(ids: Tensor, padding: int | None) -> slice:

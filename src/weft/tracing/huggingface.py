@@ -15,12 +15,14 @@ from weft.errors import InputError
 from weft.formats.trace import Trace
 from weft.formats.trace_folder import writing_trace
 from weft.mechanism.graph import Keep, Top
+from weft.tracing.at_rest import at_rest
 from weft.tracing.catcher import Catcher
 from weft.tracing.dense import run_dense
+from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
-from weft.tracing.interface import transformers as library
 from weft.tracing.keeping import Keeper
 from weft.tracing.sequences import Sequences, on_device_of
+from weft.tracing.watch import Watched, watching
 
 __all__ = ["trace_huggingface"]
 
@@ -36,6 +38,7 @@ def trace_huggingface(
     save: Path | str | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    generate: int | Mapping[str, Any] | None = None,
     description: Mapping[str, Any] | None = None,
 ) -> Trace | list[Trace]:
     """Run a model of Transformers once and catch the attention graph of every layer.
@@ -43,6 +46,8 @@ def trace_huggingface(
     Takes what `weft.tracing.capture.trace` takes, and:
 
     Args:
+        generate: tokens that the model is to write, greedily, or the options of its `generate`.
+            Each token adds its row: see `weft.watch`.
         description: what the trace says of its model; None: its name, class and size.
 
     Layers go by the path of their attention module, in the order of the run. Each is verified on
@@ -50,38 +55,73 @@ def trace_huggingface(
     attention interface is traced from its dense weights, unverified and with a warning.
     """
     given, offsets = _as_inputs(model, inputs, tokenizer)
-    _check(model, given)
+    _check(model, given, generate is not None)
     samples = next(len(value) for value in given.values() if isinstance(value, Tensor))
     if save is not None and samples > 1:
         raise InputError(
             f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
             "the other, or leave save= out and save each trace."
         )
-    says = dict(description or _describe(model))
+    says = dict(description or describe(model))
+    if generate is not None:
+        options = _generation(model, given, generate)
+        watched = Watched(model, tokenizer, keep, queries_keys, layers, says, offsets)
+        with at_rest(model), torch.no_grad(), watching(model, watched):
+            model.generate(**{**given, **options})  # type: ignore[operator]
+        if save is None:
+            return watched.traces[0] if len(watched.traces) == 1 else watched.traces
+        watched.trace.save(save, dtype=dtype, overwrite=overwrite)
+        return Trace.open(save)
     keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
     catcher = Catcher(keeper, keep, layers)
-    training = [(module, module.training) for module in model.modules()]
     with ExitStack() as stack:
         if save is not None:
             keeper.writer = stack.enter_context(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
-        try:
-            nn.Module.eval(model)
-            with torch.no_grad():
-                if routes(model):
-                    with routed(model, catcher):
-                        model(**given)
-                else:
-                    run_dense(model, given, catcher.weights)
-        finally:
-            for module, before in training:
-                module.training = before
+        with at_rest(model), torch.no_grad():
+            if routes(model):
+                with routed(model, catcher):
+                    model(**given)
+            else:
+                run_dense(model, given, catcher.weights)
         catcher.check(model)
     if save is not None:
         return Trace.open(save)
     traces = keeper.traces(says)
     return traces[0] if samples == 1 else traces
+
+
+def _generation(
+    model: nn.Module, given: dict[str, Any], generate: int | Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of the model's `generate`, so that it reads every token that was asked for."""
+    asked = {"max_new_tokens": generate} if isinstance(generate, int) else dict(generate)
+    options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **asked}
+    new = options["max_new_tokens"]
+    if not isinstance(new, int) or new < 1:
+        raise InputError(f"trace: generate={new!r}; expected a number of tokens, 1 or more.")
+    if not hasattr(model, "generate") or not routes(model):
+        raise InputError(
+            f"trace: {type(model).__name__} does not generate. Open the model with its head, as by "
+            "AutoModelForCausalLM, or leave generate= out."
+        )
+    if options["num_beams"] != 1:
+        raise InputError(
+            "trace: generate with num_beams: beams exchange their caches, so that no text has rows "
+            "of its own. Trace the text that was generated."
+        )
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"  # type: ignore[union-attr]
+    before = given[name].shape[1] if name in given else 1
+    limit = _limit(model)
+    if limit is not None and before + new > limit:
+        raise InputError(
+            f"trace: {before} tokens and {new} to generate; {type(model).__name__} reads {limit} "
+            "at most. Shorten the text, or generate fewer."
+        )
+    given.pop("use_cache", None)
+    # One more than asked for: the last token that is written is not read, and has no row.
+    return {**options, "use_cache": True, "max_new_tokens": new + 1}
 
 
 def _as_inputs(
@@ -119,7 +159,7 @@ def _as_inputs(
     return given, offsets
 
 
-def _check(model: nn.Module, given: Mapping[str, Any]) -> None:
+def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
     """Raise an InputError for inputs that the model cannot read."""
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     if not tensors:
@@ -127,13 +167,15 @@ def _check(model: nn.Module, given: Mapping[str, Any]) -> None:
             "trace: the inputs hold no tensor; expected input_ids, pixel_values, input_features."
         )
     config: Any = model.config
-    if getattr(config, "is_encoder_decoder", False) and not any(
-        name in given for name in ("decoder_input_ids", "decoder_inputs_embeds")
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and not generates
+        and not any(name in given for name in ("decoder_input_ids", "decoder_inputs_embeds"))
     ):
         raise InputError(
             f"trace: {type(model).__name__} reads a source and writes a target. Give "
             "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
-            "'decoder_input_ids': ...}."
+            "'decoder_input_ids': ...}, or generate= to let the model write it."
         )
     for name in ("input_ids", "decoder_input_ids"):
         ids = tensors.get(name)
@@ -166,15 +208,3 @@ def _limit(model: nn.Module) -> int | None:
             )
             break
     return limit if isinstance(limit, int) and limit > 0 else None
-
-
-def _describe(model: nn.Module) -> dict[str, Any]:
-    """What a trace says of its model."""
-    kind, config = type(model), model.config
-    return {
-        "name": getattr(config, "name_or_path", "") or kind.__name__,
-        "class": f"{kind.__module__}.{kind.__qualname__}",
-        "type": getattr(config, "model_type", None),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "transformers": library().__version__,
-    }

@@ -52,9 +52,12 @@ class Sequences:
         inputs: Mapping[str, Any],
         tokenizer: Any,
         offsets: list[list[int]] | None = None,
+        prompt: int | None = None,
     ) -> None:
+        """prompt: how many tokens were given; those after them were generated."""
         self._config: Any = model.config
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
+        self._prompt = prompt
         self._pair = bool(getattr(self._config, "is_encoder_decoder", False))
 
     def ends(self, path: str, kind: str, queries: int, keys: int) -> tuple[str, str]:
@@ -92,6 +95,12 @@ class Sequences:
         word = "frame" if self._is_sound(name) else "position"
         return InputSequence(span, [f"{word} {i}" for i in range(span.start, span.stop)])
 
+    def _grew(self, name: str) -> bool:
+        """Whether a sequence is longer than what was given of it."""
+        argument = "decoder_input_ids" if name == "target" else "input_ids"
+        ids = self._inputs.get(argument)
+        return isinstance(ids, Tensor) and self._prompt is not None and ids.shape[1] > self._prompt
+
     def _ids(self, name: str, length: int) -> Tensor | None:
         argument = "decoder_input_ids" if name == "target" else "input_ids"
         ids = self._inputs.get(argument)
@@ -120,7 +129,10 @@ class Sequences:
         if special is not None:
             known["special"] = [number in set(special) for number in ids]
         if self._offsets is not None and name in ("tokens", "source"):
-            known["offsets"] = self._offsets[span]
+            # What was generated is not in the text that was given.
+            known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
+        if self._prompt is not None and name in ("tokens", "target") and self._grew(name):
+            known["generated"] = [place >= self._prompt for place in range(span.start, span.stop)]
         return InputSequence(span, token_names(ids, tokenizer), known)
 
     def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:

@@ -17,6 +17,7 @@ __all__ = ["SAMPLE", "deviation"]
 SAMPLE = 4
 
 
+@torch.no_grad()
 def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> float | None:
     """How far a caught layer is from what the model's own attention gives, on a sample of rows.
 

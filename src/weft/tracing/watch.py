@@ -1,0 +1,245 @@
+"""`watch`: trace whatever a model of Transformers does in a block of code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.trace import Trace
+from weft.mechanism.graph import Keep, Top
+from weft.tracing.catcher import Catcher
+from weft.tracing.description import describe
+from weft.tracing.growing import Growing
+from weft.tracing.interface import is_transformers_model, routed, routes
+from weft.tracing.keeping import Keeper
+from weft.tracing.sequences import Sequences
+
+__all__ = ["Watched", "watch"]
+
+
+class Watched:
+    """What a watched model did: see `watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        keep: Keep,
+        queries_keys: bool,
+        layers: Sequence[int | str] | None,
+        description: Mapping[str, Any] | None,
+        offsets: list[list[int]] | None = None,
+    ) -> None:
+        self._model, self._tokenizer, self._offsets = model, tokenizer, offsets
+        self._queries_keys = queries_keys
+        self._options = keep, layers
+        self._description = dict(description or describe(model))
+        self._current: _Text | None = None
+        self._inside = False
+        #: The traces of all texts so far, in order; those of a batch one after the other.
+        self.traces: list[Trace] = []
+
+    @property
+    def trace(self) -> Trace:
+        """The only trace.
+
+        Raises: InputError: there is none, or there are several.
+        """
+        if len(self.traces) != 1:
+            found = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
+            raise InputError(f"watch: {found}; expected one. All of them are in `traces`.")
+        return self.traces[0]
+
+    def _receive(self, call: Any) -> Tensor:
+        if self._current is None:
+            # Attention that is run outside of the model's own forward and its encoder's.
+            self._start()
+        assert self._current is not None
+        return self._current.catcher(call)
+
+    def _start(self) -> _Text:
+        self._finish()
+        keep, layers = self._options
+        self._current = _Text(keep, layers)
+        return self._current
+
+    def _finish(self) -> None:
+        """Make traces of what was caught of the last text."""
+        text, self._current = self._current, None
+        if text is None or not text.growing.passes:
+            return
+        text.catcher.check(self._model)
+        inputs = text.inputs(self._model)
+        layers = text.growing.joined()
+        samples = next((len(v) for v in inputs.values() if isinstance(v, Tensor)), 1)
+        sequences = Sequences(self._model, inputs, self._tokenizer, self._offsets, text.prompt)
+        keeper = Keeper(sequences, samples, self._queries_keys)
+        for caught in layers:
+            keeper(caught)
+        self.traces.extend(keeper.traces(self._description))
+
+    # Hooks
+
+    def _before_model(
+        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
+        arguments = dict(given)
+        if args and isinstance(args[0], Tensor):
+            arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
+        cache = arguments.get("past_key_values")
+        before = int(cache.get_seq_length()) if cache is not None else 0
+        text = self._current
+        # An encoder that has just run belongs to the decoder that reads what it gave.
+        reads = text is not None and not text.decoded and "encoder_outputs" in arguments
+        if text is None or not (before or reads):
+            text = self._start()
+        text.new_pass(arguments, before, model=True)
+        self._inside = True
+
+    def _after_model(self, *_: Any) -> None:
+        self._inside = False
+
+    def _before_encoder(
+        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> None:
+        if self._inside:
+            return
+        arguments = dict(given)
+        if args and isinstance(args[0], Tensor):
+            arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
+        self._start().new_pass(arguments, 0, model=False)
+
+
+class _Text:
+    """The passes of a model over one text, or one batch of texts."""
+
+    def __init__(self, keep: Keep, layers: Sequence[int | str] | None) -> None:
+        self.growing = Growing()
+        self.catcher = Catcher(self.growing, keep, layers, self._verified)
+        #: Whether the model itself has run, not its encoder alone.
+        self.decoded = False
+        #: Tokens of the first pass.
+        self.prompt: int | None = None
+        self._given: dict[str, Any] = {}
+        self._ids: dict[str, list[Tensor]] = {}
+
+    def _verified(self) -> bool:
+        """The first pass, and then the first, second, fourth, eighth ... token."""
+        passes = self.growing.passes
+        return passes & (passes - 1) == 0
+
+    def new_pass(self, arguments: Mapping[str, Any], before: int, model: bool) -> None:
+        """Another pass with these arguments, after so many positions."""
+        self.catcher.new_pass()
+        self.growing.new_pass(before)
+        tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
+        for name in ("input_ids", "decoder_input_ids"):
+            if name in tensors and tensors[name].ndim == 2:
+                ids = tensors.pop(name).detach().cpu()
+                self._ids.setdefault(name, []).append(ids)
+                if model and not self.decoded:
+                    self.prompt = ids.shape[1]
+        for name, value in tensors.items():
+            if name != "attention_mask" or value.ndim == 2:
+                self._given[name] = value.detach()
+        self.decoded = self.decoded or model
+
+    def inputs(self, model: nn.Module) -> dict[str, Any]:
+        """The arguments of the model as one pass over the whole text would take them."""
+        found = dict(self._given)
+        for name, parts in self._ids.items():
+            found[name] = torch.cat(parts, 1)
+        name = "decoder_input_ids" if "decoder_input_ids" in found else "input_ids"
+        mask_name = name.replace("input_ids", "attention_mask")
+        if name in found and self.prompt is not None and self.prompt < found[name].shape[1]:
+            mask = found.get(mask_name)
+            if mask is None or mask.shape != found[name].shape:
+                mask = torch.ones_like(found[name])
+            found[mask_name] = _until_end(found[name], mask.cpu(), self.prompt, model)
+        return found
+
+
+def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
+    """A mask of what each text of a batch is, up to its end token where it was generated."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        return mask
+    is_end = torch.isin(ids[:, prompt:], torch.as_tensor(ends).cpu())
+    after = pad_left(is_end.cumsum(1) > 0, prompt)
+    return mask.masked_fill(after, 0)
+
+
+def pad_left(tensor: Tensor, places: int) -> Tensor:
+    """A bool tensor (batch, positions) with so many False in front."""
+    return torch.cat((tensor.new_zeros(len(tensor), places), tensor), 1)
+
+
+@contextmanager
+def watch(
+    model: nn.Module,
+    *,
+    tokenizer: Any = None,
+    keep: Keep = Top(32),  # noqa: B008 - frozen
+    queries_keys: bool = True,
+    layers: Sequence[int | str] | None = None,
+    description: Mapping[str, Any] | None = None,
+) -> Iterator[Watched]:
+    """Trace whatever a model of Transformers does in a block of code.
+
+        with weft.watch(model, tokenizer=tokenizer) as watched:
+            model.generate(**inputs, max_new_tokens=20)
+        watched.trace
+
+    Every call of the model is a trace; calls that go on with a cache add their rows to the trace
+    before them, so that generation is one trace: the rows of the prompt, and a row for each token
+    that the model read. (The last token that it writes it does not read.) The rows are verified in
+    the first pass and then after 1, 2, 4, 8 ... more. The model is left as it was.
+
+    Args:
+        model: of Transformers, in evaluation mode, one that uses its attention interface.
+        tokenizer, keep, queries_keys, layers: as for `weft.trace`.
+        description: what the traces say of the model; None: its name, class and size.
+
+    Yields: a `Watched`; its `traces` are there for each text when the next begins, or the block
+    ends.
+
+    Raises: InputError: the model cannot be watched, or a cache was reordered, as by beam search.
+    """
+    if not is_transformers_model(model) or not routes(model):
+        raise InputError(
+            f"watch: {type(model).__name__} is no model of Transformers that uses its attention "
+            "interface. weft.trace takes others."
+        )
+    if model.training:
+        raise InputError(
+            "watch: the model is in training mode, in which attention drops weights at random. "
+            "Call model.eval() first."
+        )
+    watched = Watched(model, tokenizer, keep, queries_keys, layers, description)
+    with watching(model, watched):
+        yield watched
+
+
+@contextmanager
+def watching(model: nn.Module, watched: Watched) -> Iterator[None]:
+    """Send what a model does to a `Watched`; afterwards it has its traces."""
+    with ExitStack() as stack:
+        stack.enter_context(routed(model, watched._receive))
+        hooks = [
+            model.register_forward_pre_hook(watched._before_model, with_kwargs=True),
+            model.register_forward_hook(watched._after_model, always_call=True),
+        ]
+        if getattr(model.config, "is_encoder_decoder", False):
+            encoder: nn.Module = model.get_encoder()  # type: ignore[operator]
+            hooks.append(
+                encoder.register_forward_pre_hook(watched._before_encoder, with_kwargs=True)
+            )
+        for hook in hooks:
+            stack.callback(hook.remove)
+        yield
+        watched._finish()

@@ -1,0 +1,192 @@
+"""Generation with a cache: one trace whose rows are those of one pass over the whole text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.formats.trace import Trace
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
+
+transformers = pytest.importorskip("transformers")
+
+DECODERS = ["GPT-2", "Llama", "Qwen3", "Mistral", "Gemma 2", "GPT-NeoX", "gpt-oss"]
+
+
+def assert_equal(grown: Trace, whole: Trace) -> None:
+    """Weights equal to 2e-6 and everything else of the layers too."""
+    assert grown.tokens == whole.tokens
+    for one, other in zip(grown.layers, whole.layers, strict=True):
+        assert (one.name, one.kind, one.index, one.shape) == (
+            other.name, other.kind, other.index, other.shape,
+        )  # fmt: skip
+        assert torch.allclose(one.graph.dense(), other.graph.dense(), atol=2e-6)
+        assert torch.allclose(one.graph.rest, other.graph.rest, atol=2e-6)
+        assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
+        assert torch.equal(one.graph.count, other.graph.count)
+        assert torch.allclose(one.queries, other.queries, atol=1e-5)
+        assert torch.allclose(one.keys, other.keys, atol=1e-5)
+        assert torch.allclose(one.value_norms, other.value_norms, atol=1e-5)
+        assert one.mask == other.mask
+        assert one.no_matrix is None
+        assert torch.allclose(one.matrix.dense(), one.graph.dense(), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_path):
+    family = family_named(name)
+    model = family.build()
+    prompt = family.inputs(padded=False)["input_ids"][:, :4]
+    model.generation_config.eos_token_id = None
+    model.train()
+    grown = weft.trace(
+        model, {"input_ids": prompt}, generate=8, keep=weft.All(), save=tmp_path / "t"
+    )
+    assert model.training
+    assert len(grown.tokens) == 12
+    assert grown.positions["tokens"]["generated"] == [False] * 4 + [True] * 8
+    assert grown.deviation < 5e-6
+    ids = torch.tensor([[int(token[1:]) for token in grown.tokens]])
+    with torch.no_grad():
+        own = model.eval().generate(prompt, max_new_tokens=8, do_sample=False)
+    assert torch.equal(own, ids)
+    assert_equal(grown, weft.trace(model, ids, keep=weft.All()))
+
+
+@pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
+def test_a_target_is_generated_from_its_source(family_named, name):
+    family = family_named(name)
+    model = getattr(
+        transformers,
+        {
+            "BART": "BartForConditionalGeneration",
+            "Marian": "MarianMTModel",
+            "T5": "T5ForConditionalGeneration",
+            "Whisper": "WhisperForConditionalGeneration",
+        }[name],
+    )(family.build().config).eval()
+    inputs = family.inputs(padded=False)
+    del inputs["decoder_input_ids"]
+    model.generation_config.eos_token_id = None
+    model.generation_config.forced_eos_token_id = None
+    options = {"max_new_tokens": 6}
+    if name == "Whisper":
+        options["decoder_input_ids"] = inputs["decoder_input_ids"] = torch.tensor([[1, 5]])
+        model.generation_config.max_length = 60
+    grown = weft.trace(model, inputs, generate=options, keep=weft.All())
+    target = torch.tensor([[int(token[1:]) for token in grown.sequences["target"]]])
+    assert target.shape[1] >= 7
+    whole = weft.trace(model, {**inputs, "decoder_input_ids": target}, keep=weft.All())
+    kinds = [layer.kind for layer in grown.layers]
+    assert kinds == [layer.kind for layer in whole.layers]
+    assert_equal(grown, whole)
+
+
+def test_a_batch_padded_on_the_left_and_ended_early(family_named):
+    family = family_named("Llama")
+    model, inputs = family.build(), family.inputs()
+    model.generation_config.eos_token_id = None
+    free = weft.trace(model, inputs, generate=6, keep=weft.All())
+    assert [len(trace.tokens) for trace in free] == [18, 15]
+    # The third token that the first text gets is said to end texts: its trace stops before it.
+    end = int(free[0].tokens[14][1:])
+    other = [int(token[1:]) for token in free[1].tokens[9:]]
+    model.generation_config.eos_token_id = end
+    model.generation_config.pad_token_id = 0
+    ended = weft.trace(model, inputs, generate=6, keep=weft.All())
+    first = [int(token[1:]) for token in free[0].tokens[12:]].index(end)
+    assert len(ended[0].tokens) == 12 + first
+    if end not in other:
+        assert ended[1].tokens == free[1].tokens
+    for trace in ended:
+        ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
+        assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
+
+
+def test_watch_makes_a_trace_of_every_text(family_named):
+    family = family_named("GPT-2")
+    model = family.build("sdpa")
+    ids = family.inputs(padded=False)["input_ids"]
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        model.generate(ids[:, :3], max_new_tokens=5, do_sample=False, eos_token_id=None)
+        model(ids)
+        model(input_ids=ids[:, :5])
+    assert model.config._attn_implementation == "sdpa"
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert [len(trace.tokens) for trace in watched.traces] == [7, 12, 5]
+    assert "generated" in watched.traces[0].positions["tokens"]
+    assert "tokens" not in watched.traces[1].positions
+    for trace in watched.traces:
+        again = torch.tensor([[int(token[1:]) for token in trace.tokens]])
+        assert_equal(trace, weft.trace(model, again, keep=weft.All()))
+    with pytest.raises(weft.InputError, match="there are 3 traces"):
+        _ = watched.trace
+
+
+def test_watch_leaves_gradients_alone(family_named):
+    model = family_named("Llama").build()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = torch.autograd.grad(model(ids).logits.logsumexp(-1).sum(), model.lm_head.weight)
+    with weft.watch(model) as watched:
+        loss = model(ids).logits.logsumexp(-1).sum()
+    found = torch.autograd.grad(loss, model.lm_head.weight)
+    assert torch.allclose(found[0], expected[0], atol=1e-4)
+    assert not watched.trace.layers[0].queries.requires_grad
+    assert not watched.trace.layers[0].graph.weights.requires_grad
+
+
+def test_what_cannot_be_watched_or_generated_says_so(family_named):
+    family = family_named("Llama")
+    model, ids = family.build(), torch.tensor([[5, 6, 7, 8]])
+    with pytest.raises(weft.InputError, match="the cache holds other keys"), weft.watch(model):
+        model.generate(
+            ids.repeat(2, 1), max_new_tokens=12, num_beams=4, do_sample=True, eos_token_id=None
+        )
+    assert model.config._attn_implementation == "eager"
+    for options, line in (
+        ({"num_beams": 2}, "beams exchange their caches"),
+        (0, "expected a number of tokens"),
+        (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
+    ):
+        with pytest.raises(weft.InputError, match=line):
+            weft.trace(model, ids, generate=options)
+    bert = family_named("BERT").build()
+    with pytest.raises(weft.InputError, match="BertModel does not generate"):
+        weft.trace(bert, ids, generate=3)
+    with (
+        pytest.raises(weft.InputError, match="in training mode"),
+        weft.watch(family.build().train()),
+    ):
+        pass
+    with (
+        pytest.raises(weft.InputError, match="Linear is no model of Transformers"),
+        weft.watch(torch.nn.Linear(2, 2)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "shaw", "alibi", "rotary"])
+def test_wefts_own_language_model_continues_a_text(positions, tmp_path):
+    torch.manual_seed(4)
+    architecture = Architecture(
+        width=16, heads=4, feed_forward=16, decoder_layers=2, positions=positions
+    )
+    model = LanguageModel(30, architecture).eval()
+    grown = weft.trace(
+        model, torch.tensor([3, 4, 5]), generate=5, keep=weft.All(), save=tmp_path / "t"
+    )
+    assert grown.positions["tokens"]["generated"] == [False] * 3 + [True] * 5
+    ids = torch.tensor([int(token[1:]) for token in grown.tokens])
+    assert_equal(grown, weft.trace(model, ids, keep=weft.All()))
+    with torch.no_grad():
+        likeliest = model(ids[None])[0].argmax(-1)
+    assert likeliest[2:-1].tolist() == ids[3:].tolist()
+
+
+def test_wefts_translators_do_not_continue_texts(translator):
+    inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1])}
+    with pytest.raises(weft.InputError, match="generate= is for language models"):
+        weft.trace(translator, inputs, generate=3)
