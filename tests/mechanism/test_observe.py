@@ -8,7 +8,7 @@ from torch import nn
 
 import weft
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import Recorder, layers_of, watching
+from weft.mechanism.observe import HeadOutputs, Recorder, editing, layers_of, watching
 
 
 class Two(nn.Module):
@@ -94,3 +94,25 @@ def test_nobody_watches_outside(model: Two) -> None:
         pass
     model(torch.randn(1, 3, 8))
     assert recorder.calls == []
+
+
+def test_an_editor_changes_what_a_layer_goes_on_with_and_leaves(model: Two) -> None:
+    inputs = torch.randn(3, 5, 8)
+    expected = model(inputs)
+    seen = []
+
+    def twice(layer: MultiHeadAttention, heads: HeadOutputs) -> torch.Tensor:
+        seen.append(layer)
+        assert heads.output.shape == heads.values.shape == (3, 2, 5, 4)
+        return 2 * heads.output
+
+    with editing(model.block, twice):
+        doubled = model(inputs)
+    assert seen == [model.block["cross"]]
+    # The layer's output is linear in what its heads give.
+    bias = model.block["cross"].w_o.bias
+    torch.testing.assert_close(doubled - bias, 2 * (expected - bias))
+    torch.testing.assert_close(model(inputs), expected)
+    with pytest.raises(ZeroDivisionError), editing(model, twice):
+        raise ZeroDivisionError
+    assert all(layer.editor is None for _, layer in layers_of(model))

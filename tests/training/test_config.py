@@ -74,10 +74,13 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ('[task]\nkind = "language"', "'task.file' is missing. Add it."),
         (
             '[task]\nkind = "translaton"',
-            "task.kind is 'translaton'; expected one of dates, translation, language; did you mean "
-            "'translation'?",
+            "task.kind is 'translaton'; expected one of dates, translation, language, repeats; did "
+            "you mean 'translation'?",
         ),
-        ("[task]\nfile = 3", "task.kind is None; expected one of dates, translation, language."),
+        (
+            "[task]\nfile = 3",
+            "task.kind is None; expected one of dates, translation, language, repeats.",
+        ),
         ("[model]\nwidth = 0", "model.width = 0: input should be greater than or equal to 1."),
         ("[model]\nwidth = 1.5", "model.width = 1.5: input should be a valid integer"),
         ('[model]\nwidth = "8"', "model.width = '8': input should be a valid integer"),

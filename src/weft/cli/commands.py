@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from weft.cli.ablate import ablate
 from weft.cli.heads import heads
 from weft.errors import InputError, WeftError
 
@@ -350,6 +351,7 @@ def export(
 
 
 app.command()(heads)
+app.command()(ablate)
 
 
 def _text(text: str | None, file: Path | None, stdin: bool) -> str:

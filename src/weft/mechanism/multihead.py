@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import InputError, ShapeError
 from weft.mechanism.function import attend, attention
 from weft.mechanism.masks import Mask, as_mask
-from weft.mechanism.observe import Observation, Observer
+from weft.mechanism.observe import Editor, HeadOutputs, Observation, Observer
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
 from weft.mechanism.shapes import describe
 
@@ -120,6 +120,7 @@ class MultiHeadAttention(nn.Module):
         self.depth = width // heads if depth is None else depth
         self.dropout, self.relative, self.kind = dropout, relative, kind
         self.observer: Observer | None = None
+        self.editor: Editor | None = None
         source_width = width if source_width is None else source_width
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -200,6 +201,8 @@ class MultiHeadAttention(nn.Module):
             rule = None if mask is None else as_mask(mask)
             seen = Observation(queries, keys, values, caught, scale, rule, relative)
             self.observer(self, seen)
+        if self.editor is not None:
+            output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))
         return self.w_o(self._join(output))  # type: ignore[no-any-return]
 
     def _relative_positions(self, offset: int) -> Relative | None:

@@ -1,8 +1,9 @@
-"""How a tracer watches attention calls.
+"""How a tracer watches attention calls, and how an experiment changes what comes out of them.
 
 Each attention layer has an attribute `observer`, normally None. While one is set, the layer
-computes with `weft.attend` and hands over what it caught. Nothing is global: what is watched is
-visible on the model, and `watching` puts everything back.
+computes with `weft.attend` and hands over what it caught. Likewise `editor`: while one is set, it
+gets the output of every head, and the layer goes on with what it gives back. Nothing is global:
+what is watched or edited is visible on the model; `watching` and `editing` put everything back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from weft.mechanism.positions import Relative
 if TYPE_CHECKING:
     from weft.mechanism.multihead import MultiHeadAttention
 
-__all__ = ["Observation", "Observer", "Recorder", "layers_of", "watching"]
+__all__ = [
+    "Editor",
+    "HeadOutputs",
+    "Observation",
+    "Observer",
+    "Recorder",
+    "editing",
+    "layers_of",
+    "watching",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +63,28 @@ class Observer(Protocol):
 
     def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
         """Receive one call of a layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadOutputs:
+    """What the heads of one attention call give, and what they gave it from.
+
+    output: (batch, heads, queries, value_depth), before W_O.
+    queries, keys, values: as for `weft.attention`; mask: who may look at whom.
+    """
+
+    output: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Mask | Tensor | None
+
+
+class Editor(Protocol):
+    """Who changes what comes out of heads."""
+
+    def __call__(self, layer: MultiHeadAttention, heads: HeadOutputs) -> Tensor:
+        """The output that the layer goes on with, of the shape of ``heads.output``."""
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, MultiHeadAttention]]:
@@ -101,3 +133,17 @@ def watching(model: nn.Module, observer: Observer) -> Iterator[None]:
     finally:
         for layer, observer_before in zip(layers, before, strict=True):
             layer.observer = observer_before
+
+
+@contextmanager
+def editing(model: nn.Module, editor: Editor) -> Iterator[None]:
+    """Let an editor change the output of every attention call; afterwards nobody does."""
+    layers = [layer for _, layer in layers_of(model)]
+    before = [layer.editor for layer in layers]
+    try:
+        for layer in layers:
+            layer.editor = editor
+        yield
+    finally:
+        for layer, editor_before in zip(layers, before, strict=True):
+            layer.editor = editor_before

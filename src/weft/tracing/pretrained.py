@@ -19,14 +19,14 @@ __all__ = ["load_pretrained", "text_inputs"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
+def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, in evaluation mode.
-
-    The model comes without the head that an output needs: tracing reads attention only.
 
     Args:
         model: a folder with config.json, *.safetensors and a tokenizer; or a name on the Hugging
             Face hub.
+        predicting: with the part that predicts tokens, where the model was saved with one.
+            Without: tracing reads attention only.
 
     Raises:
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
@@ -48,7 +48,11 @@ def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
     try:
         # Code that a model brings along is never run.
         tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        loaded = library.AutoModel.from_pretrained(
+        kind = "AutoModel"
+        if predicting:
+            config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
+            kind = _predicting_class(config)
+        loaded = getattr(library, kind).from_pretrained(
             source, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
@@ -67,6 +71,16 @@ def load_pretrained(model: Path | str) -> tuple[nn.Module, Any]:
             logging.enable_progress_bar()
     network: nn.Module = loaded
     return nn.Module.eval(network), tokenizer
+
+
+def _predicting_class(config: Any) -> str:
+    """The automatic class that loads a model with the part it was saved with."""
+    saved = " ".join(getattr(config, "architectures", None) or [])
+    if any(ending in saved for ending in ("ForConditionalGeneration", "MTModel", "Seq2Seq")):
+        return "AutoModelForSeq2SeqLM"
+    if any(ending in saved for ending in ("ForCausalLM", "LMHeadModel")):
+        return "AutoModelForCausalLM"
+    return "AutoModelForMaskedLM" if "MaskedLM" in saved else "AutoModel"
 
 
 def _check_folder(folder: Path, library: Any) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "DatesConfig",
     "LanguageConfig",
     "ModelConfig",
+    "RepeatsConfig",
     "RunConfig",
     "TaskConfig",
     "TrainingConfig",
@@ -65,8 +66,17 @@ class LanguageConfig(_Section):
     block: int = Field(128, ge=2, description="tokens of one training window")
 
 
+class RepeatsConfig(_Section):
+    """A language model on sequences whose first half comes again."""
+
+    kind: Literal["repeats"]
+    symbols: int = Field(62, ge=2, le=62, description="letters and digits that parts are drawn of")
+    shortest: int = Field(10, ge=2, description="symbols of a part, at least")
+    longest: int = Field(30, ge=2, description="symbols of a part, at most")
+
+
 TaskConfig = Annotated[
-    DatesConfig | TranslationConfig | LanguageConfig, Field(discriminator="kind")
+    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig, Field(discriminator="kind")
 ]
 
 
@@ -145,6 +155,7 @@ _TASKS: dict[str, type[BaseModel]] = {
     "dates": DatesConfig,
     "translation": TranslationConfig,
     "language": LanguageConfig,
+    "repeats": RepeatsConfig,
 }
 
 

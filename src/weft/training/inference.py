@@ -16,7 +16,7 @@ from weft.models.decoding import sample
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.checkpoint import load_weights
-from weft.training.config import LanguageConfig, RunConfig, check_config
+from weft.training.config import LanguageConfig, RepeatsConfig, RunConfig, check_config
 from weft.training.tasks import make_task
 from weft.training.text import Vocabulary
 
@@ -26,7 +26,8 @@ __all__ = ["TrainedRun", "build_model", "evaluate_run", "generate_text", "open_r
 def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer | LanguageModel:
     """The model that a configuration describes, its matrices drawn at random."""
     architecture = config.model.architecture()
-    kind = LanguageModel if isinstance(config.task, LanguageConfig) else Transformer
+    reads_one = isinstance(config.task, LanguageConfig | RepeatsConfig)
+    kind = LanguageModel if reads_one else Transformer
     try:
         return kind(len(vocabulary), architecture, vocabulary.pad)
     except (RuntimeError, MemoryError) as error:

@@ -1,0 +1,134 @@
+"""Sequences with a repeated part: what was drawn once comes again, and can be foretold then.
+
+    .fK3qZ8fK3qZ8
+
+A full stop, a part of different symbols drawn at random, and the same part once more. How long
+the part is differs from sequence to sequence, so that no fixed distance leads back to the copy:
+the way to foretell a symbol is to find the earlier copy of the one before it, and to look at what
+followed there (induction). Only the repeated symbols are targets; nothing foretells the others,
+nor where the repetition begins.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.training.batches import Batch
+from weft.training.config import RepeatsConfig
+from weft.training.optimisation import smoothed_cross_entropy
+from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.text import Vocabulary
+
+__all__ = ["START", "SYMBOLS", "RepeatsTask", "repeats_task"]
+
+#: What every sequence begins with.
+START = "."
+
+#: What is repeated.
+SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits
+
+#: Batches of an epoch: the data never end, so this is only how often it is counted.
+EPOCH = 200
+
+
+class RepeatsTask(Task):
+    """Parts drawn at random, each followed by its copy; no sequence is ever drawn twice."""
+
+    def __init__(self, vocabulary: Vocabulary, seed: int, config: RepeatsConfig) -> None:
+        self.vocabulary, self.seed, self.config = vocabulary, seed, config
+        self._ids = vocabulary.encode(SYMBOLS[: config.symbols])
+        (self._start,) = vocabulary.encode(START)
+
+    def sizes(self) -> dict[str, int]:
+        """See Task.sizes."""
+        return {"symbols": len(self._ids), "shortest part": self.config.shortest,
+                "longest part": self.config.longest}  # fmt: skip
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """Each batch by its number, the length of its parts, and how many sequences it has."""
+        numbers = random.Random(self.seed * 1_000_003 + epoch)
+        lengths = [numbers.randint(self.config.shortest, self.config.longest) for _ in range(EPOCH)]
+        return [
+            [epoch * EPOCH + place, length, max(1, batch_tokens // (2 * length))]
+            for place, length in enumerate(lengths)
+        ]
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        number, length, count = plan
+        return self._draw(2 * number, length, count)
+
+    def _draw(self, number: int, length: int, count: int) -> Batch:
+        """Sequences of one length. Even numbers are for training, odd ones for validation."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = torch.rand(count, len(self._ids), generator=generator).argsort(-1)
+        part = torch.tensor(self._ids)[order[:, :length]]
+        start = torch.full((count, 1), self._start)
+        tokens = torch.cat((start, part, part), 1)
+        targets = tokens[:, 1:].clone()
+        # The first of the repeated ones could be any: where the part ends is not known before.
+        targets[:, : length + 1] = self.vocabulary.pad
+        return Batch({"tokens": tokens[:, :-1]}, targets, count * 2 * length)
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """A batch of every length."""
+        lengths = range(self.config.shortest, self.config.longest + 1)
+        return [
+            self._draw(2 * length + 1, length, max(1, batch_tokens // (2 * length)))
+            for length in lengths
+        ]
+
+    def probe(self) -> Probe:
+        """A sequence of the validation, of a length in the middle."""
+        length = (self.config.shortest + self.config.longest) // 2
+        ids = self._draw(2 * length + 1, length, 1).inputs["tokens"][0].tolist()
+        return Probe(
+            {"tokens": torch.tensor([ids])}, {"tokens": self.vocabulary.token_strings(ids)}
+        )
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        """Loss and accuracy on the repeated half, of all lengths together."""
+        if split == "test":
+            raise InputError("a run of repeats has no test data: use --split valid.")
+        batches = self.validation(8_192)
+        total, right, count = 0.0, 0, 0
+        for done, batch in enumerate(batches, 1):
+            logits: Tensor = model(**batch.inputs)
+            real = batch.targets != self.vocabulary.pad
+            total += float(
+                smoothed_cross_entropy(
+                    logits, batch.targets, smoothing=0.0, ignore=self.vocabulary.pad
+                )
+            )
+            right += int((logits.argmax(-1) == batch.targets)[real].sum())
+            count += int(real.sum())
+            progress(done, len(batches))
+        return {
+            "split": "valid",
+            "targets": count,
+            "loss": total / count,
+            "accuracy": right / count,
+            "chance": 1 / self.config.symbols,
+        }
+
+
+def repeats_task(config: RepeatsConfig, seed: int, vocabulary: Vocabulary | None) -> RepeatsTask:
+    """The task; its data are drawn when they are asked for."""
+    if not config.shortest <= config.longest <= config.symbols:
+        raise InputError(
+            f"task.shortest {config.shortest}, task.longest {config.longest}, task.symbols "
+            f"{config.symbols}: expected each no more than the next: a part has no symbol twice."
+        )
+    if vocabulary is None:
+        vocabulary = Vocabulary.of_characters([START, SYMBOLS[: config.symbols]])
+    return RepeatsTask(vocabulary, seed, config)

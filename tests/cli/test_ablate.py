@@ -1,0 +1,124 @@
+"""`weft ablate`: runs and models of Hugging Face, measures and errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+
+def last_json(result: Any) -> dict[str, Any]:
+    assert result.code == 0, result.err
+    content: dict[str, Any] = json.loads(result.out.splitlines()[-1])
+    return content
+
+
+def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: Path) -> None:
+    found = last_json(weft_main("ablate", runs / "dates", "--json"))
+    # One layer of each kind, two heads in each.
+    assert sorted(effect["heads"][0] for effect in found["heads"]) == [
+        [layer, head] for layer in range(3) for head in range(2)
+    ]
+    changes = [abs(effect["change"]) for effect in found["heads"]]
+    assert changes == sorted(changes, reverse=True)
+    for effect in found["heads"]:
+        assert effect["change"] == pytest.approx(effect["value"] - found["baseline"])
+    text = ("--text", "de: 3.4.2024", "--target", "2024-04-03")
+    whole = last_json(weft_main("ablate", runs / "dates", *text, "--together", "--json"))
+    assert [len(effect["heads"]) for effect in whole["heads"]] == [2, 2, 2]
+    table = weft_main("ablate", runs / "dates", *text, "--together", "--csv").out
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert [float(row["change"]) for row in rows] == pytest.approx(
+        [effect["change"] for effect in whole["heads"]]
+    )
+    letters = ("--text", "two men", "--logit", "a", "--against", "e")
+    logit = last_json(weft_main("ablate", runs / "language", *letters, "--kind", "mean", "--json"))
+    assert logit["kind"] == "mean"
+    assert logit["measure"] == "logit of 'a' less that of 'e'"
+    patched = last_json(
+        weft_main("ablate", runs / "language", *letters, "--patch", "two man", "--json")
+    )
+    assert patched["kind"] == "patch"
+    assert patched["baseline"] == pytest.approx(logit["baseline"])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
+def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij")
+    tokenizer = Tokenizer(models.WordLevel(dict(zip(names, range(15), strict=True)), "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+    ).save_pretrained(tmp_path)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=32
+        )
+        transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+        more, name, heads = ("--text", "a b c d a b c d"), "loss", 4
+    elif kind == "bert":
+        config = transformers.BertConfig(
+            vocab_size=15, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=8,
+        )  # fmt: skip
+        transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+        more, name, heads = ("--text", "a b c d a b c d"), "loss of masked tokens", 2
+    else:
+        config = transformers.BartConfig(
+            vocab_size=15, d_model=8, encoder_layers=1, decoder_layers=1,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8,
+            decoder_ffn_dim=8, max_position_embeddings=32, pad_token_id=0, bos_token_id=2,
+            eos_token_id=3, decoder_start_token_id=2,
+        )  # fmt: skip
+        transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+        more, name, heads = ("--text", "a b c", "--target", "c b a"), "loss of the target", 6
+    found = last_json(weft_main("ablate", tmp_path, *more, "--json"))
+    assert found["measure"] == name
+    assert len(found["heads"]) == heads
+    assert any(abs(effect["change"]) > 1e-6 for effect in found["heads"])
+    if kind == "bert":
+        logit = weft_main(
+            "ablate", tmp_path, "--text", "a [MASK] c", "--logit", "b", "--layer", "0", "--json"
+        )
+        assert last_json(logit)["measure"] == "logit of 'b'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--text", ""), "the text is empty"),
+        (("--against", "a"), "needs --logit"),
+        (("--patch", "a"), "needs --text"),
+        (("--layer", "9"), "the model has 0 to 0"),
+        (("--text", "abc", "--logit", "ab"), "2 tokens; expected one"),
+        (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),
+        (("--text", "abc", "--target", "x"), "language model"),
+        (("--kind", "half"), "half"),
+    ],
+)
+def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = weft_main("ablate", runs / "language", *arguments)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert line.startswith("weft: ")
+    assert said in line
+
+
+def test_a_model_needs_a_text_and_must_be_there(weft_main: Command, tmp_path: Path) -> None:
+    for arguments in ((), ("--text", "a")):
+        result = weft_main("ablate", tmp_path / "no" / "model" / "here", *arguments)
+        assert result.code == 2
+        assert len(result.err.splitlines()) == 1
