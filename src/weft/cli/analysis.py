@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.commands import AsJson, _print_json, app
+from weft.cli.commands import app
+from weft.cli.terminal import AsJson
+from weft.cli.terminal import print_json as _print_json
 from weft.errors import InputError
 
 __all__: list[str] = []

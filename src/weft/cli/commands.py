@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from weft.cli.ablate import ablate
 from weft.cli.heads import heads
+from weft.cli.terminal import (
+    AsJson,
+    Threads,
+    console,
+    print_json,
+    standard_input_lines,
+    use_threads,
+)
+from weft.cli.trace import trace
 from weft.errors import InputError, WeftError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 __all__ = ["app", "main"]
 
@@ -67,11 +71,9 @@ app = typer.Typer(
 )
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Beam = Annotated[
     int, typer.Option(min=1, max=1_000, help="Hypotheses kept while decoding; 1 = greedy.")
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads; default: all cores.")]
 
 
 class Split(StrEnum):
@@ -79,32 +81,6 @@ class Split(StrEnum):
 
     valid = "valid"
     test = "test"
-
-
-class StoredType(StrEnum):
-    """The number types of stored queries and keys."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-def _console() -> Console:
-    """Where progress is written: standard error, so that results can be piped."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    print(json.dumps(content, ensure_ascii=False, default=str))
-
-
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 @app.command()
@@ -121,10 +97,10 @@ def demo(
     """Train a date translator from random matrices, test it, trace it, and draw what it sees."""
     from weft.cli.demo import run_demo
 
-    _use_threads(threads)
-    result = run_demo(run, seed, _console())
+    use_threads(threads)
+    result = run_demo(run, seed, console())
     if as_json:
-        _print_json(result)
+        print_json(result)
 
 
 @app.command()
@@ -145,20 +121,20 @@ def train(
     from weft.training.loop import train as train_run
     from weft.training.progress import ConsoleListener
 
-    _use_threads(threads)
-    console = _console()
+    use_threads(threads)
+    out = console()
     folder = Path("runs") / config.stem if run is None else run
     settings = load_config(config, overrides)
-    with ConsoleListener(console) as listener:
+    with ConsoleListener(out) as listener:
         result = train_run(settings, folder, listener)
-    console.print(
+    out.print(
         f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
         f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}",
         markup=False,
         soft_wrap=True,
     )
     if as_json:
-        _print_json(
+        print_json(
             {
                 "run": str(folder),
                 "steps": result.steps,
@@ -184,9 +160,9 @@ def translate(
 
     if not -10 <= length_penalty <= 10:
         raise InputError(f"--length-penalty {length_penalty}: expected a number from -10 to 10.")
-    _use_threads(threads)
+    use_threads(threads)
     trained = open_run(run)
-    lines = _standard_input_lines()
+    lines = standard_input_lines()
     for line in translate_texts(
         trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
     ):
@@ -211,13 +187,13 @@ def generate(
 
     if not 0 <= temperature < float("inf"):
         raise InputError(f"--temperature {temperature}: expected a finite number, 0 or more.")
-    _use_threads(threads)
+    use_threads(threads)
     text = generate_text(
         open_run(run), prompt, length=length, temperature=temperature, top=top, seed=seed
     )
     print(prompt + text)
     if as_json:
-        _print_json({"prompt": prompt, "text": text})
+        print_json({"prompt": prompt, "text": text})
 
 
 @app.command()
@@ -233,9 +209,9 @@ def evaluate(
     """Measure a run on held-out data."""
     from weft.training.inference import evaluate_run, open_run
 
-    _use_threads(threads)
-    console = _console()
-    with console.status("reading the data") as status:
+    use_threads(threads)
+    out = console()
+    with out.status("reading the data") as status:
         measures = evaluate_run(
             open_run(run),
             split=split.value if split else None,
@@ -249,75 +225,7 @@ def evaluate(
         else:
             print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
     if as_json:
-        _print_json(measures)
-
-
-@app.command()
-def trace(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A training run; or a model of Hugging Face: a folder, or a name."
-        ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The trace folder to write.")],
-    text: Annotated[str | None, typer.Option(help="What the model reads.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with the text.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read the text from there.")] = False,
-    target: Annotated[
-        str | None, typer.Option(help="A translation to trace; default: the run's own.")
-    ] = None,
-    keep: Annotated[int, typer.Option(min=0, max=1_000_000, help="Edges kept of each query.")] = 32,
-    layers: Annotated[
-        str | None, typer.Option(help="Which, by number or path, as 0,3 or '*cross*'.")
-    ] = None,
-    dtype: Annotated[
-        StoredType | None, typer.Option(help="Of kept queries and keys; default: the model's.")
-    ] = None,
-    queries_keys: Annotated[
-        bool, typer.Option(help="Keep queries and keys, from which the whole matrix comes back.")
-    ] = True,
-    overwrite: Annotated[bool, typer.Option(help="Replace a trace that is there.")] = False,
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a model on a text and keep the attention graph of every layer."""
-    from weft.cli.tracing import trace_model
-    from weft.formats.tokens import visible
-
-    _use_threads(threads)
-    caught = trace_model(
-        model,
-        _text(text, file, stdin),
-        output,
-        target=target,
-        keep=keep,
-        layers=layers,
-        dtype=dtype.value if dtype else None,
-        queries_keys=queries_keys,
-        overwrite=overwrite,
-    )
-    console = _console()
-    for name, tokens in caught.sequences.items():
-        shown = " ".join(map(visible, tokens[:50])) + (" ..." if len(tokens) > 50 else "")
-        console.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False, soft_wrap=True)
-    verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
-    count = len(caught.layers)
-    console.print(
-        f"{count} attention layer{'s' if count != 1 else ''}.{verified} Trace: {output}",
-        markup=False,
-        soft_wrap=True,
-    )
-    if as_json:
-        sequences = {name: list(tokens) for name, tokens in caught.sequences.items()}
-        _print_json(
-            {
-                "trace": str(output),
-                "layers": len(caught.layers),
-                "deviation": caught.deviation,
-                "sequences": sequences,
-            }
-        )
+        print_json(measures)
 
 
 @app.command()
@@ -352,31 +260,7 @@ def export(
 
 app.command()(heads)
 app.command()(ablate)
-
-
-def _text(text: str | None, file: Path | None, stdin: bool) -> str:
-    """The text, from one of three places."""
-    if (text is not None) + (file is not None) + stdin != 1:
-        raise InputError("trace: give the text by one of --text, --file and --stdin.")
-    if file is not None:
-        from weft.formats.files import read_text
-
-        return read_text(file, "text file")
-    return "\n".join(_standard_input_lines()) if text is None else text
-
-
-def _standard_input_lines() -> list[str]:
-    """Lines as other programs count them: they end in a line feed, and in nothing else."""
-    content = sys.stdin.buffer.read()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise InputError(
-            f"standard input: line {line} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
-            "utf-8."
-        ) from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+app.command()(trace)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.tracing import history_for_page, probe_trace, trace_text
+from weft.cli.tracing import Options, history_for_page, probe_trace, trace_text
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import Trace
 from weft.training.config import RunConfig, load_config
@@ -110,7 +110,7 @@ def _trace(run: TrainedRun) -> dict[str, Trace]:
     for index in TRACED:
         date, locale, style = SHOWN[index]
         text = written(date, locale, style)
-        caught = trace_text(run, text, keep=64, beam=1)
+        caught = trace_text(run, text, Options(keep=64), beam=1)
         caught.save(folder / f"{locale}-{style}.weft", overwrite=True)
         # Between the start token and the end token: what the model read and what it wrote.
         traces[f"{text} → {''.join(caught.sequences['target'][1:])}"] = caught

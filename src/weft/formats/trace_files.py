@@ -211,8 +211,10 @@ class TableFile:
 
     def close(self) -> None:
         """Write the end of the file."""
-        self._writer.close()
-        self._file.close()
+        try:
+            self._writer.close()
+        finally:
+            self._file.close()
 
     def digest(self) -> str:
         """SHA-256 of the closed file."""

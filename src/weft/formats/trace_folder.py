@@ -21,7 +21,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -266,9 +266,11 @@ class TraceWriter:
     def close(self) -> None:
         """Close the files, whole or not."""
         self._thread.shutdown()
-        for file in (*self._tables.values(), self._tensors):
-            if file is not None:
-                file.close()
+        # Each, though closing another fails, as on a full disk.
+        with ExitStack() as stack:
+            for file in (*self._tables.values(), self._tensors):
+                if file is not None:
+                    stack.callback(file.close)
 
 
 def not_a_trace(path: Path) -> str | None:

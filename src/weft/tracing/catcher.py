@@ -40,6 +40,8 @@ class Catcher:
     ) -> None:
         self._receive, self._keep, self._wanted = receive, keep, layers
         self._verified = verified
+        #: Told the path and the number of each layer that has run.
+        self.progress: Callable[[str, int], None] = lambda path, number: None
         #: Number and index of each layer by its path and how often the path came before in a pass.
         self._known: dict[tuple[str, int], tuple[int, int]] = {}
         self._passed: dict[str, int] = {}
@@ -79,6 +81,7 @@ class Catcher:
                 softcap=call.softcap,
             )
         )
+        self.progress(call.path, number)
         return found
 
     def weights(self, path: str, module: nn.Module, weights: Tensor) -> None:
@@ -98,6 +101,7 @@ class Catcher:
         keep = self._places(weights.shape[-1])
         _, graph = attend(empty, nothing, nothing, bias=weights.float().log(), keep=keep)
         self._receive(Caught(path, kind, index, graph, 1.0, "bias", None))
+        self.progress(path, number)
 
     def new_pass(self) -> None:
         """The model begins another pass through its layers."""

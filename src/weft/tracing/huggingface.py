@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from weft.tracing.keeping import Keeper
 from weft.tracing.sequences import Sequences, on_device_of
 from weft.tracing.watch import Watched, watching
 
-__all__ = ["trace_huggingface"]
+__all__ = ["token_limit", "trace_huggingface"]
 
 
 def trace_huggingface(
@@ -40,6 +41,7 @@ def trace_huggingface(
     overwrite: bool = False,
     generate: int | Mapping[str, Any] | None = None,
     description: Mapping[str, Any] | None = None,
+    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Trace | list[Trace]:
     """Run a model of Transformers once and catch the attention graph of every layer.
 
@@ -66,6 +68,9 @@ def trace_huggingface(
     if generate is not None:
         options = _generation(model, given, generate)
         watched = Watched(model, tokenizer, keep, queries_keys, layers, says, offsets)
+        if progress is not None:
+            passes: int = options["max_new_tokens"]
+            watched.progress = partial(_tell, progress, passes)
         with at_rest(model), torch.no_grad(), watching(model, watched):
             model.generate(**{**given, **options})  # type: ignore[operator]
         if save is None:
@@ -74,6 +79,8 @@ def trace_huggingface(
         return Trace.open(save)
     keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
     catcher = Catcher(keeper, keep, layers)
+    if progress is not None:
+        catcher.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:
         if save is not None:
             keeper.writer = stack.enter_context(
@@ -90,6 +97,25 @@ def trace_huggingface(
         return Trace.open(save)
     traces = keeper.traces(says)
     return traces[0] if samples == 1 else traces
+
+
+def _expected(model: nn.Module) -> int | None:
+    """How many attention layers a model has, where its configuration says so."""
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        encoder = getattr(config, "encoder_layers", None) or getattr(config, "num_layers", None)
+        decoder = getattr(config, "decoder_layers", None)
+        decoder = decoder or getattr(config, "num_decoder_layers", None) or encoder
+        return encoder + 2 * decoder if encoder and decoder else None
+    found = getattr(config, "num_hidden_layers", None)
+    return found if isinstance(found, int) else None
+
+
+def _tell(
+    progress: Callable[[str, int, int | None], None], expected: int | None, path: str, number: int
+) -> None:
+    """Say which layer is done; a total that was too small is no longer said."""
+    progress(path, number, expected if expected is None or number < expected else None)
 
 
 def _generation(
@@ -113,7 +139,7 @@ def _generation(
         )
     name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"  # type: ignore[union-attr]
     before = given[name].shape[1] if name in given else 1
-    limit = _limit(model)
+    limit = token_limit(model)
     if limit is not None and before + new > limit:
         raise InputError(
             f"trace: {before} tokens and {new} to generate; {type(model).__name__} reads {limit} "
@@ -134,17 +160,19 @@ def _as_inputs(
             raise InputError(
                 "trace: the input is a text, and there is no tokenizer. Give tokenizer=, or ids."
             )
+        # Offsets are taken out again below.
         fast = bool(getattr(tokenizer, "is_fast", False))
         # Not verbose: a text that is too long is refused below, in one line.
         encoded = dict(
             tokenizer(inputs, return_tensors="pt", return_offsets_mapping=fast, verbose=False)
         )
-        if fast:
-            offsets = [list(pair) for pair in encoded.pop("offset_mapping")[0].tolist()]
         inputs = encoded
     if isinstance(inputs, Tensor):
         name = getattr(model, "main_input_name", "input_ids")
         inputs = {name: inputs}
+    if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
+        inputs = dict(inputs)
+        offsets = [list(pair) for pair in inputs.pop("offset_mapping")[0].tolist()]
     if not isinstance(inputs, Mapping):
         raise InputError(
             f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of token "
@@ -186,7 +214,7 @@ def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
                 f"trace: {name} has the shape {tuple(ids.shape)}; expected (batch, length) with "
                 "at least one token."
             )
-        limit = _limit(model)
+        limit = token_limit(model)
         if limit is not None and ids.shape[1] > limit:
             raise InputError(
                 f"trace: {ids.shape[1]} tokens in {name}; {type(model).__name__} reads {limit} at "
@@ -194,7 +222,7 @@ def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
             )
 
 
-def _limit(model: nn.Module) -> int | None:
+def token_limit(model: nn.Module) -> int | None:
     """How many tokens a model can read; None: no limit is known."""
     config: Any = model.config
     config = getattr(config, "text_config", None) or config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ from torch import nn
 
 from weft.errors import DataError, InputError
 from weft.formats.files import read_json
+from weft.tracing.huggingface import token_limit
 from weft.tracing.interface import transformers
 
-__all__ = ["load_pretrained", "text_inputs"]
+__all__ = ["image_inputs", "load_pretrained", "open_image", "split_windows", "text_inputs"]
 
 #: Ends of the names of files that hold pickles.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.Module, Any]:
+def load_pretrained(
+    model: Path | str, *, predicting: bool = False, text: bool = True
+) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, in evaluation mode.
 
     Args:
@@ -47,7 +51,9 @@ def load_pretrained(model: Path | str, *, predicting: bool = False) -> tuple[nn.
     logging.disable_progress_bar()
     try:
         # Code that a model brings along is never run.
-        tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = None
+        if text:
+            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         kind = "AutoModel"
         if predicting:
             config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -109,9 +115,11 @@ def _check_folder(folder: Path, library: Any) -> None:
 
 
 def text_inputs(
-    model: nn.Module, tokenizer: Any, text: str, target: str | None
+    model: nn.Module, tokenizer: Any, text: str, target: str | None, generates: bool = False
 ) -> dict[str, Any] | str:
     """What `weft.trace` reads for a text, and for an encoder-decoder its target.
+
+    generates: whether the model is to write the target itself.
 
     Raises: InputError: a target is missing, or one too many.
     """
@@ -120,9 +128,14 @@ def text_inputs(
         if target is not None:
             raise InputError(f"--target: a {config.model_type} reads one text and has no target.")
         return text
+    if generates:
+        if target is not None:
+            raise InputError("--target and --generate: give the target, or let the model write it.")
+        return text
     if target is None:
         raise InputError(
-            f"a {config.model_type} reads a source and writes a target: give its text as --target."
+            f"a {config.model_type} reads a source and writes a target: give its text as --target, "
+            "or let the model write it, as with --generate 40."
         )
     start = getattr(config, "decoder_start_token_id", None)
     target_ids = tokenizer(text_target=target, verbose=False)["input_ids"]
@@ -131,3 +144,116 @@ def text_inputs(
         **tokenizer(text, return_tensors="pt", verbose=False),
         "decoder_input_ids": torch.tensor([first + target_ids]),
     }
+
+
+def open_image(path: Path) -> Any:
+    """A picture, as Pillow has it, in red, green and blue.
+
+    Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise InputError(
+            'an image needs Pillow, which is not installed. pip install "weft[hf]"'
+        ) from None
+    try:
+        with Image.open(path) as opened:
+            return opened.convert("RGB")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such image. Check the path.") from None
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        reason = "not an image that Pillow can read"
+        if isinstance(error, Image.DecompressionBombError):
+            reason = "too many pixels"
+        elif not isinstance(error, UnidentifiedImageError):
+            reason = f"damaged, or not readable ({str(error).splitlines()[0].rstrip('.')})"
+        raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
+
+
+def image_inputs(
+    source: str, model: nn.Module, image: Any, text: str | None
+) -> tuple[dict[str, Any], Any]:
+    """What `weft.trace` reads for an image, by the model's own processor; and the tokenizer.
+
+    Args:
+        source: the folder or the name of the model.
+        model: of Hugging Face.
+        image: from `open_image`.
+        text: what the model reads beside it; None: nothing.
+
+    Raises: InputError: the model sees no images, has no processor, or reads a text too.
+    """
+    library = transformers()
+    takes = inspect.signature(model.forward).parameters
+    kind = getattr(model.config, "model_type", type(model).__name__)
+    if "pixel_values" not in takes:
+        raise InputError(f"--image: a {kind} reads no images (pixel_values). Give it a --text.")
+    level = library.utils.logging.get_verbosity()
+    library.utils.logging.set_verbosity_error()
+    try:
+        processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        inputs = dict(processor(image, return_tensors="pt"))
+        tokenizer = None
+        if "input_ids" in takes:
+            if text is None:
+                raise InputError(f"--image: a {kind} reads a text too: give it as --text.")
+            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            inputs.update(tokenizer(text, return_tensors="pt", verbose=False))
+        elif text is not None:
+            raise InputError(f"--text: a {kind} sees an image and reads no text.")
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = " ".join(str(error).split())[:120].rstrip(". ")
+        raise InputError(
+            f"{source}: no processor that makes inputs of an image ({reason}). It is in "
+            "preprocessor_config.json; save it beside the model: processor.save_pretrained(folder)."
+        ) from error
+    finally:
+        library.utils.logging.set_verbosity(level)
+    return inputs, tokenizer
+
+
+def split_windows(
+    model: nn.Module, tokenizer: Any, text: str, window: int, overlap: int | None
+) -> list[dict[str, Any]]:
+    """A text in overlapping windows, each as a model reads it, special tokens and offsets included.
+
+    Args:
+        window: tokens of each, special ones included.
+        overlap: tokens that two of them share; None: a quarter.
+
+    Raises: InputError: a window does not fit the model, or a window has no room for what is new.
+    """
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"--window: a {config.model_type} writes a target for the whole source.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise InputError("--window needs a tokenizer of the tokenizers library (tokenizer.json).")
+    limit = token_limit(model)
+    if limit is not None and window > limit:
+        raise InputError(f"--window {window}: {type(model).__name__} reads {limit} at most.")
+    special = len(tokenizer("", verbose=False)["input_ids"])
+    shared = (window - special) // 4 if overlap is None else overlap
+    if window - special - shared < 1:
+        raise InputError(
+            f"--window {window}: with {special} special tokens and {shared} of overlap there is no "
+            "room for new ones."
+        )
+    if not text:
+        raise InputError("the text is empty; give at least one character.")
+    found = tokenizer(
+        text,
+        truncation=True,
+        max_length=window,
+        stride=shared,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        verbose=False,
+    )
+    names = [name for name in found if name != "overflow_to_sample_mapping"]
+    return [
+        {name: torch.tensor([found[name][number]]) for name in names}
+        for number in range(len(found["input_ids"]))
+    ]

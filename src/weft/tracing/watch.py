@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -41,6 +41,9 @@ class Watched:
         self._description = dict(description or describe(model))
         self._current: _Text | None = None
         self._inside = False
+        self._passes = 0
+        #: Told what the model does, and how many passes are done.
+        self.progress: Callable[[str, int], None] = lambda what, number: None
         #: The traces of all texts so far, in order; those of a batch one after the other.
         self.traces: list[Trace] = []
 
@@ -103,6 +106,8 @@ class Watched:
 
     def _after_model(self, *_: Any) -> None:
         self._inside = False
+        self.progress("of the text that is written", self._passes)
+        self._passes += 1
 
     def _before_encoder(
         self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]

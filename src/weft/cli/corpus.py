@@ -1,0 +1,251 @@
+"""A corpus of many texts: a trace each, in one folder, by several processes, resumable.
+
+    FOLDER/corpus.json     the model, the options, and the SHA-256 of each text
+    FOLDER/NAME.weft       the trace of each text
+
+A trace is there whole or not at all, so what is there is done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.cli.tracing import Opened, Options, open_model, trace_opened
+from weft.errors import DataError, InputError, WeftError
+from weft.formats.files import read_json, read_text, write_json
+from weft.formats.trace_reader import open_folder
+
+__all__ = ["Done", "read_corpus", "trace_corpus"]
+
+_LIST, _FORMAT = "corpus.json", "weft-corpus"
+
+
+@dataclass
+class Done:
+    """How many texts were traced now, were there already, and which failed and why."""
+
+    traced: int = 0
+    there: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def read_corpus(path: Path) -> dict[str, str]:
+    """The texts of a corpus by their names: lines of a file, or the .txt files of a folder.
+
+    Lines without a character but spaces are left out, and counted all the same: the trace of line
+    7 is 000007. Raises: DataError: no such file, not UTF-8, or no text in it.
+    """
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*.txt") if file.is_file())
+        texts = {
+            "-".join(file.relative_to(path).with_suffix("").parts): read_text(file, "text file")
+            for file in files
+        }
+        if len(texts) < len(files):
+            raise DataError(f"{path}: two texts have one name. Rename one of them.")
+    else:
+        lines = read_text(path, "corpus").removesuffix("\n").split("\n")
+        texts = {f"{number:06d}": line.removesuffix("\r") for number, line in enumerate(lines, 1)}
+    texts = {name: text for name, text in texts.items() if text.strip()}
+    if not texts:
+        raise DataError(f"{path}: no text in it; expected a text a line, or .txt files.")
+    return texts
+
+
+def trace_corpus(
+    model: str,
+    corpus: Path,
+    output: Path,
+    options: Options,
+    *,
+    workers: int = 1,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Done:
+    """Trace every text of a corpus that has no trace yet.
+
+    Args:
+        model: a run's folder; a folder or a name of a model of Hugging Face.
+        corpus: a file with a text a line, or a folder of .txt files.
+        output: the folder for the traces; one that an earlier call left is gone on with.
+        options: as for one text.
+        workers: processes. Each opens the model.
+        threads: of each process; None: the cores divided by the workers.
+        progress: told how many texts of how many are done.
+
+    A text that cannot be traced is counted, and the others are traced.
+
+    Raises: DataError: the folder holds another corpus; a worker was killed.
+    """
+    texts = read_corpus(corpus)
+    with _folder(output) as folder:
+        _remember(folder, model, options, texts)
+        done = Done()
+        missing = {}
+        for name, text in texts.items():
+            if _is_there(folder / f"{name}.weft"):
+                done.there += 1
+            else:
+                missing[name] = text
+        progress(done.there, len(texts))
+        finished = (
+            _by_processes(model, folder, options, missing, workers, threads)
+            if workers > 1 and len(missing) > 1
+            else _here(model, folder, options, missing)
+        )
+        for name, reason in finished:
+            if reason is None:
+                done.traced += 1
+            else:
+                done.failed[name] = reason
+            progress(done.there + done.traced + len(done.failed), len(texts))
+    return done
+
+
+@contextmanager
+def _folder(output: Path) -> Iterator[Path]:
+    """The folder, made where there is none, and no other process's meanwhile."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"cannot write {output}: {reason}. Choose another folder.") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"{output}: another process traces this corpus. Wait for it, or choose another folder."
+        ) from None
+    try:
+        yield output
+    finally:
+        os.close(descriptor)
+
+
+def _remember(folder: Path, model: str, options: Options, texts: dict[str, str]) -> None:
+    """Write what is traced here, or check that it is the same as before."""
+    asked = {name: value for name, value in asdict(options).items() if name != "overwrite"}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    content: dict[str, Any] = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
+                               "texts": digests}  # fmt: skip
+    path = folder / _LIST
+    if path.exists():
+        before = read_json(path, "list of a corpus")
+        if not isinstance(before, dict) or before.get("format") != _FORMAT:
+            raise DataError(f"{path}: not a list of weft's. Choose another folder.")
+        for name in ("model", "options"):
+            if before.get(name) != content[name]:
+                raise DataError(
+                    f"{folder}: its traces were made with another {name.removesuffix('s')}. Give "
+                    "the same command again, or choose another folder."
+                )
+        known = before.get("texts", {})
+        changed = [name for name in digests if known.get(name, digests[name]) != digests[name]]
+        if changed:
+            raise DataError(
+                f"{folder}: the text {changed[0]} is not what it was when it was traced. Choose "
+                "another folder, or remove its trace and the list."
+            )
+        content["texts"] = {**known, **digests}
+    elif any(folder.iterdir()):
+        raise DataError(
+            f"{folder}: not empty, and no corpus was traced here. Choose another folder."
+        )
+    write_json(path, content)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a whole trace is at a path."""
+    if not path.exists():
+        return False
+    open_folder(path)
+    return True
+
+
+def _here(
+    model: str, folder: Path, options: Options, texts: dict[str, str]
+) -> Iterator[tuple[str, str | None]]:
+    if texts:
+        opened = open_model(model, options)
+        for name, text in texts.items():
+            yield name, _one(opened, name, text, folder, options)
+
+
+def _one(opened: Opened, name: str, text: str, folder: Path, options: Options) -> str | None:
+    """Trace one text; returns why it could not be, or None."""
+    try:
+        trace_opened(opened, text, folder / f"{name}.weft", options)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+#: In a worker process: the model that its first task opened.
+_worker: list[tuple[Opened, Path, Options]] = []
+
+
+def _begin(model: str, folder: Path, options: Options, threads: int) -> None:
+    torch.set_num_threads(threads)
+    _worker.append((open_model(model, options), folder, options))
+
+
+def _task(name: str, text: str) -> tuple[str, str | None]:
+    opened, folder, options = _worker[0]
+    return name, _one(opened, name, text, folder, options)
+
+
+def _by_processes(
+    model: str,
+    folder: Path,
+    options: Options,
+    texts: dict[str, str],
+    workers: int,
+    threads: int | None,
+) -> Iterator[tuple[str, str | None]]:
+    each = threads or max(1, (os.cpu_count() or 1) // workers)
+    # Opened here first, so that an error of the model is one line, not one of each worker.
+    open_model(model, options)
+    # A process of its own, not a copy of this one: threads of torch do not survive a fork.
+    with ProcessPoolExecutor(
+        min(workers, len(texts)),
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(model, folder, options, each),
+    ) as pool:
+        waiting: set[Future[tuple[str, str | None]]] = set()
+        remaining = iter(texts.items())
+        try:
+            while True:
+                # A few at a time: a corpus is not sent whole.
+                while len(waiting) < 2 * workers:
+                    following = next(remaining, None)
+                    if following is None:
+                        break
+                    waiting.add(pool.submit(_task, *following))
+                if not waiting:
+                    return
+                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ready:
+                    yield future.result()
+        except BrokenProcessPool:
+            raise DataError(
+                f"{folder}: a worker was killed, perhaps for want of memory. What is traced is "
+                "there: give the same command again, with fewer --workers, and it goes on."
+            ) from None
+        except WeftError:
+            pool.shutdown(cancel_futures=True)
+            raise
