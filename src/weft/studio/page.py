@@ -5,21 +5,40 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from weft.errors import InputError
 from weft.formats.files import atomic_file
 from weft.formats.trace import Trace
-from weft.studio.payload import page_payload
+from weft.studio.bundle import script, style
+from weft.studio.collection import Collection, Example, as_json, name_of
+from weft.studio.pack import pack
+from weft.studio.roles import head_roles
+from weft.studio.training import training_history
 from weft.version import __version__
 
-__all__ = ["export_page", "page_html"]
+__all__ = ["collect", "export_page", "page_html", "shell"]
 
-#: The scripts of the page, in the order in which they build on each other.
-_SCRIPTS = ("data", "colour", "dom", "heads", "scatter", "threads", "matrix", "training", "main")
+_SHELL = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">{policy}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="generator" content="weft {version}">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+{style}
+</head>
+<body>
+<div id="weft-studio"></div>
+<noscript>This page draws its pictures with a script of its own, which is switched off here.</noscript>
+{data}{script}
+</body>
+</html>
+"""
 
 
 def export_page(
@@ -59,14 +78,15 @@ def export_page(
     Raises: InputError: nothing to show, or a history that does not fit; DataError: the file cannot
     be written.
     """
-    page = page_html(
+    collection = collect(
         traces, title, names=names, history=history, curves=curves, probe=probe, summary=summary
     )
+    page = page_html(collection)
     with atomic_file(path) as temporary:
         temporary.write_text(page, "utf-8", newline="\n")
 
 
-def page_html(
+def collect(
     traces: Sequence[Trace],
     title: str = "weft",
     *,
@@ -75,46 +95,63 @@ def page_html(
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     probe: Trace | None = None,
     summary: Mapping[str, Any] | None = None,
-) -> str:
+) -> Collection:
+    """What is to be shown; takes what `export_page` takes."""
+    if names is not None and len(names) != len(traces):
+        raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
+    return Collection(
+        title,
+        [
+            Example(names[place] if names else name_of(trace), trace, head_roles)
+            for place, trace in enumerate(traces)
+        ],
+        [(str(name), str(value)) for name, value in (summary or {}).items()],
+        training_history(history, curves or {}, probe or traces[0]) if history else None,
+    )
+
+
+def page_html(collection: Collection) -> str:
     """The page that `export_page` writes, as text.
 
     Its policy lets it load nothing and run no script but its own, which are known by their hashes;
     all it shows is set as text.
     """
-    payload = page_payload(traces, title, names, history, curves, probe, summary)
-    style = _part("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_part(f"{n}.js") for n in _SCRIPTS) + "})();\n"
+    code, rules = script(), style()
     policy = "; ".join(
         (
             "default-src 'none'",
-            f"script-src '{_digest(script)}'",
-            f"style-src '{_digest(style)}'",
-            "img-src data:",
+            f"script-src '{_digest(code)}'",
+            f"style-src '{_digest(rules)}'",
+            "img-src data: blob:",
             "base-uri 'none'",
             "form-action 'none'",
             "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
         )
     )
-    parts = {
-        "policy": html.escape(policy, quote=True).replace("&#x27;", "'"),
-        "version": html.escape(__version__),
-        "title": _text(title),
-        "style": style,
-        "data": _json(payload),
-        "script": script,
-    }
-    page = _part("page.html")
-    # One pass over the template: what is filled in is never searched again.
-    pieces = page.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, rest = piece.split("}}", 1)
-        filled.append(parts[name] + rest)
-    return "".join(filled)
+    content = as_json(pack(collection)).decode("ascii")
+    return shell(
+        title=collection.title,
+        policy=policy,
+        style=f"<style>{rules}</style>",
+        script=f'<script type="module">{code}</script>',
+        data=f'<script type="application/json" id="weft-data">{_inert(content)}</script>\n',
+    )
 
 
-def _part(name: str) -> str:
-    return resources.files("weft.studio").joinpath("template", name).read_text("utf-8")
+def shell(title: str, style: str, script: str, policy: str = "", data: str = "") -> str:
+    """The markup around the studio: of a page with its data, or of the server's."""
+    meta = (
+        f'\n<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=False)}">'
+    )
+    return _SHELL.format(
+        policy=meta if policy else "",
+        version=html.escape(__version__),
+        title=_text(title),
+        style=style,
+        data=data,
+        script=script,
+    )
 
 
 def _digest(content: str) -> str:
@@ -127,7 +164,6 @@ def _text(text: str) -> str:
     return html.escape(printable, quote=True)
 
 
-def _json(content: Any) -> str:
-    """JSON that can stand within a script element: ASCII, and nothing that could end it."""
-    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+def _inert(text: str) -> str:
+    """JSON that can stand within a script element: nothing that could end it."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,93 @@
+"""`LayerArrays`: the kept edges of a layer as compact arrays, a few layers in memory at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.formats.trace import Trace, TraceLayer
+
+__all__ = ["Array", "LayerArrays", "LayerCache", "layer_arrays"]
+
+Array = np.ndarray[Any, Any]
+#: Bytes of arrays held at most, besides the layer last asked for.
+_HELD = 2**30
+
+
+@dataclass(frozen=True)
+class LayerArrays:
+    """The graph of a layer.
+
+    keys       int32 (heads, queries, kept), strongest first; -1: no edge
+    weights    float32, likewise
+    lse, entropy, rest   float32 (heads, queries)
+    count      uint32 (heads, queries)
+    """
+
+    keys: Array
+    weights: Array
+    lse: Array
+    entropy: Array
+    rest: Array
+    count: Array
+    length: int
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return int(self.keys.shape[0])
+
+    @property
+    def queries(self) -> int:
+        """How many rows a head has."""
+        return int(self.keys.shape[1])
+
+    @property
+    def kept(self) -> int:
+        """How many edges a row has at most."""
+        return int(self.keys.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Their size in memory."""
+        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
+        return sum(part.nbytes for part in parts)
+
+
+def layer_arrays(layer: TraceLayer) -> LayerArrays:
+    """Read a layer's graph; places that no row uses are cut off."""
+    # Not layer.graph, which would stay in memory.
+    graph = layer.data.graph().detach().cpu()
+    most = int((graph.keys >= 0).sum(-1).max()) if graph.keys.numel() else 0
+    return LayerArrays(
+        keys=np.ascontiguousarray(graph.keys[..., :most].numpy(), dtype=np.int32),
+        weights=np.ascontiguousarray(graph.weights[..., :most].float().numpy()),
+        lse=graph.lse.float().numpy(),
+        entropy=graph.entropy.float().numpy(),
+        rest=graph.rest.float().numpy(),
+        count=graph.count.numpy().astype(np.uint32),
+        length=graph.length,
+    )
+
+
+class LayerCache:
+    """The arrays of a trace's layers: each read when it is asked for, the oldest let go."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._arrays: OrderedDict[int, LayerArrays] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> LayerArrays:
+        with self._lock:
+            if number not in self._arrays:
+                self._arrays[number] = layer_arrays(self._trace.layers[number])
+                total = sum(held.nbytes for held in self._arrays.values())
+                while len(self._arrays) > 1 and total > _HELD:
+                    total -= self._arrays.popitem(last=False)[1].nbytes
+            self._arrays.move_to_end(number)
+            return self._arrays[number]

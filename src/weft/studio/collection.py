@@ -1,0 +1,201 @@
+"""`Collection`: what the studio has open, as named pieces of JSON and of little-endian arrays.
+
+The server gives each piece under its path; an exported page and a notebook hold them all. So the
+front end reads one set of paths, wherever it runs:
+
+    open                                          title, summary, names of the examples
+    examples/E                                    a trace: tokens, layers, exactness
+    examples/E/heads                              measures and roles of every head
+    examples/E/layers/L/tiles                     uint8 (heads, 64, 64), see `summary.layer_tiles`
+    examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `edges`
+    history                                       steps, losses, measures along a training
+    history/layers/L/weights, .../products        uint8 and int8, see `training`
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.formats.tokens import visible
+from weft.formats.trace import Trace
+from weft.studio.arrays import LayerArrays, LayerCache
+from weft.studio.summary import MEASURES, layer_measures, layer_tiles
+from weft.studio.training import TrainingHistory
+from weft.version import __version__
+
+__all__ = ["BLOCK", "Collection", "Example", "as_json", "edges"]
+
+#: Rows of a piece of edges.
+BLOCK = 1024
+#: Keys are 16 bits below this length, of which 65535 says that there is no edge.
+SHORT = 65535
+
+
+def as_json(content: Any) -> bytes:
+    """Compact JSON in ASCII, whatever the tokens hold."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def edges(arrays: LayerArrays, head: int, block: int) -> bytes:
+    """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
+
+        weights              float32 (rows, kept), strongest first; score = log(weight) + lse
+        lse, entropy, rest   float32 (rows,)
+        count                uint32 (rows,)
+        keys                 uint16 (rows, kept), 65535: no edge; uint32 from 65,535 keys on,
+                             4294967295: no edge
+    """
+    rows = slice(block * BLOCK, (block + 1) * BLOCK)
+    short = arrays.length < SHORT
+    keys = arrays.keys[head, rows]
+    none = SHORT if short else 2**32 - 1
+    parts = (
+        arrays.weights[head, rows].astype("<f4"),
+        arrays.lse[head, rows].astype("<f4"),
+        arrays.entropy[head, rows].astype("<f4"),
+        arrays.rest[head, rows].astype("<f4"),
+        arrays.count[head, rows].astype("<u4"),
+        np.where(keys < 0, none, keys).astype("<u2" if short else "<u4"),
+    )
+    return b"".join(part.tobytes() for part in parts)
+
+
+@dataclass
+class Example:
+    """A trace and what was worked out of it so far.
+
+    roles: called once, in a thread of its own; what it gives stands beside the measures of each
+    head: {"role": ..., "scores": {...}}, or None where roles are not known.
+    """
+
+    name: str
+    trace: Trace
+    roles: Callable[[Trace], Sequence[Mapping[str, Any] | None] | None] | None = None
+    _measures: list[list[dict[str, Any]]] | None = None
+    _roles: Any = None
+    _state: str = "none"
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.layers = LayerCache(self.trace)
+        self._tiles: dict[int, bytes] = {}
+
+    def description(self) -> dict[str, Any]:
+        """The trace without its numbers."""
+        trace = self.trace
+        return {
+            "name": self.name,
+            "model": {name: _plain(value) for name, value in trace.model.items()},
+            "sequences": {name: list(tokens) for name, tokens in trace.sequences.items()},
+            "special": {
+                name: known["special"]
+                for name, known in trace.positions.items()
+                if "special" in known
+            },
+            "deviation": trace.deviation,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "kind": layer.kind,
+                    "index": layer.index,
+                    "shape": list(layer.shape),
+                    "queries": layer.queries_from,
+                    "keys": layer.keys_from,
+                    "mask": layer.mask,
+                    "deviation": layer.deviation,
+                }
+                for layer in trace.layers
+            ],
+        }
+
+    def tiles(self, number: int) -> bytes:
+        """The small pictures of a layer's heads."""
+        if number not in self._tiles:
+            self._tiles[number] = layer_tiles(self.layers[number]).tobytes()
+        return self._tiles[number]
+
+    def edges(self, number: int, head: int, block: int) -> bytes:
+        """See `edges`."""
+        return edges(self.layers[number], head, block)
+
+    def heads(self, wait: bool = False) -> dict[str, Any]:
+        """Measures of every head, and its role where that is known yet.
+
+        wait: for the roles, which may take a while; else they are begun, and "roles" says
+        "pending" until they are there.
+        """
+        with self._lock:
+            if self._measures is None:
+                self._measures = [
+                    layer_measures(self.layers[number], layer.queries_from == layer.keys_from)
+                    for number, layer in enumerate(self.trace.layers)
+                ]
+            if self.roles is not None and self._state == "none":
+                self._state = "pending"
+                thread = threading.Thread(target=self._find_roles, daemon=True)
+                thread.start()
+                if wait:
+                    thread.join()
+        return {
+            "measures": MEASURES,
+            "kept": [self.layers[number].kept for number in range(len(self.trace.layers))],
+            "layers": self._measures,
+            "state": self._state,
+            "roles": self._roles if self._state == "known" else None,
+        }
+
+    def _find_roles(self) -> None:
+        assert self.roles is not None
+        try:
+            self._roles = self.roles(self.trace)
+            self._state = "unknown" if self._roles is None else "known"
+        except Exception as error:
+            # A measure that fails on one trace must not take the pictures with it.
+            self._roles, self._state = None, f"failed: {error}"
+
+
+@dataclass
+class Collection:
+    """Everything that is open: examples, and a training's history where there is one."""
+
+    title: str
+    examples: list[Example]
+    summary: list[tuple[str, str]] = field(default_factory=list)
+    history: TrainingHistory | None = None
+
+    def __post_init__(self) -> None:
+        if not self.examples or not all(example.trace.layers for example in self.examples):
+            raise InputError("nothing to show: expected at least one trace, each with a layer.")
+
+    def opening(self) -> dict[str, Any]:
+        """What the front end asks first."""
+        return {
+            "title": self.title,
+            "weft": __version__,
+            "summary": [list(pair) for pair in self.summary],
+            "examples": [example.name for example in self.examples],
+            "history": self.history is not None,
+            "live": False,
+        }
+
+
+def name_of(trace: Trace) -> str:
+    """A short name made of a trace's tokens."""
+    texts = []
+    for tokens in trace.sequences.values():
+        # Characters and word pieces follow each other; words are set apart.
+        joint = "" if sum(map(len, tokens)) <= 2 * len(tokens) else " "
+        texts.append(joint.join(visible(token) for token in tokens[:60]).replace("␣", " ").strip())
+    return visible(" → ".join(texts), 100)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,95 @@
+"""`pack`: every piece of a collection in one JSON object, for a page and for a notebook.
+
+    {"path": [form, text], ...}
+
+    form ""           text is JSON as it stands
+    form "4:n,2:m"    bytes: n bytes of numbers of 4 bytes, then m of numbers of 2; of each part all
+                      first bytes come first, then all second bytes, ...; the whole as one zlib
+                      stream, in base64
+
+Numbers that are alike have first bytes alike: taken apart, the edges of a trace take about half.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from weft.errors import InputError
+from weft.studio.arrays import LayerArrays
+from weft.studio.collection import BLOCK, Collection, Example, edges
+
+__all__ = ["pack"]
+
+#: Edges of a page at most, about 50 MB.
+_MOST_EDGES = 10_000_000
+#: Edges from which a page holds weights with 5 digits instead of 7, as a smaller file.
+_MANY_EDGES = 200_000
+
+
+def pack(collection: Collection) -> dict[str, list[Any]]:
+    """All pieces, with the roles of the heads worked out.
+
+    Raises: InputError: too many edges for one page.
+    """
+    count = sum(_edge_count(example) for example in collection.examples)
+    if count > _MOST_EDGES:
+        raise InputError(
+            f"page: {count:,} edges are too many for one page, which holds {_MOST_EDGES:,}. Keep "
+            "fewer (--keep 8), choose a shorter text, or look at it by weft view."
+        )
+    return dict(_pieces(collection, rounded=count > _MANY_EDGES))
+
+
+def _edge_count(example: Example) -> int:
+    return sum(
+        layer.shape[0] * layer.shape[1] * example.layers[number].kept
+        for number, layer in enumerate(example.trace.layers)
+    )
+
+
+def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[Any]]]:
+    yield "open", ["", {**collection.opening(), "digits": 5 if rounded else 7}]
+    for place, example in enumerate(collection.examples):
+        root = f"examples/{place}"
+        yield root, ["", example.description()]
+        yield f"{root}/heads", ["", example.heads(wait=True)]
+        for number, layer in enumerate(example.trace.layers):
+            arrays = example.layers[number]
+            yield f"{root}/layers/{number}/tiles", _packed(example.tiles(number))
+            for head in range(layer.heads):
+                for block in range(-(-layer.shape[1] // BLOCK)):
+                    path = f"{root}/layers/{number}/heads/{head}/edges/{block}"
+                    yield path, _edges(arrays, head, block, rounded)
+    if collection.history is not None:
+        yield "history", ["", collection.history.description]
+        for name in ("weights", "products"):
+            for number, array in getattr(collection.history, name).items():
+                yield f"history/layers/{number}/{name}", _packed(array)
+
+
+def _edges(arrays: LayerArrays, head: int, block: int, rounded: bool) -> list[Any]:
+    content = bytearray(edges(arrays, head, block))
+    rows = len(arrays.keys[head, block * BLOCK : (block + 1) * BLOCK])
+    if rounded:
+        weights = np.frombuffer(content, "<u4", rows * arrays.kept)
+        # To the nearest number whose last 8 bits are 0; a weight of 1 stays below infinity.
+        np.copyto(weights, (weights + 0x80) & np.uint32(0xFFFFFF00))
+    short = rows * arrays.kept * 2 if arrays.length < 65535 else 0
+    return _packed(bytes(content), short)
+
+
+def _packed(content: bytes, short: int = 0) -> list[Any]:
+    """Bytes whose last `short` are numbers of 2 bytes; the others of 4 where there are such."""
+    long = len(content) - short
+    width = 4 if short or long % 4 == 0 else 1
+    parts = [(width, content[:long]), (2, content[long:])]
+    planes = b"".join(
+        np.frombuffer(part, np.uint8).reshape(-1, size).T.tobytes() for size, part in parts if part
+    )
+    form = ",".join(f"{size}:{len(part)}" for size, part in parts if part)
+    return [form or "1:0", base64.b64encode(zlib.compress(planes, 6)).decode("ascii")]

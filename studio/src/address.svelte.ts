@@ -1,0 +1,108 @@
+// The state that a link holds. Every view is a function of this and of the data.
+
+export type View = "heads" | "threads" | "matrix" | "training";
+
+const START = {
+  view: "heads" as View,
+  example: 0,
+  layer: 0,
+  head: 0,
+  /** The heads drawn as threads, with a dot between them; empty: the current one. */
+  heads: "",
+  query: -1,
+  key: -1,
+  lock: false,
+  /** Whether sinks are hidden: the first token and separators. */
+  sinks: false,
+  /** Whether weights are multiplied by the norm of their values. */
+  values: false,
+  of: "weights" as "weights" | "scores",
+  share: 0.9,
+  scale: "root" as "root" | "linear" | "log",
+  /** What a block of cells shows when the matrix is seen from afar. */
+  blocks: "max" as "max" | "mass",
+  order: "layer" as "layer" | "role" | "entropy",
+  colour: "role" as "role" | "entropy",
+  x: "distance",
+  y: "entropy",
+  /** The window of the matrix: first row, first column, rows seen; empty: the whole. */
+  window: "",
+  step: 0,
+  picture: "attention" as "attention" | "product",
+  theme: "" as "" | "light" | "dark",
+};
+
+export type State = typeof START;
+
+const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
+  view: ["heads", "threads", "matrix", "training"],
+  of: ["weights", "scores"],
+  scale: ["root", "linear", "log"],
+  blocks: ["max", "mass"],
+  order: ["layer", "role", "entropy"],
+  colour: ["role", "entropy"],
+  picture: ["attention", "product"],
+  theme: ["", "light", "dark"],
+};
+
+/** Reads a link; what it does not know or cannot be is left as it starts. */
+export function parse(hash: string): State {
+  const state: Record<string, unknown> = { ...START };
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!Object.hasOwn(START, name)) continue;
+    const start = START[name as keyof State];
+    const choices = CHOICES[name as keyof State];
+    if (typeof start === "number") {
+      const number = text.trim() === "" ? NaN : Number(text);
+      if (Number.isFinite(number) && (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number)))
+        state[name] = number;
+    } else if (typeof start === "boolean") state[name] = text === "1";
+    else if (!choices || choices.includes(text)) state[name] = text.slice(0, 200);
+  }
+  return state as State;
+}
+
+export function format(state: State): string {
+  const link = new URLSearchParams();
+  for (const name of Object.keys(START) as (keyof State)[])
+    if (name === "view" || state[name] !== START[name])
+      link.set(name, typeof state[name] === "boolean" ? (state[name] ? "1" : "0") : String(state[name]));
+  return `#${link}`;
+}
+
+export class Address {
+  state: State = $state({ ...START });
+
+  /** linked: whether the address line of the browser is ours to write, as it is not in a notebook. */
+  constructor(
+    private readonly linked: boolean,
+    start: string,
+  ) {
+    this.state = parse(start);
+    if (linked) window.addEventListener("popstate", () => (this.state = parse(location.hash)));
+    if (linked) window.addEventListener("hashchange", () => (this.state = parse(location.hash)));
+  }
+
+  /** Changes the state. push: as a step that Back undoes. */
+  set(change: Partial<State>, push = false): void {
+    Object.assign(this.state, change);
+    if (!this.linked) return;
+    const link = format(this.state);
+    try {
+      if (push) history.pushState(null, "", link);
+      else if (link !== location.hash) this.replace(link);
+    } catch {
+      // Browsers limit how often the line is written; the next change writes it.
+    }
+  }
+
+  private later = 0;
+  private replace(link: string): void {
+    clearTimeout(this.later);
+    this.later = window.setTimeout(() => history.replaceState(null, "", link), 60);
+  }
+
+  get link(): string {
+    return format(this.state);
+  }
+}

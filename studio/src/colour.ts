@@ -1,0 +1,96 @@
+// Ramps with lightness linear in the value (OKLCH), the same as those of the printed pictures in
+// src/weft/pictures/palette.py.
+
+export type Theme = "light" | "dark";
+type Stops = [lightness: number, chroma: number, hue: number][];
+
+const STOPS: Record<Theme, { weight: Stops; difference: Stops }> = {
+  light: {
+    weight: [[0.995, 0.004, 90], [0.86, 0.1, 72], [0.725, 0.155, 48], [0.59, 0.18, 22], [0.455, 0.165, -8], [0.32, 0.12, -40], [0.185, 0.055, -72]],
+    difference: [[0.36, 0.13, 262], [0.57, 0.145, 255], [0.78, 0.085, 250], [0.985, 0.003, 90], [0.78, 0.1, 12], [0.57, 0.18, 8], [0.36, 0.14, 2]],
+  },
+  dark: {
+    weight: [[0.17, 0.012, -80], [0.305, 0.1, -62], [0.44, 0.155, -38], [0.575, 0.18, -8], [0.71, 0.165, 32], [0.845, 0.125, 72], [0.975, 0.055, 100]],
+    difference: [[0.88, 0.075, 240], [0.65, 0.14, 252], [0.42, 0.11, 260], [0.2, 0.008, 270], [0.42, 0.13, 6], [0.65, 0.18, 10], [0.88, 0.08, 16]],
+  },
+};
+
+/** Twelve colours told apart by all; a head's number is always beside its colour. */
+const HEADS: Record<Theme, string[]> = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf", "#56a0d3", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e"],
+  dark: ["#56b4e9", "#ff8c42", "#35c99a", "#e8a0c8", "#f0e442", "#9d94ff", "#2f8fd0", "#e2725b", "#9bd267", "#c86fc0", "#b3bac5", "#d8b45a"],
+};
+
+export const INKS = {
+  light: { ground: "#fbfaf6", card: "#ffffff", ink: "#1c2126", faint: "#5f6670", line: "#e2dfd6", query: "#0f8a86", key: "#b86b0b" },
+  dark: { ground: "#0f1216", card: "#161a20", ink: "#e9e7e2", faint: "#98a0ab", line: "#272d35", query: "#5cc8c2", key: "#f2b05e" },
+} as const;
+
+/** 256 colours, [red, green, blue, alpha] as one 32-bit number each, for an image's pixels. */
+function ramp(stops: Stops): Uint32Array {
+  const table = new Uint32Array(256);
+  for (let n = 0; n < 256; n++) {
+    const place = (n / 255) * (stops.length - 1);
+    const low = Math.min(Math.floor(place), stops.length - 2);
+    const mix = (of: (stop: Stops[0]) => number) =>
+      of(stops[low]) + (of(stops[low + 1]) - of(stops[low])) * (place - low);
+    const L = mix((s) => s[0]);
+    const a = mix((s) => s[1] * Math.cos((s[2] * Math.PI) / 180));
+    const b = mix((s) => s[1] * Math.sin((s[2] * Math.PI) / 180));
+    const l = (L + 0.3963377774 * a + 0.2158037573 * b) ** 3;
+    const m = (L - 0.1055613458 * a - 0.0638541728 * b) ** 3;
+    const s = (L - 0.0894841775 * a - 1.291485548 * b) ** 3;
+    const [red, green, blue] = [
+      4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
+      -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
+      -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
+    ].map((value) => {
+      const v = Math.min(Math.max(value, 0), 1);
+      return Math.round(255 * (v <= 0.0031308 ? 12.92 * v : 1.055 * v ** (1 / 2.4) - 0.055));
+    });
+    table[n] = ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+  }
+  return table;
+}
+
+export const RAMPS = {
+  light: { weight: ramp(STOPS.light.weight), difference: ramp(STOPS.light.difference) },
+  dark: { weight: ramp(STOPS.dark.weight), difference: ramp(STOPS.dark.difference) },
+};
+
+export const headColour = (theme: Theme, head: number) => HEADS[theme][head % 12];
+
+export function rampColour(theme: Theme, value: number, of: "weight" | "difference" = "weight"): string {
+  const pixel = RAMPS[theme][of][Math.round(255 * Math.min(Math.max(value, 0), 1))];
+  return `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
+}
+
+/** Every role's colour; what is not named here gets one of the last by its name. */
+const ROLES: Record<Theme, Record<string, string>> = {
+  light: { previous: "#0f8a86", next: "#3f8f2f", same: "#7a5fc0", first: "#5e6b80", separator: "#8a7a62", last: "#8a7a62", local: "#c07a12", broad: "#c2506c", induction: "#2f6fd0", duplicate: "#a2459c", retrieval: "#b5471d", focused: "#b5471d", mixed: "#9aa0a8", none: "#9aa0a8" },
+  dark: { previous: "#5cc8c2", next: "#86d275", same: "#b39df0", first: "#7f8ea6", separator: "#b5a488", last: "#b5a488", local: "#f2b05e", broad: "#e07a92", induction: "#6ea8ff", duplicate: "#d88fd2", retrieval: "#f08a5a", focused: "#f08a5a", mixed: "#6b737e", none: "#6b737e" },
+};
+
+export function roleColour(theme: Theme, role: string): string {
+  const first = role.split(/[\s-]/)[0];
+  return ROLES[theme][role] ?? ROLES[theme][first] ?? ROLES[theme].none;
+}
+
+/** What a weight of 0 to 1 becomes on the ramp. */
+export const SCALES = {
+  root: { name: "square root", to: Math.sqrt, ticks: [0, 0.04, 0.25, 0.5, 1] },
+  linear: { name: "linear", to: (w: number) => w, ticks: [0, 0.25, 0.5, 0.75, 1] },
+  log: { name: "logarithmic", to: (w: number) => (w <= 1e-6 ? 0 : 1 + Math.log10(w) / 6), ticks: [1e-6, 1e-4, 1e-2, 1] },
+};
+
+/** Shades of 0 to 255 onto a canvas, one pixel a cell. */
+export function paintShades(canvas: HTMLCanvasElement, shades: Uint8Array, rows: number, columns: number, table: Uint32Array): void {
+  canvas.width = Math.max(columns, 1);
+  canvas.height = Math.max(rows, 1);
+  const context = canvas.getContext("2d");
+  if (!context || !rows || !columns) return;
+  const image = context.createImageData(columns, rows);
+  const pixels = new Uint32Array(image.data.buffer);
+  for (let n = 0; n < pixels.length; n++) pixels[n] = table[shades[n]];
+  context.putImageData(image, 0, 0);
+}

@@ -1,0 +1,32 @@
+// The one way in: a page or the server's page mounts the studio by itself, a notebook calls
+// `render` (the front end of an anywidget).
+
+import { mount, unmount } from "svelte";
+import App from "./App.svelte";
+import { packedSource, servedSource, type Pack } from "./source";
+import { Studio } from "./studio.svelte";
+import "./style.css";
+
+const place = document.getElementById("weft-studio");
+if (place) {
+  const data = document.getElementById("weft-data");
+  const source = data
+    ? packedSource(JSON.parse(data.textContent ?? "{}") as Pack)
+    : servedSource(new URL("api/", document.baseURI).href);
+  place.classList.add("weft-whole");
+  mount(App, { target: place, props: { studio: new Studio(source, true, location.hash) } });
+}
+
+interface Model {
+  get(name: string): unknown;
+}
+
+export default {
+  render({ model, el }: { model: Model; el: HTMLElement }) {
+    const source = packedSource(JSON.parse(model.get("pack") as string) as Pack);
+    const studio = new Studio(source, false, String(model.get("start") ?? ""));
+    el.classList.add("weft-cell");
+    const app = mount(App, { target: el, props: { studio } });
+    return () => void unmount(app);
+  },
+};

@@ -1,0 +1,236 @@
+// What is looked at: a collection of traces, their layers, and the edges of a head.
+
+import type { Source } from "./source";
+
+export interface Opening {
+  title: string;
+  weft: string;
+  summary: [string, string][];
+  examples: string[];
+  history: boolean;
+  live: boolean;
+  digits?: number;
+}
+
+export type Kind = "encoder" | "decoder" | "cross";
+
+interface LayerDescription {
+  name: string;
+  kind: Kind;
+  index: number;
+  shape: [number, number, number];
+  queries: string;
+  keys: string;
+  mask: string | null;
+  deviation: number | null;
+  exact?: boolean;
+  values?: boolean;
+}
+
+interface Description {
+  name: string;
+  model: Record<string, unknown>;
+  sequences: Record<string, string[]>;
+  special: Record<string, boolean[]>;
+  deviation: number | null;
+  layers: LayerDescription[];
+}
+
+export interface Layer extends LayerDescription {
+  number: number;
+  heads: number;
+  rows: number;
+  columns: number;
+  queryTokens: string[];
+  keyTokens: string[];
+  keySpecial: boolean[];
+  /** Whether queries and keys are the same tokens. */
+  one: boolean;
+}
+
+export interface Measures {
+  [name: string]: number | null | Record<string, number | null>;
+  even: Record<string, number | null>;
+}
+
+export interface Role {
+  role: string;
+  scores?: Record<string, number>;
+  null?: Record<string, [mean: number, deviation: number]>;
+}
+
+export interface Heads {
+  measures: Record<string, string>;
+  kept: number[];
+  layers: Measures[][];
+  state: string;
+  roles: (Role | null)[][] | null;
+}
+
+export interface Edge {
+  key: number;
+  weight: number;
+  score: number;
+  rank: number;
+}
+
+export const BLOCK = 1024;
+
+/** The kept edges of up to 1,024 rows of a head; see `edges` in src/weft/studio/collection.py. */
+export class Edges {
+  readonly rows: number;
+  readonly kept: number;
+  readonly weights: Float32Array;
+  readonly keys: Uint16Array | Uint32Array;
+  readonly lse: Float32Array;
+  readonly entropy: Float32Array;
+  readonly rest: Float32Array;
+  readonly count: Uint32Array;
+  private readonly none: number;
+
+  constructor(buffer: ArrayBuffer, rows: number, columns: number) {
+    const short = columns < 65535;
+    this.rows = rows;
+    this.none = short ? 65535 : 4294967295;
+    const kept = rows ? (buffer.byteLength / rows - 16) / (short ? 6 : 8) : 0;
+    this.kept = kept;
+    this.weights = new Float32Array(buffer, 0, rows * kept);
+    const after = (n: number) => 4 * (rows * kept + n * rows);
+    this.lse = new Float32Array(buffer, after(0), rows);
+    this.entropy = new Float32Array(buffer, after(1), rows);
+    this.rest = new Float32Array(buffer, after(2), rows);
+    this.count = new Uint32Array(buffer, after(3), rows);
+    this.keys = short
+      ? new Uint16Array(buffer, after(4), rows * kept)
+      : new Uint32Array(buffer, after(4), rows * kept);
+  }
+
+  /** The edges of a row of the block, strongest first. */
+  row(row: number): Edge[] {
+    const found: Edge[] = [];
+    for (let n = row * this.kept; n < (row + 1) * this.kept && this.keys[n] !== this.none; n++)
+      found.push({
+        key: this.keys[n],
+        weight: this.weights[n],
+        score: Math.log(this.weights[n]) + this.lse[row], // weight = exp(score - lse)
+        rank: found.length + 1,
+      });
+    return found;
+  }
+
+  /** Calls back with every edge of the block. */
+  each(visit: (row: number, key: number, weight: number) => void): void {
+    for (let row = 0; row < this.rows; row++)
+      for (let n = row * this.kept; n < (row + 1) * this.kept && this.keys[n] !== this.none; n++)
+        visit(row, this.keys[n], this.weights[n]);
+  }
+}
+
+/** A row of one head, as the threads show it. */
+export interface Row {
+  edges: Edge[];
+  entropy: number;
+  rest: number;
+  lse: number;
+  count: number;
+}
+
+/** One trace of the collection. */
+export class Example {
+  private readonly pieces = new Map<string, Promise<unknown>>();
+  readonly layers: Layer[];
+
+  constructor(
+    readonly source: Source,
+    readonly number: number,
+    readonly description: Description,
+  ) {
+    this.layers = description.layers.map((layer, place) => ({
+      ...layer,
+      number: place,
+      heads: layer.shape[0],
+      rows: layer.shape[1],
+      columns: layer.shape[2],
+      queryTokens: description.sequences[layer.queries],
+      keyTokens: description.sequences[layer.keys],
+      keySpecial: description.special[layer.keys] ?? [],
+      one: layer.queries === layer.keys,
+    }));
+  }
+
+  private once<T>(path: string, make: () => Promise<T>): Promise<T> {
+    let found = this.pieces.get(path) as Promise<T> | undefined;
+    if (!found) {
+      found = make();
+      this.pieces.set(path, found);
+      // What failed is asked for again when it is next needed.
+      found.catch(() => this.pieces.delete(path));
+    }
+    return found;
+  }
+
+  path(rest: string): string {
+    return `examples/${this.number}/${rest}`;
+  }
+
+  tiles(layer: number): Promise<Uint8Array> {
+    const path = this.path(`layers/${layer}/tiles`);
+    return this.once(path, async () => new Uint8Array(await this.source.bytes(path)));
+  }
+
+  /** The norm of every key's value vector, (heads, keys), where the trace kept them. */
+  values(layer: number): Promise<Float32Array> {
+    const path = this.path(`layers/${layer}/values`);
+    return this.once(path, async () => new Float32Array(await this.source.bytes(path)));
+  }
+
+  edges(layer: Layer, head: number, block: number): Promise<Edges> {
+    const path = this.path(`layers/${layer.number}/heads/${head}/edges/${block}`);
+    return this.once(path, async () => {
+      const rows = Math.min(BLOCK, layer.rows - block * BLOCK);
+      return new Edges(await this.source.bytes(path), rows, layer.columns);
+    });
+  }
+
+  async row(layer: Layer, head: number, row: number): Promise<Row> {
+    const edges = await this.edges(layer, head, Math.floor(row / BLOCK));
+    const at = row % BLOCK;
+    return {
+      edges: edges.row(at),
+      entropy: edges.entropy[at],
+      rest: edges.rest[at],
+      lse: edges.lse[at],
+      count: edges.count[at],
+    };
+  }
+
+  /** Which rows look at a key, over the kept edges, strongest first. */
+  async lookers(layer: Layer, head: number, key: number): Promise<{ row: number; weight: number }[]> {
+    const found: { row: number; weight: number }[] = [];
+    if (this.source.live && layer.rows > 4 * BLOCK) {
+      const path = this.path(`layers/${layer.number}/heads/${head}/lookers/${key}`);
+      const pairs = await this.once(path, () => this.source.bytes(path));
+      const half = pairs.byteLength / 8;
+      const rows = new Uint32Array(pairs, 0, half);
+      const weights = new Float32Array(pairs, 4 * half, half);
+      rows.forEach((row, n) => found.push({ row, weight: weights[n] }));
+      return found;
+    }
+    for (let block = 0; block * BLOCK < layer.rows; block++)
+      (await this.edges(layer, head, block)).each((row, to, weight) => {
+        if (to === key) found.push({ row: row + block * BLOCK, weight });
+      });
+    return found.sort((a, b) => b.weight - a.weight);
+  }
+}
+
+export const KINDS: Record<Kind, [title: string, two: string, one: string]> = {
+  encoder: ["Encoder", "the source looks at itself", "the tokens look at each other"],
+  decoder: ["Decoder", "the target looks back at itself", "each token looks at those before it"],
+  cross: ["Cross", "the target looks at the source", "the target looks at the source"],
+};
+
+export function headName(example: Example, layer: Layer, head: number): string {
+  const several = new Set(example.layers.map((other) => other.kind)).size > 1;
+  return `${several ? `${KINDS[layer.kind]?.[0] ?? layer.kind} ` : ""}L${layer.index} H${head}`;
+}

@@ -1,0 +1,192 @@
+// The matrix on a canvas: which part is seen, and how it is drawn.
+
+import { INKS, type Theme } from "./colour";
+import type { Layer } from "./model";
+import { visible } from "./text";
+import { painted, SIDE, type Tiles } from "./tiles";
+
+export interface Window {
+  /** The first row and column in sight, in cells; may lie between two. */
+  top: number;
+  left: number;
+  /** Pixels of a cell. */
+  zoom: number;
+}
+
+export interface Sheet {
+  width: number;
+  height: number;
+  /** Room for the names of rows and columns. */
+  margin: { left: number; top: number };
+}
+
+/** Pixels of a cell from which tokens, not positions, name it. */
+export const TOKENS_FROM = 11;
+const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
+
+export const plot = ({ width, height, margin }: Sheet) => ({ wide: Math.max(width - margin.left - 12, 1), high: Math.max(height - margin.top - 12, 1) });
+
+/** The zoom at which the whole matrix is seen. */
+export function wholeZoom(sheet: Sheet, layer: Layer): number {
+  const { wide, high } = plot(sheet);
+  return Math.min(wide / Math.max(layer.columns, 1), high / Math.max(layer.rows, 1), 44);
+}
+
+/** A window moved to where it stays on the matrix. */
+export function held(view: Window, sheet: Sheet, layer: Layer): Window {
+  const { wide, high } = plot(sheet);
+  const least = wholeZoom(sheet, layer);
+  const zoom = Math.min(Math.max(view.zoom, least), Math.max(64, least));
+  const within = (start: number, room: number, count: number) => Math.min(Math.max(start, 0), Math.max(count - room / zoom, 0));
+  return { zoom, top: within(view.top, high, layer.rows), left: within(view.left, wide, layer.columns) };
+}
+
+export interface Look {
+  theme: Theme;
+  colours: Uint32Array;
+  /** The cell in question. */
+  cell: { row: number; column: number } | null;
+  /** A rough picture of the whole, for where tiles are on their way. */
+  rough: HTMLCanvasElement | null;
+}
+
+export const levelOf = (zoom: number, top: number) => Math.min(Math.max(Math.floor(-Math.log2(zoom) + 1e-9), 0), top);
+
+/** Draws what is in sight; says whether all of it was there. */
+export function drawSheet(context: CanvasRenderingContext2D, sheet: Sheet, view: Window, tiles: Tiles, look: Look, ratio: number): boolean {
+  const { layer } = tiles;
+  const { margin } = sheet;
+  const { wide, high } = plot(sheet);
+  const ink = INKS[look.theme];
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.fillStyle = ink.card;
+  context.fillRect(0, 0, sheet.width, sheet.height);
+  context.save();
+  context.beginPath();
+  const right = Math.min(wide, (layer.columns - view.left) * view.zoom), bottom = Math.min(high, (layer.rows - view.top) * view.zoom);
+  context.rect(margin.left, margin.top, right, bottom);
+  context.clip();
+  context.imageSmoothingEnabled = false;
+  const x0 = margin.left - view.left * view.zoom, y0 = margin.top - view.top * view.zoom;
+  if (look.rough) context.drawImage(look.rough, x0, y0, layer.columns * view.zoom, layer.rows * view.zoom);
+  const level = levelOf(view.zoom, tiles.top);
+  const whole = drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
+  context.restore();
+  drawAxes(context, sheet, view, layer, look, right, bottom);
+  return whole;
+}
+
+function drawLevel(context: CanvasRenderingContext2D, tiles: Tiles, level: number, view: Window, x0: number, y0: number, wide: number, high: number, colours: Uint32Array): boolean {
+  const step = SIDE * 2 ** level; // cells of a tile
+  const first = { row: Math.floor(view.top / step), column: Math.floor(view.left / step) };
+  const last = { row: Math.floor((view.top + high / view.zoom - 1e-6) / step), column: Math.floor((view.left + wide / view.zoom - 1e-6) / step) };
+  let whole = true;
+  for (let row = first.row; row <= last.row; row++)
+    for (let column = first.column; column <= last.column; column++) {
+      let at = { level, row, column };
+      let tile = tiles.get(level, row, column);
+      if (!tile) whole = false;
+      // While it is on its way, a part of a coarser one.
+      while (!tile && at.level < tiles.top) {
+        at = { level: at.level + 1, row: at.row >> 1, column: at.column >> 1 };
+        tile = tiles.get(at.level, at.row, at.column, at.level === tiles.top);
+      }
+      if (!tile) continue;
+      const block = 2 ** at.level;
+      const within = at.level === level ? null : { x: (column * step - at.column * SIDE * block) / block, y: (row * step - at.row * SIDE * block) / block, size: step / block };
+      const picture = painted(tile, colours);
+      if (!within) {
+        const x = x0 + column * step * view.zoom, y = y0 + row * step * view.zoom;
+        context.drawImage(picture, x, y, tile.columns * block * view.zoom, tile.rows * block * view.zoom);
+      } else {
+        const across = Math.min(within.size, tile.columns - within.x), down = Math.min(within.size, tile.rows - within.y);
+        if (across <= 0 || down <= 0) continue;
+        context.drawImage(picture, within.x, within.y, across, down, x0 + column * step * view.zoom, y0 + row * step * view.zoom, across * block * view.zoom, down * block * view.zoom);
+      }
+    }
+  return whole;
+}
+
+function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window, layer: Layer, look: Look, wide: number, high: number): void {
+  const { margin } = sheet;
+  const ink = INKS[look.theme];
+  context.font = `600 11.5px ${FONT}`;
+  context.textBaseline = "alphabetic";
+  context.textAlign = "left";
+  context.fillStyle = ink.query;
+  context.fillText("queries ↓", 14, 22);
+  context.fillStyle = ink.key;
+  context.fillText("keys →", margin.left, 22);
+  const named = view.zoom >= TOKENS_FROM;
+  const size = Math.min(13, Math.max(10.5, view.zoom * 0.62));
+  context.font = `${size}px ${FONT}`;
+  context.textBaseline = "middle";
+  const rows = [Math.floor(view.top), Math.min(layer.rows - 1, Math.ceil(view.top + high / view.zoom) - 1)];
+  const columns = [Math.floor(view.left), Math.min(layer.columns - 1, Math.ceil(view.left + wide / view.zoom) - 1)];
+  const y = (row: number) => margin.top + (row + 0.5 - view.top) * view.zoom;
+  const x = (column: number) => margin.left + (column + 0.5 - view.left) * view.zoom;
+  const inside = (at: number, start: number, room: number) => at >= start - 1 && at <= start + room + 1;
+  if (named) {
+    const leans = view.zoom < 34 && layer.keyTokens.slice(columns[0], columns[1] + 1).some((token) => token.length > 2);
+    context.textAlign = "right";
+    for (let row = rows[0]; row <= rows[1]; row++) {
+      if (!inside(y(row), margin.top, high)) continue;
+      context.fillStyle = row === look.cell?.row ? ink.query : ink.faint;
+      context.fillText(visible(layer.queryTokens[row], 14), margin.left - 8, y(row), margin.left - 16);
+    }
+    for (let column = columns[0]; column <= columns[1]; column++) {
+      if (!inside(x(column), margin.left, wide)) continue;
+      context.fillStyle = column === look.cell?.column ? ink.key : ink.faint;
+      context.save();
+      context.translate(x(column), margin.top - 8);
+      if (leans) context.rotate(-Math.PI / 4);
+      context.textAlign = leans ? "left" : "center";
+      context.fillText(visible(layer.keyTokens[column], leans ? 12 : 6), 0, leans ? 0 : -4, leans ? 82 : view.zoom);
+      context.restore();
+    }
+  } else {
+    context.font = `11px ${FONT}`;
+    context.strokeStyle = ink.line;
+    context.lineWidth = 1;
+    const step = nice(70 / view.zoom);
+    for (let row = Math.ceil(view.top / step) * step; row <= rows[1]; row += step) {
+      context.fillStyle = ink.faint;
+      context.textAlign = "right";
+      context.fillText(row.toLocaleString("en"), margin.left - 10, y(row));
+      tick(context, margin.left - 6, y(row), margin.left - 2, y(row));
+    }
+    const across = nice(90 / view.zoom);
+    for (let column = Math.ceil(view.left / across) * across; column <= columns[1]; column += across) {
+      context.fillStyle = ink.faint;
+      context.textAlign = "center";
+      context.fillText(column.toLocaleString("en"), x(column), margin.top - 14);
+      tick(context, x(column), margin.top - 6, x(column), margin.top - 2);
+    }
+  }
+  if (look.cell) {
+    const { row, column } = look.cell;
+    const side = Math.max(view.zoom, 5);
+    const [left, top] = [x(column) - side / 2, y(row) - side / 2];
+    if (inside(x(column), margin.left, wide) && inside(y(row), margin.top, high)) {
+      context.lineWidth = 3.5;
+      context.strokeStyle = ink.card;
+      context.strokeRect(left, top, side, side);
+      context.lineWidth = 1.6;
+      context.strokeStyle = ink.ink;
+      context.strokeRect(left, top, side, side);
+    }
+  }
+}
+
+function tick(context: CanvasRenderingContext2D, x1: number, y1: number, x2: number, y2: number): void {
+  context.beginPath();
+  context.moveTo(x1, y1);
+  context.lineTo(x2, y2);
+  context.stroke();
+}
+
+/** 1, 2 or 5 times a power of ten, at least so large. */
+export function nice(least: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+  return Math.max(1, [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least) ?? power);
+}

@@ -1,0 +1,69 @@
+// Where the numbers come from: the server beside the page, or the page itself. Both know the
+// same paths.
+
+export interface Source {
+  /** Whether parts can be asked for that an exported page does not hold: exact tiles, roles later. */
+  live: boolean;
+  json<T>(path: string): Promise<T>;
+  bytes(path: string): Promise<ArrayBuffer>;
+}
+
+export type Pack = Record<string, [form: string, content: unknown]>;
+
+/** A collection that lies in memory, as src/weft/studio/pack.py writes it. */
+export function packedSource(pack: Pack): Source {
+  const piece = (path: string) => {
+    const found = pack[path];
+    if (!found) throw new Error(`${path} is not in this page.`);
+    return found;
+  };
+  return {
+    live: false,
+    json: async <T>(path: string) => piece(path)[1] as T,
+    bytes: async (path) => {
+      const [form, content] = piece(path);
+      const binary = atob(content as string);
+      const packed = new Uint8Array(binary.length);
+      for (let n = 0; n < binary.length; n++) packed[n] = binary.charCodeAt(n);
+      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+      return joined(new Uint8Array(await new Response(stream).arrayBuffer()), form);
+    },
+  };
+}
+
+/** Puts the bytes of numbers together again: first bytes came first, then second ones, ... */
+function joined(planes: Uint8Array, form: string): ArrayBuffer {
+  const result = new Uint8Array(planes.length);
+  let start = 0;
+  for (const part of form.split(",")) {
+    const [width, length] = part.split(":").map(Number);
+    const count = length / width;
+    for (let plane = 0; plane < width; plane++)
+      for (let n = 0, from = start + plane * count, to = start + plane; n < count; n++, to += width)
+        result[to] = planes[from + n];
+    start += length;
+  }
+  return result.buffer;
+}
+
+/** A collection behind the local server. */
+export function servedSource(root: string): Source {
+  const get = async (path: string) => {
+    let response: Response;
+    try {
+      response = await fetch(root + path);
+    } catch {
+      throw new Error("The studio's server does not answer. Is weft view still running?");
+    }
+    if (!response.ok) {
+      const said = await response.json().catch(() => ({}));
+      throw new Error(typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`);
+    }
+    return response;
+  };
+  return {
+    live: true,
+    json: async <T>(path: string) => (await get(path)).json() as Promise<T>,
+    bytes: async (path) => (await get(path)).arrayBuffer(),
+  };
+}

@@ -1,0 +1,76 @@
+// Tokens and numbers as people read them.
+
+/** A token as one line in which nothing hides. */
+export function visible(token: string, limit = 60): string {
+  if (!token) return "∅";
+  const letters = Array.from(token.slice(0, 2 * limit));
+  const cut = letters.length > limit || token.length > 2 * limit;
+  const shown = letters.slice(0, limit);
+  const start = shown.findIndex((c) => c !== " ");
+  let end = shown.length;
+  while (end > 0 && shown[end - 1] === " ") end--;
+  return (
+    shown
+      .map((c, place) => {
+        const code = c.codePointAt(0) ?? 0;
+        if (c === " ") return start >= 0 && place > start && place < end ? " " : "␣";
+        if (code < 0x20) return String.fromCodePoint(0x2400 + code);
+        if (code === 0x7f) return "␡";
+        if (/[\u200c\u200d\ufe0e\ufe0f]/.test(c) && place > 0 && shown.length > 1) return c;
+        if (/\p{M}/u.test(c) && place === 0) return "◌" + c;
+        if (/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u.test(c))
+          return `‹${code.toString(16).toUpperCase().padStart(4, "0")}›`;
+        if (/\p{Zs}/u.test(c)) return "⍽";
+        return c;
+      })
+      .join("") + (cut ? "…" : "")
+  );
+}
+
+export const grouped = (number: number) => number.toLocaleString("en");
+
+/** A number with a true minus sign. */
+export function minus(number: number, digits: number): string {
+  const text = Math.abs(number).toFixed(digits);
+  return number < 0 && Number(text) ? `−${text}` : text;
+}
+
+/** Three digits that count. */
+export function three(number: number): string {
+  if (number === 0) return "0";
+  const size = Math.abs(number);
+  if (size >= 999.5) return `${number < 0 ? "−" : ""}${grouped(Math.round(size))}`;
+  if (size < 1e-3) return number.toExponential(1).replace(/-/g, "−");
+  return (number < 0 ? "−" : "") + size.toPrecision(3);
+}
+
+/** A weight with four digits; a smaller one as a power of ten. */
+export const weightText = (weight: number) =>
+  weight === 0 || weight >= 5e-4 ? weight.toFixed(4) : weight.toExponential(1).replace("e-", "e−");
+
+export const percent = (share: number) => {
+  const of = 100 * share;
+  return `${of >= 99.95 || of === 0 || of >= 10 ? of.toFixed(0) : of.toFixed(1)} %`;
+};
+
+/** Short measure of a share: .45 */
+export const short = (share: number) => (share >= 0.995 ? share.toFixed(2) : share.toFixed(2).replace(/^0/, ""));
+
+const BERT_PIECE = /^##/;
+const NEW_WORD = /^[ĠÂ▁ \n]/;
+
+/** How a token stands in flowing text: what is shown, and whether a space comes before it. */
+export function flowing(token: string, words: boolean): { text: string; space: boolean; line: boolean } {
+  if (BERT_PIECE.test(token) && token.length > 2) return { text: visible(token.slice(2), 40), space: false, line: false };
+  if (token === "Ċ" || token === "\n") return { text: "↵", space: true, line: true };
+  if (NEW_WORD.test(token) && token.length > 1) return { text: visible(token.slice(1), 40), space: true, line: false };
+  const punctuation = /^[.,;:!?)\]}%'’”]+$/.test(token);
+  return { text: visible(token, 40), space: words && !punctuation, line: false };
+}
+
+/** Whether tokens are whole words with spaces left out between them, as BERT's are. */
+export function areWords(tokens: string[]): boolean {
+  const some = tokens.slice(0, 400);
+  if (some.some((token) => token.length > 1 && NEW_WORD.test(token))) return false;
+  return some.reduce((sum, token) => sum + token.length, 0) > 2 * some.length;
+}

@@ -1,0 +1,121 @@
+// Every picture in a sentence.
+
+import type { Heads, Layer, Measures } from "./model";
+
+export interface Looks {
+  name: string;
+  value: number;
+  /** What even weights, or random ones of the same entropy, would give. */
+  chance: number | null;
+  spread: number | null;
+}
+
+const PHRASES: Record<string, string> = {
+  previous: "the one before it",
+  next: "the one after it",
+  same: "itself",
+  first: "the first token",
+  last: "the last token",
+  separator: "the separators",
+  induction: "the token after an earlier copy of itself",
+  duplicate: "earlier copies of itself",
+  local: "its neighbours",
+};
+
+const NAMES: Record<string, string> = {
+  previous: "previous-token head",
+  next: "next-token head",
+  same: "same-token head",
+  first: "first-token sink",
+  last: "last-token head",
+  separator: "separator head",
+  local: "local head",
+  induction: "induction head",
+  duplicate: "duplicate-token head",
+  retrieval: "retrieval head",
+  broad: "broad head",
+  focused: "focused head",
+  mixed: "mixed head",
+};
+
+const number = (measures: Measures, name: string) => {
+  const found = measures[name];
+  return typeof found === "number" ? found : null;
+};
+
+/** Where a head looks, in bars: the analysis' scores where they are known, else the kept edges'. */
+export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
+  const role = heads.roles?.[layer]?.[head];
+  if (role?.scores)
+    return Object.entries(role.scores).map(([name, value]) => ({
+      name,
+      value,
+      chance: role.null?.[name]?.[0] ?? null,
+      spread: role.null?.[name]?.[1] ?? null,
+    }));
+  const measures = heads.layers[layer][head];
+  return ["previous", "next", "same", "first", "last", "local"]
+    .filter((name) => number(measures, name) !== null)
+    .map((name) => ({ name, value: number(measures, name)!, chance: measures.even[name] ?? null, spread: null }));
+}
+
+/** A head's role: the analysis', else what stands out most from even weights. */
+export function roleOf(heads: Heads, layer: number, head: number): string {
+  const known = heads.roles?.[layer]?.[head];
+  if (known) return known.role;
+  const measures = heads.layers[layer][head];
+  const looks = looksOf(heads, layer, head).filter((look) => look.name !== "local");
+  const over = (look: Looks) => look.value - (look.chance ?? 0);
+  const best = looks.sort((a, b) => over(b) - over(a))[0];
+  if (best && over(best) > 0.25) return best.name;
+  const local = number(measures, "local");
+  if (local !== null && local - (measures.even.local ?? 0) > 0.35) return "local";
+  if ((number(measures, "largest") ?? 0) > 0.6) return "focused";
+  if ((number(measures, "spread") ?? 0) > 0.7 * (number(measures, "allowed") ?? 1)) return "broad";
+  return "mixed";
+}
+
+/** The number that belongs to a head's role, where it has one. */
+export function roleScore(heads: Heads, layer: number, head: number): number | null {
+  const role = roleOf(heads, layer, head);
+  return looksOf(heads, layer, head).find((look) => look.name === role)?.value ?? null;
+}
+
+export const roleTitle = (role: string) => NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
+
+export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
+  const role = roleOf(heads, layer.number, head);
+  const measures = heads.layers[layer.number][head];
+  const subject = layer.one ? "Each token" : "Each target token";
+  const look = looksOf(heads, layer.number, head).find((one) => one.name === role);
+  if (look && PHRASES[role]) {
+    const chance =
+      look.chance === null
+        ? ""
+        : look.spread === null
+          ? ` Spread evenly it would be ${look.chance.toFixed(3)}.`
+          : ` Random weights of the same entropy: ${look.chance.toFixed(3)} ± ${look.spread.toFixed(3)}.`;
+    return `${subject} looks at ${PHRASES[role]}: mean weight ${look.value.toFixed(3)}.${chance}`;
+  }
+  const spread = number(measures, "spread") ?? 0;
+  const largest = number(measures, "largest") ?? 0;
+  const wide = `${spread.toFixed(1)} of ${Math.round(number(measures, "allowed") ?? 0)} keys`;
+  if (role === "broad") return `${subject} looks almost everywhere: as if evenly at ${wide}.`;
+  if (largest > 0.6) return `${subject} picks few keys: its largest weight is ${largest.toFixed(3)} on average.`;
+  return `${subject} looks at several keys: as if evenly at ${wide}; its largest weight is ${largest.toFixed(3)} on average.`;
+}
+
+export function measureOf(heads: Heads, layer: number, head: number, name: string): number | null {
+  const scores = heads.roles?.[layer]?.[head]?.scores;
+  return number(heads.layers[layer][head], name) ?? scores?.[name] ?? null;
+}
+
+/** The measures to choose axes from, with what they are. */
+export function measuresOf(heads: Heads): [name: string, title: string][] {
+  const found = new Map(Object.entries(heads.measures));
+  for (const role of heads.roles?.flat() ?? [])
+    for (const name of Object.keys(role?.scores ?? {})) if (!found.has(name)) found.set(name, `${name}, score`);
+  return [...found].filter(([name]) =>
+    heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)),
+  );
+}
