@@ -79,8 +79,12 @@ export class Address {
     start: string,
   ) {
     this.state = parse(start);
-    if (linked) window.addEventListener("popstate", () => (this.state = parse(location.hash)));
-    if (linked) window.addEventListener("hashchange", () => (this.state = parse(location.hash)));
+    const read = () => {
+      this.pending = "";
+      this.state = parse(location.hash);
+    };
+    if (linked) window.addEventListener("popstate", read);
+    if (linked) window.addEventListener("hashchange", read);
   }
 
   /** Changes the state. push: as a step that Back undoes. */
@@ -89,17 +93,26 @@ export class Address {
     if (!this.linked) return;
     const link = format(this.state);
     try {
-      if (push) history.pushState(null, "", link);
-      else if (link !== location.hash) this.replace(link);
+      if (push) {
+        this.write();
+        history.pushState(null, "", link);
+      } else {
+        this.pending = link;
+        clearTimeout(this.later);
+        this.later = window.setTimeout(() => this.write(), 60);
+      }
     } catch {
       // Browsers limit how often the line is written; the next change writes it.
     }
   }
 
+  /** Browsers take few changes a second: the last of several is written, a moment later. */
   private later = 0;
-  private replace(link: string): void {
+  private pending = "";
+  private write(): void {
     clearTimeout(this.later);
-    this.later = window.setTimeout(() => history.replaceState(null, "", link), 60);
+    if (this.pending && this.pending !== location.hash) history.replaceState(null, "", this.pending);
+    this.pending = "";
   }
 
   get link(): string {

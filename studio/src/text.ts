@@ -74,3 +74,12 @@ export function areWords(tokens: string[]): boolean {
   if (some.some((token) => token.length > 1 && NEW_WORD.test(token))) return false;
   return some.reduce((sum, token) => sum + token.length, 0) > 2 * some.length;
 }
+
+/** The name of a model; of one in a folder, what the path ends with. */
+export function modelName(name: unknown): string {
+  if (typeof name !== "string") return "";
+  const parts = name.split(/[\\/]+/).filter(Boolean);
+  if (!/^([\\/.~]|[A-Za-z]:)/.test(name)) return visible(name, 60);
+  const last = parts.at(-1) ?? "";
+  return visible(/^(model|models|checkpoint|main|weights)$/i.test(last) && parts.length > 1 ? parts.at(-2)! : last, 60);
+}

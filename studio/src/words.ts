@@ -17,6 +17,8 @@ const PHRASES: Record<string, string> = {
   first: "the first token",
   last: "the last token",
   separator: "the separators",
+  punctuation: "punctuation",
+  partner: "those that look back at it",
   induction: "the token after an earlier copy of itself",
   duplicate: "earlier copies of itself",
   local: "its neighbours",
@@ -29,6 +31,8 @@ const NAMES: Record<string, string> = {
   first: "first-token sink",
   last: "last-token head",
   separator: "separator head",
+  punctuation: "punctuation head",
+  partner: "mutual head",
   local: "local head",
   induction: "induction head",
   duplicate: "duplicate-token head",
@@ -95,7 +99,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
         : look.spread === null
           ? ` Spread evenly it would be ${look.chance.toFixed(3)}.`
           : ` Random weights of the same entropy: ${look.chance.toFixed(3)} ± ${look.spread.toFixed(3)}.`;
-    return `${subject} looks at ${PHRASES[role]}: mean weight ${look.value.toFixed(3)}.${chance}`;
+    return `${subject} looks at ${PHRASES[role]}: mean ${role === "local" ? "mass on them" : "weight"} ${look.value.toFixed(3)}.${chance}`;
   }
   const spread = number(measures, "spread") ?? 0;
   const largest = number(measures, "largest") ?? 0;

@@ -22,6 +22,7 @@ from weft.cli.terminal import (
     use_threads,
 )
 from weft.cli.trace import trace
+from weft.cli.view import view
 from weft.errors import InputError, WeftError
 
 __all__ = ["app", "main"]
@@ -261,6 +262,7 @@ def export(
 app.command()(heads)
 app.command()(ablate)
 app.command()(trace)
+app.command()(view)
 
 
 def main(arguments: list[str] | None = None) -> None:

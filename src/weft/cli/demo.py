@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.tracing import Options, history_for_page, probe_trace, trace_text
+from weft.cli.tracing import Options, trace_text
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import Trace
 from weft.training.config import RunConfig, load_config
@@ -122,7 +122,9 @@ def _draw(
 ) -> dict[str, Path]:
     from weft import pictures
     from weft.studio.page import export_page
+    from weft.studio.runs import loss_curves, probe_trace, run_snapshots
 
+    history = History(run.folder.history)
     folder = run.folder.path / "pictures"
     folder.mkdir(exist_ok=True)
     page = run.folder.path / "demo.html"
@@ -144,8 +146,9 @@ def _draw(
         list(traces.values()),
         "dates in 48 languages",
         names=list(traces),
-        history=history_for_page(run),
-        probe=probe_trace(run),
+        history=run_snapshots(history),
+        curves=loss_curves(run.folder.read_metrics()),
+        probe=probe_trace(history),
         summary={
             "exactly right": f"{exact:.1%} of held-out dates",
             "training": f"{result.seconds:.0f} s, {result.steps:,} steps",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import DataError, InputError
-from weft.formats.history import History, LayerSnapshot
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Trace
 from weft.formats.trace_folder import not_a_trace
 from weft.mechanism.graph import Top
 from weft.models.language_model import LanguageModel
@@ -36,22 +33,12 @@ __all__ = [
     "Opened",
     "Options",
     "export_trace",
-    "history_for_page",
     "open_model",
-    "probe_trace",
     "trace_model",
     "trace_opened",
     "trace_text",
     "trace_windows",
 ]
-
-
-#: Which sequences a translator's layers take their queries and keys from.
-_SEQUENCES = {
-    "encoder": ("source", "source"),
-    "decoder": ("target", "target"),
-    "cross": ("target", "source"),
-}
 
 
 def _ids(tokens: Sequence[int]) -> Tensor:
@@ -289,59 +276,6 @@ def trace_text(run: TrainedRun, text: str, options: Options | None = None, beam:
     )
     assert isinstance(caught, Trace)
     return caught
-
-
-def probe_trace(run: TrainedRun) -> Trace:
-    """The last snapshot of a run's history as a trace: its probe, read by the learned matrices."""
-    history = History(run.folder.history)
-    snapshot = history[history.steps[-1]]
-    counts: Counter[str] = Counter()
-    layers = []
-    sequences: dict[str, list[str]] = {}
-    for layer in snapshot.layers:
-        queries_from, keys_from = _SEQUENCES[layer.kind] if run.translates else ("tokens", "tokens")
-        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
-        heads, queries, keys = layer.graph.shape
-        layers.append(
-            TraceLayer(
-                name=layer.name,
-                kind=layer.kind,
-                index=counts[layer.kind],
-                shape=(heads, queries, keys),
-                queries_from=queries_from,
-                keys_from=keys_from,
-                query_tokens=layer.query_tokens,
-                key_tokens=layer.key_tokens,
-                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
-                data=Held(layer.graph, None),
-            )
-        )
-        counts[layer.kind] += 1
-    return Trace(sequences, tuple(layers))
-
-
-def history_for_page(run: TrainedRun) -> list[dict[str, Any]]:
-    """A run's snapshots as `weft.studio.page.export_page` takes them."""
-
-    def of_layer(layer: LayerSnapshot) -> dict[str, Any]:
-        queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
-        product = queries @ keys.transpose(1, 2)
-        return {
-            "weights": layer.graph.dense(),
-            "product": product,
-            "norm": torch.linalg.matrix_norm(product),
-            "effective_rank": layer.measures["effective_rank"],
-            "symmetry": layer.measures["symmetry"],
-        }
-
-    return [
-        {
-            "step": snapshot.step,
-            "loss": snapshot.loss,
-            "layers": {layer.name: of_layer(layer) for layer in snapshot.layers},
-        }
-        for snapshot in History(run.folder.history)
-    ]
 
 
 def _check_outputs(outputs: dict[str, Path | None]) -> None:

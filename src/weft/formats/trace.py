@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
     from weft.formats.trace_folder import TraceWriter
+    from weft.studio.serving import Viewer
 
 __all__ = ["Held", "LayerData", "Trace", "TraceLayer"]
 
@@ -338,6 +339,16 @@ class Trace:
         from weft.analysis.query import sql
 
         return sql(self, query)
+
+    def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
+        """The studio in a browser, served in the background until the program ends.
+
+        port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
+        See `weft.studio.serving.view`.
+        """
+        from weft.studio.serving import view
+
+        return view(self, port=port, browser=browser)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""

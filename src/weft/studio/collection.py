@@ -7,6 +7,7 @@ front end reads one set of paths, wherever it runs:
     examples/E                                    a trace: tokens, layers, exactness
     examples/E/heads                              measures and roles of every head
     examples/E/layers/L/tiles                     uint8 (heads, 64, 64), see `summary.layer_tiles`
+    examples/E/layers/L/values                    float32 (heads, keys): the norms of the values
     examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `edges`
     history                                       steps, losses, measures along a training
     history/layers/L/weights, .../products        uint8 and int8, see `training`
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from weft.formats.tokens import visible
 from weft.formats.trace import Trace
 from weft.studio.arrays import LayerArrays, LayerCache
 from weft.studio.summary import MEASURES, layer_measures, layer_tiles
+from weft.studio.tiles import MatrixTiles
 from weft.studio.training import TrainingHistory
 from weft.version import __version__
 
@@ -46,11 +48,11 @@ def as_json(content: Any) -> bytes:
 def edges(arrays: LayerArrays, head: int, block: int) -> bytes:
     """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
 
-        weights              float32 (rows, kept), strongest first; score = log(weight) + lse
-        lse, entropy, rest   float32 (rows,)
-        count                uint32 (rows,)
-        keys                 uint16 (rows, kept), 65535: no edge; uint32 from 65,535 keys on,
-                             4294967295: no edge
+    weights              float32 (rows, kept), strongest first; score = log(weight) + lse
+    lse, entropy, rest   float32 (rows,)
+    count                uint32 (rows,)
+    keys                 uint16 (rows, kept), 65535: no edge; uint32 from 65,535 keys on,
+                         4294967295: no edge
     """
     rows = slice(block * BLOCK, (block + 1) * BLOCK)
     short = arrays.length < SHORT
@@ -72,12 +74,12 @@ class Example:
     """A trace and what was worked out of it so far.
 
     roles: called once, in a thread of its own; what it gives stands beside the measures of each
-    head: {"role": ..., "scores": {...}}, or None where roles are not known.
+    head: see `weft.studio.roles.head_roles`.
     """
 
     name: str
     trace: Trace
-    roles: Callable[[Trace], Sequence[Mapping[str, Any] | None] | None] | None = None
+    roles: Callable[[Trace], list[list[dict[str, Any]]]] | None = None
     _measures: list[list[dict[str, Any]]] | None = None
     _roles: Any = None
     _state: str = "none"
@@ -85,6 +87,7 @@ class Example:
 
     def __post_init__(self) -> None:
         self.layers = LayerCache(self.trace)
+        self.matrix = MatrixTiles(self.trace, self.layers)
         self._tiles: dict[int, bytes] = {}
 
     def description(self) -> dict[str, Any]:
@@ -110,8 +113,10 @@ class Example:
                     "keys": layer.keys_from,
                     "mask": layer.mask,
                     "deviation": layer.deviation,
+                    "exact": self.matrix.exact(number),
+                    "values": layer.value_norms is not None,
                 }
-                for layer in trace.layers
+                for number, layer in enumerate(trace.layers)
             ],
         }
 
@@ -124,6 +129,28 @@ class Example:
     def edges(self, number: int, head: int, block: int) -> bytes:
         """See `edges`."""
         return edges(self.layers[number], head, block)
+
+    def values(self, number: int) -> bytes | None:
+        """The norm of each key's value, float32 (heads, keys); None: they were not kept."""
+        layer = self.trace.layers[number]
+        norms = layer.value_norms
+        if norms is None:
+            return None
+        repeated = norms.float().repeat_interleave(layer.heads // norms.shape[0], 0)
+        return bytes(repeated.numpy().astype("<f4").tobytes())
+
+    def lookers(self, number: int, head: int, key: int) -> bytes:
+        """The rows whose kept edges lead to a key, strongest first.
+
+        Returns: uint32 rows, then their weights as float32.
+        """
+        arrays = self.layers[number]
+        rows, places = np.nonzero(arrays.keys[head] == key)
+        weights = arrays.weights[head, rows, places]
+        order = np.argsort(-weights, kind="stable")
+        return b"".join(
+            (rows[order].astype("<u4").tobytes(), weights[order].astype("<f4").tobytes())
+        )
 
     def heads(self, wait: bool = False) -> dict[str, Any]:
         """Measures of every head, and its role where that is known yet.
@@ -155,7 +182,7 @@ class Example:
         assert self.roles is not None
         try:
             self._roles = self.roles(self.trace)
-            self._state = "unknown" if self._roles is None else "known"
+            self._state = "known"
         except Exception as error:
             # A measure that fails on one trace must not take the pictures with it.
             self._roles, self._state = None, f"failed: {error}"

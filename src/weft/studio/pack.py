@@ -61,6 +61,9 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
         for number, layer in enumerate(example.trace.layers):
             arrays = example.layers[number]
             yield f"{root}/layers/{number}/tiles", _packed(example.tiles(number))
+            norms = example.values(number)
+            if norms is not None:
+                yield f"{root}/layers/{number}/values", _packed(norms)
             for head in range(layer.heads):
                 for block in range(-(-layer.shape[1] // BLOCK)):
                     path = f"{root}/layers/{number}/heads/{head}/edges/{block}"

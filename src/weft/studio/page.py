@@ -34,7 +34,7 @@ _SHELL = """<!doctype html>
 </head>
 <body>
 <div id="weft-studio"></div>
-<noscript>This page draws its pictures with a script of its own, which is switched off here.</noscript>
+<noscript>This page draws its pictures with a script, which is switched off here.</noscript>
 {data}{script}
 </body>
 </html>
@@ -141,11 +141,9 @@ def page_html(collection: Collection) -> str:
 
 def shell(title: str, style: str, script: str, policy: str = "", data: str = "") -> str:
     """The markup around the studio: of a page with its data, or of the server's."""
-    meta = (
-        f'\n<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=False)}">'
-    )
+    meta = '\n<meta http-equiv="Content-Security-Policy" content="{}">'
     return _SHELL.format(
-        policy=meta if policy else "",
+        policy=meta.format(html.escape(policy, quote=False)) if policy else "",
         version=html.escape(__version__),
         title=_text(title),
         style=style,

@@ -107,10 +107,12 @@ def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, An
 
 
 def _allowed_near(queries: int, length: int, count: Array) -> Array:
-    """How many of the keys within NEAR tokens a row may look at, where its mask is causal or all."""
+    """How many keys within NEAR tokens a row may look at, its mask being causal or all."""
     place = np.arange(queries)
     last = np.where(count == length, length - 1, count - 1)
-    return np.maximum(np.minimum(place + NEAR, last) - np.maximum(place - NEAR, 0) + 1, 0)
+    near: Array = np.minimum(place + NEAR, last) - np.maximum(place - NEAR, 0) + 1
+    found: Array = np.maximum(near, 0)
+    return found
 
 
 def _mean(values: Array, rows: Array) -> float | None:

@@ -1,14 +1,14 @@
 """`TrainingHistory`: a run's snapshots as the training view reads them.
 
-    steps, losses                one a snapshot; a loss may be None
-    curves                       {"training loss": [[step, loss], ...], ...}
-    sequences                    the probe's tokens
-    layers                       name, kind, index, queries, keys, shape, and
-       norm, effective_rank, symmetry   [snapshots][heads], 5 significant digits; or absent
-       weights                   whether there are: uint8 (snapshots, heads, queries, keys),
-                                 255 sqrt(weight), of the probe
-       product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
-                                 127 sign(m) sqrt(|m| / product_scale); or absent
+steps, losses                one a snapshot; a loss may be None
+curves                       {"training loss": [[step, loss], ...], ...}
+sequences                    the probe's tokens
+layers                       name, kind, index, queries, keys, shape, and
+norm, effective_rank, symmetry   [snapshots][heads], 5 significant digits; or absent
+weights                   whether there are: uint8 (snapshots, heads, queries, keys),
+255 sqrt(weight), of the probe
+product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
+127 sign(m) sqrt(|m| / product_scale); or absent
 """
 
 from __future__ import annotations

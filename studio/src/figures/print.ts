@@ -2,12 +2,12 @@
 
 import type { Example } from "../model";
 import type { Studio } from "../studio.svelte";
-import { visible } from "../text";
+import { modelName, visible } from "../text";
 
 export function smallPrint(studio: Studio, example: Example | null): string {
   const parts = [studio.opening?.title ?? ""];
   if (example && (studio.opening?.examples.length ?? 0) > 1) parts.push(example.description.name);
-  if (example && typeof example.description.model.name === "string") parts.push(example.description.model.name);
+  if (example) parts.push(modelName(example.description.model.name));
   if (example?.description.deviation != null) parts.push(`exact, verified to ${example.description.deviation.toExponential(0).replace("e-", "e−")}`);
   parts.push(`weft ${studio.opening?.weft ?? ""}`);
   return parts.map((part) => visible(part, 80)).filter((part) => part !== "∅").join(" · ");

@@ -1,0 +1,126 @@
+"""A training run's history, and what `weft view` opens: a trace, a run, or a folder of traces."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.errors import DataError
+from weft.formats.history import History, LayerSnapshot
+from weft.formats.run import RunFolder
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace_folder import MANIFEST
+from weft.studio.collection import Collection
+from weft.studio.page import collect
+
+__all__ = ["loss_curves", "open_collection", "probe_trace", "run_snapshots"]
+
+#: Which sequences a translator's layers take their queries and keys from.
+_SEQUENCES = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
+
+def open_collection(path: Path) -> Collection:
+    """What there is to see at a path.
+
+    Raises: DataError: nothing, or something damaged or newer.
+    """
+    if (path / "run.json").is_file():
+        return _open_run(RunFolder.open(path))
+    if path.is_dir() and not (path / MANIFEST).exists():
+        found = sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))
+        if found:
+            traces = [Trace.open(folder) for folder in found]
+            return collect(traces, path.resolve().name, names=[folder.stem for folder in found])
+    return collect([Trace.open(path)], path.resolve().stem, names=[path.resolve().stem])
+
+
+def _open_run(run: RunFolder) -> Collection:
+    history = History(run.history)
+    if not history.steps:
+        raise DataError(
+            f"{run.path}: this run has no history yet. Train on, with training.history = true."
+        )
+    probe = probe_trace(history)
+    folders = sorted(manifest.parent for manifest in (run.path / "traces").glob(f"*/{MANIFEST}"))
+    traces = {"the probe": probe} | {folder.stem: Trace.open(folder) for folder in folders}
+    return collect(
+        list(traces.values()),
+        run.path.resolve().name,
+        names=list(traces),
+        history=run_snapshots(history),
+        curves=loss_curves(run.read_metrics()),
+        probe=probe,
+    )
+
+
+def loss_curves(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """The losses of a run's metrics: {"training loss": [(step, loss), ...], ...}."""
+    curves = {}
+    for title, name in (("training loss", "loss"), ("validation loss", "validation_loss")):
+        points = [(report["step"], report[name]) for report in reports if name in report]
+        if points:
+            curves[title] = points
+    return curves
+
+
+def probe_trace(history: History) -> Trace:
+    """The last snapshot of a history as a trace: its probe, read by the learned matrices."""
+    snapshot = history[history.steps[-1]]
+    counts: Counter[str] = Counter()
+    layers = []
+    sequences: dict[str, list[str]] = {}
+    translates = any(layer.kind == "cross" for layer in snapshot.layers)
+    for layer in snapshot.layers:
+        queries_from, keys_from = _SEQUENCES[layer.kind] if translates else ("tokens", "tokens")
+        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        heads, queries, keys = layer.graph.shape
+        layers.append(
+            TraceLayer(
+                name=layer.name,
+                kind=layer.kind,
+                index=counts[layer.kind],
+                shape=(heads, queries, keys),
+                queries_from=queries_from,
+                keys_from=keys_from,
+                query_tokens=layer.query_tokens,
+                key_tokens=layer.key_tokens,
+                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
+                data=Held(layer.graph, None),
+            )
+        )
+        counts[layer.kind] += 1
+    return Trace(sequences, tuple(layers))
+
+
+def run_snapshots(history: History) -> list[dict[str, Any]]:
+    """A run's snapshots as `weft.studio.page.export_page` takes them."""
+
+    def of_layer(layer: LayerSnapshot) -> dict[str, Any]:
+        queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
+        group = queries.shape[0] // keys.shape[0]
+        product = queries @ keys.repeat_interleave(group, 0).transpose(1, 2)
+        return {
+            "weights": layer.graph.dense(),
+            "product": product,
+            "norm": torch.linalg.matrix_norm(product),
+            "effective_rank": layer.measures["effective_rank"],
+            "symmetry": layer.measures["symmetry"],
+        }
+
+    return [
+        {
+            "step": snapshot.step,
+            "loss": snapshot.loss,
+            "layers": {layer.name: of_layer(layer) for layer in snapshot.layers},
+        }
+        for snapshot in history
+    ]

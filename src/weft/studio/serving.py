@@ -1,0 +1,160 @@
+"""`serve` and `view`: the studio's server on a port of this machine, in the foreground or not."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.errors import InputError
+from weft.formats.trace import Trace
+from weft.studio.collection import Collection
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = ["Viewer", "serve", "view"]
+
+#: Ports that are tried, in order, where none is asked for.
+_PORTS = range(8137, 8147)
+_HOST = "127.0.0.1"
+
+
+class Viewer:
+    """A studio that is being served.
+
+    address   what a browser opens
+    """
+
+    def __init__(self, collection: Collection, port: int | None = None) -> None:
+        self._server = _server(collection)
+        self._socket = _bound(port)
+        self._collection = collection
+        self.address = f"http://{_HOST}:{self._socket.getsockname()[1]}/"
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        threading.Thread(target=self._warm, daemon=True).start()
+        self._server.run(sockets=[self._socket])
+
+    def start(self) -> None:
+        """Serve in the background; returns once it answers."""
+        self._thread = threading.Thread(target=self.run, daemon=True)
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+        self._socket.close()
+
+    def _warm(self) -> None:
+        """Read what the first view needs before it is asked for."""
+        try:
+            first = self._collection.examples[0]
+            for number in range(len(first.trace.layers)):
+                first.tiles(number)
+            first.heads()
+        except Exception:
+            # Whoever asks for it is told.
+            logging.getLogger(__name__).debug("reading ahead failed", exc_info=True)
+
+    def __repr__(self) -> str:
+        return f"Viewer({self.address!r})"
+
+
+def serve(collection: Collection, port: int | None = None, browser: bool = True) -> None:
+    """Serve a collection until interrupted; prints the address on one line.
+
+    Args:
+        collection: what to show.
+        port: 0: any that is free; None: the first free one from 8137 on.
+        browser: whether to open one.
+
+    Raises: InputError: the port is in use, or FastAPI or uvicorn is missing.
+    """
+    viewer = Viewer(collection, port)
+    print(viewer.address, flush=True)
+    if browser:
+        # The socket listens already: the browser waits until it is answered.
+        threading.Thread(target=webbrowser.open, args=(viewer.address,), daemon=True).start()
+    viewer.run()
+
+
+def view(trace: Trace | Path | str, *, port: int | None = None, browser: bool = True) -> Viewer:
+    """Show a trace, or what lies at a path, in a browser; the studio is served in the background.
+
+    Args:
+        trace: a trace, or the path of a trace, a run, or a folder of traces.
+        port, browser: as for `serve`.
+
+    Returns: the viewer: its `address`, and `close()`. It ends with the program.
+
+    Raises: DataError: nothing can be read there; InputError: the port is in use, or FastAPI or
+    uvicorn is missing.
+    """
+    from weft.studio.page import collect
+    from weft.studio.runs import open_collection
+
+    collection = collect([trace]) if isinstance(trace, Trace) else open_collection(Path(trace))
+    viewer = Viewer(collection, port)
+    viewer.start()
+    if browser:
+        webbrowser.open(viewer.address)
+    return viewer
+
+
+def _server(collection: Collection) -> uvicorn.Server:
+    try:
+        import uvicorn
+
+        from weft.studio.server import create_app
+    except ImportError as error:
+        raise InputError(
+            f"view: {error.name} is not installed. pip install 'weft[studio]'"
+        ) from None
+    from weft.studio import bundle
+
+    bundle.script()  # Where it was not built, say so now.
+    config = uvicorn.Config(
+        create_app(collection),
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    return uvicorn.Server(config)
+
+
+def _bound(port: int | None) -> socket.socket:
+    """A socket that listens on a port of this machine alone."""
+    tried = [port] if port is not None else [*_PORTS, 0]
+    for wanted in tried:
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((_HOST, wanted))
+            listening.listen(512)
+            return listening
+        except OSError as error:
+            listening.close()
+            if error.errno != errno.EADDRINUSE or port is not None:
+                reason = (
+                    "is in use"
+                    if error.errno == errno.EADDRINUSE
+                    else f"cannot be had: {error.strerror}"
+                )
+                raise InputError(
+                    f"view: port {wanted} {reason}. Choose another, or --port 0 for any."
+                ) from None
+    raise AssertionError("port 0 is always free")

