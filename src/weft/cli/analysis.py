@@ -155,6 +155,29 @@ def weights(
         _print_json({"model": model, "weights": _records(table)})
 
 
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")],
+    second: Annotated[Path, typer.Argument(metavar="TRACE", help="Another, of as many tokens.")],
+    exact: Exact = None,
+    top: Annotated[int, typer.Option(min=1, help="Heads and edges printed at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Two traces side by side: the heads and edges that changed most."""
+    from weft.analysis.compare import compare as compare_traces
+    from weft.formats.trace import Trace
+
+    found = compare_traces(Trace.open(first), Trace.open(second), exact=exact, edges=top)
+    differ, tokens = found.tokens
+    heads, edges = found.table(), found.edge_table()
+    print(f"{differ} of {tokens} tokens differ. Heads, by the share of mass that is elsewhere:")
+    _print_frame(heads.head(top), False)
+    print("Edges:")
+    _print_frame(edges, False)
+    if as_json:
+        _print_json({"tokens_differ": differ, "heads": _records(heads), "edges": _records(edges)})
+
+
 def _print_frame(table: Any, as_csv: bool) -> None:
     """A DataFrame, aligned or as comma-separated values."""
     import pyarrow as pa

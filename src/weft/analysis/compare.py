@@ -1,0 +1,286 @@
+"""Two traces side by side: which heads and which edges changed most.
+
+Of two models, two checkpoints of one, or two texts of as many tokens. Rows are compared by their
+total variation, the share of mass that is elsewhere:
+
+    d_i = 1/2 sum_j |p_ij - q_ij|,    0: alike, 1: on other keys altogether
+
+A head's change is the mean over its queries.
+
+From kept edges, with M and l what each row left out in all and at most in one weight: keys kept by
+both are known; a key that one alone kept, with weight p, adds from p - l' to p, and what neither
+kept at most M + M':
+
+    sum_both |p - q| + sum_one max(0, p - l') <= 2 d_i <= sum_both |p - q| + sum_one p + M + M'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from weft.analysis.interval import Interval, left_out
+from weft.errors import InputError
+from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix import AttentionMatrix
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Change", "Comparison", "compare", "distance", "matched_layers"]
+
+#: Cells of a layer up to which all weights are compared without being asked for.
+CHEAP_CELLS = 2**28
+#: Cells that are formed at a time.
+BLOCK_CELLS = 2**24
+
+
+@dataclass(frozen=True)
+class Change:
+    """One edge in both traces: its weight in the first, and in the second.
+
+    exact: whether both are known; else the one that was not kept is halfway to the most that it
+    can be.
+    """
+
+    layer: int
+    head: int
+    query: int
+    key: int
+    before: float
+    after: float
+    exact: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How two traces differ.
+
+    layers: their numbers in the first and in the second trace, that were compared.
+    heads: total variation of each head, (heads,), for each of these; an interval.
+    entropies: mean entropy of the second less that of the first, (heads,).
+    edges: those that changed most, the most changed first.
+    tokens: how many tokens differ, of how many.
+    """
+
+    first: Trace
+    layers: tuple[tuple[int, int], ...]
+    heads: tuple[Interval, ...]
+    entropies: tuple[Tensor, ...]
+    edges: tuple[Change, ...]
+    tokens: tuple[int, int]
+
+    def table(self) -> pandas.DataFrame:
+        """A row for each head, most changed first: layer, other_layer, head, kind, change, ..."""
+        import pandas
+
+        rows = [
+            {
+                "layer": number,
+                "other_layer": other,
+                "head": head,
+                "kind": self.first.layers[number].kind,
+                "change": float(of.lower[head]),
+                "change_high": float(of.upper[head]),
+                "entropy_change": float(entropy[head]),
+                "name": self.first.layers[number].name,
+            }
+            for (number, other), of, entropy in zip(
+                self.layers, self.heads, self.entropies, strict=True
+            )
+            for head in range(len(of.lower))
+        ]
+        table = pandas.DataFrame(rows)
+        order = (table["change"] + table["change_high"]).sort_values(ascending=False, kind="stable")
+        return table.loc[order.index].reset_index(drop=True)
+
+    def edge_table(self) -> pandas.DataFrame:
+        """A row for each of the edges, with the tokens of the first trace at both ends."""
+        import pandas
+
+        rows = []
+        for change in self.edges:
+            layer = self.first.layers[change.layer]
+            rows.append(
+                {
+                    "layer": change.layer,
+                    "head": change.head,
+                    "query": change.query,
+                    "key": change.key,
+                    "before": change.before,
+                    "after": change.after,
+                    "change": change.after - change.before,
+                    "query_token": layer.query_tokens[change.query],
+                    "key_token": layer.key_tokens[change.key],
+                    "exact": change.exact,
+                }
+            )
+        return pandas.DataFrame(rows)
+
+
+def compare(
+    first: Trace, second: Trace, *, exact: bool | None = None, edges: int = 20
+) -> Comparison:
+    """Which heads and edges changed most from one trace to another.
+
+    Args:
+        first, second: with layers of the same kinds, heads and numbers of tokens. Layers go by kind
+            and index; those that only one trace has are left out.
+        exact: True: rows are compared in all weights; False: in the kept edges, with bounds; None:
+            in all of them where that is cheap.
+        edges: how many are wanted.
+
+    Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
+    asked for.
+    """
+    pairs = matched_layers(first, second)
+    heads, entropies, changes = [], [], []
+    for number, other in pairs:
+        one, two = first.layers[number], second.layers[other]
+        heads.append(distance(one, two, exact=exact))
+        graphs = one.graph, two.graph
+        entropies.append(graphs[1].entropy.mean(-1) - graphs[0].entropy.mean(-1))
+        changes += list(_changed(number, one, two, edges, exact))
+    changes.sort(key=lambda change: -abs(change.after - change.before))
+    names = first.sequences.keys() & second.sequences.keys()
+    tokens = [pair for name in names for pair in
+              zip(first.sequences[name], second.sequences[name], strict=False)]  # fmt: skip
+    return Comparison(
+        first,
+        tuple(pairs),
+        tuple(heads),
+        tuple(entropies),
+        tuple(changes[:edges]),
+        (sum(a != b for a, b in tokens), len(tokens)),
+    )
+
+
+def matched_layers(first: Trace, second: Trace) -> list[tuple[int, int]]:
+    """The numbers of the layers of one kind and index in both traces.
+
+    Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
+    """
+    there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
+    pairs = []
+    for number, layer in enumerate(first.layers):
+        other = there.get((layer.kind, layer.index))
+        if other is None:
+            continue
+        shape = second.layers[other].shape
+        if shape[1:] != layer.shape[1:]:
+            raise InputError(
+                f"compare: layer {layer.name} has {layer.shape[1]} queries and {layer.shape[2]} "
+                f"keys, the other trace {shape[1]} and {shape[2]}. Compare traces of as many "
+                "tokens."
+            )
+        if shape[0] != layer.shape[0]:
+            raise InputError(
+                f"compare: layer {layer.name} has {layer.shape[0]} heads, the other trace "
+                f"{shape[0]}. Compare models of as many heads."
+            )
+        pairs.append((number, other))
+    if not pairs:
+        raise InputError("compare: the traces have no layer of one kind and index in common.")
+    return pairs
+
+
+def distance(one: TraceLayer, two: TraceLayer, *, exact: bool | None = None) -> Interval:
+    """The mean total variation between the rows of each head of two layers, (heads,)."""
+    heads, queries, keys = one.shape
+    if exact is None:
+        exact = heads * queries * keys <= CHEAP_CELLS and not (one.no_matrix or two.no_matrix)
+    if not exact:
+        return _of_edges(one.graph, two.graph)
+    for layer in (one, two):
+        if layer.no_matrix:
+            raise InputError(
+                f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the "
+                "kept edges, exact=False."
+            )
+    assert one.matrix is not None
+    assert two.matrix is not None
+    found = _of_matrices(one.matrix, two.matrix)
+    return Interval(found, found)
+
+
+def _of_matrices(one: AttentionMatrix, two: AttentionMatrix) -> Tensor:
+    heads, queries, keys = one.shape
+    size = max(1, BLOCK_CELLS // max(1, keys))
+    total = torch.zeros(heads, dtype=torch.float64)
+    for head in range(heads):
+        for start in range(0, queries, size):
+            rows = slice(start, min(start + size, queries))
+            difference = one[head, rows, :] - two[head, rows, :]
+            total[head] += difference.abs_().sum(dtype=torch.float64)
+    return (total / (2 * max(queries, 1))).float()
+
+
+def _of_edges(one: AttentionGraph, two: AttentionGraph) -> Interval:
+    heads, queries, _ = one.shape
+    lower, upper = torch.zeros(2, heads, dtype=torch.float64)
+    missing = [left_out(graph) for graph in (one, two)]
+    for head in range(heads):
+        ours, theirs = _in_the_other(one, two, head), _in_the_other(two, one, head)
+        least = most = torch.zeros(queries, dtype=torch.float64)
+        for graph, (there, weight), (_, largest) in (
+            (one, ours, missing[1]),
+            (two, theirs, missing[0]),
+        ):
+            own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
+            # An edge that both kept is met twice.
+            both = torch.where(there, (own - weight).abs(), 0).sum(-1) / 2
+            alone = torch.where(there, 0, own)
+            least = least + both + (alone - largest[head, :, None]).clamp(min=0).sum(-1)
+            most = most + both + alone.sum(-1)
+        mass = missing[0][0][head] + missing[1][0][head]
+        lower[head] = least.clamp(max=2).mean() / 2
+        upper[head] = (most + mass).clamp(max=2).mean() / 2
+    return Interval(lower.float(), upper.float())
+
+
+def _in_the_other(one: AttentionGraph, two: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
+    """Whether each edge of one graph is kept in the other too, and its weight there."""
+    keys, others = one.keys[head], two.keys[head]
+    size = max(1, BLOCK_CELLS // max(1, keys.shape[1] * others.shape[1]))
+    there, weights = [], []
+    for start in range(0, len(keys), size):
+        rows = slice(start, start + size)
+        same = keys[rows, :, None] == others[rows, None, :]
+        same &= keys[rows, :, None] >= 0
+        there.append(same.any(-1))
+        weights.append((same * two.weights[head, rows, None, :]).sum(-1).double())
+    if not there:
+        return torch.zeros_like(keys, dtype=torch.bool), torch.zeros(keys.shape).double()
+    return torch.cat(there), torch.cat(weights)
+
+
+def _changed(
+    number: int, one: TraceLayer, two: TraceLayer, wanted: int, exact: bool | None
+) -> Iterator[Change]:
+    """The edges of a layer that changed most, among those that one of the traces kept."""
+    sides = ((one, two, False), (two, one, True))
+    for head in range(one.heads):
+        for layer, other, turned in sides:
+            there, weight = _in_the_other(layer.graph, other.graph, head)
+            kept = layer.graph.keys[head] >= 0
+            if turned:  # edges that both kept are taken once
+                kept = kept & ~there
+            own = layer.graph.weights[head].double()
+            largest = left_out(other.graph)[1][head].double()
+            guess = torch.where(there, weight, largest[:, None] / 2)
+            change = torch.where(kept, (own - guess).abs(), -1)
+            few = min(wanted, int(kept.sum()))
+            for place in change.flatten().topk(few).indices.tolist():
+                query, slot = divmod(place, change.shape[1])
+                key = int(layer.graph.keys[head, query, slot])
+                known = bool(there[query, slot]) or float(largest[query]) == 0
+                value = float(guess[query, slot])
+                if not known and exact is not False and other.matrix is not None:
+                    value, known = float(other.matrix[head, query, key]), True
+                ends = float(own[query, slot]), value
+                yield Change(number, head, query, key, *(ends[::-1] if turned else ends), known)

@@ -1,0 +1,111 @@
+"""Two traces side by side, against dense weights."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.compare import compare, distance, matched_layers
+from weft.cli import main
+
+pytest.importorskip("pandas")
+
+
+@pytest.fixture
+def traces(language_model):
+    """The same tokens read by a model before and after its second layer changed, and dense."""
+    tokens = torch.randint(1, 50, (40,), generator=torch.Generator().manual_seed(8))
+    before = weft.trace(language_model, tokens, keep=weft.Top(6))
+    with torch.no_grad():
+        language_model.layers[1].w_q.weight[4:8] *= -3  # head 1
+    after = weft.trace(language_model, tokens, keep=weft.Top(6))
+    dense = [[layer.matrix.dense() for layer in trace.layers] for trace in (before, after)]
+    return before, after, dense
+
+
+def test_the_head_that_changed_is_found(traces):
+    before, after, dense = traces
+    found = compare(before, after)
+    expected = torch.stack(
+        [(a - b).abs().sum(-1).mean(-1) / 2 for a, b in zip(*dense, strict=True)]
+    )
+    for layer in range(2):
+        assert torch.allclose(found.heads[layer].lower, expected[layer], atol=1e-6)
+        assert torch.equal(found.heads[layer].lower, found.heads[layer].upper)
+    table = found.table()
+    assert (table.iloc[0]["layer"], table.iloc[0]["head"]) == (1, 1)
+    assert table.iloc[0]["change"] > 0.05
+    assert table.iloc[1]["change"] < 1e-6
+    assert found.tokens == (0, 40)
+    difference = after.layers[1].graph.entropy[1].mean() - before.layers[1].graph.entropy[1].mean()
+    assert table.iloc[0]["entropy_change"] == pytest.approx(float(difference))
+
+
+def test_kept_edges_give_bounds(traces):
+    before, after, dense = traces
+    for layer, (a, b) in enumerate(zip(*dense, strict=True)):
+        expected = (a - b).abs().sum(-1).mean(-1) / 2
+        found = distance(before.layers[layer], after.layers[layer], exact=False)
+        assert bool((found.lower <= expected + 1e-6).all())
+        assert bool((expected <= found.upper + 1e-6).all())
+        assert bool((found.upper <= 1).all())
+
+
+def test_the_edge_that_changed_most_is_found(traces):
+    before, after, dense = traces
+    found = compare(before, after, edges=5)
+    change = (dense[1][1] - dense[0][1])[1]
+    (largest,) = (change.abs() == change.abs().max()).nonzero()[:1].tolist()
+    first = found.edges[0]
+    assert (first.layer, first.head, [first.query, first.key]) == (1, 1, largest)
+    for edge in found.edges:
+        assert edge.exact
+        assert edge.before == pytest.approx(
+            float(dense[0][edge.layer][edge.head, edge.query, edge.key]), abs=1e-6
+        )
+        assert edge.after == pytest.approx(
+            float(dense[1][edge.layer][edge.head, edge.query, edge.key]), abs=1e-6
+        )
+    changes = [abs(edge.after - edge.before) for edge in found.edges]
+    assert changes == sorted(changes, reverse=True)
+    table = found.edge_table()
+    assert table.iloc[0]["query_token"] == before.tokens[largest[0]]
+
+
+def test_all_edges_leave_no_doubt(minilm_trace, minilm_top):
+    for one, two in zip(minilm_trace.layers, minilm_top.layers, strict=True):
+        assert float(distance(one, two).upper.max()) < 1e-6
+        assert float(distance(one, one, exact=False).upper.max()) < 1e-6
+        # What four edges a row cannot rule out.
+        assert float(distance(one, two, exact=False).upper.max()) > 0.01
+
+
+def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace):
+    with pytest.raises(weft.InputError, match="Compare traces of as many tokens"):
+        compare(make_trace(["a", "b"]), make_trace(["a"]))
+    with pytest.raises(weft.InputError, match="2 heads, the other trace 3"):
+        compare(make_trace(["a"]), make_trace(["a"], heads=3))
+    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+        compare(make_trace(["a"]), make_trace(["a"]), exact=True)
+    part = type(pair_trace)(pair_trace.sequences, pair_trace.layers[1:], {})
+    assert matched_layers(pair_trace, part) == [(1, 0), (2, 1)]
+    with pytest.raises(weft.InputError, match="in common"):
+        matched_layers(minilm_trace, part)
+
+
+def test_the_command(traces, tmp_path, capsys):
+    for name, trace in zip("ab", traces[:2], strict=True):
+        trace.save(tmp_path / name)
+    try:
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--top", "3", "--json"])
+    except SystemExit as stop:
+        assert not stop.code
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("0 of 40 tokens differ")
+    said = json.loads(out[-1])
+    assert (said["heads"][0]["layer"], said["heads"][0]["head"]) == (1, 1)
+    assert len(said["heads"]) == 8
+    assert len(said["edges"]) == 3
