@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from weft.errors import DataError
-from weft.formats import files
+from weft.formats import files, folders
 from weft.formats.files import (
     atomic_file,
-    atomic_folder,
     read_json,
     read_text,
     remove_leftovers,
     write_json,
 )
+from weft.formats.folders import atomic_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -64,7 +64,8 @@ def test_a_disk_that_fails_at_the_last_moment(
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     write_json(tmp_path / "a", {"old": 1})
-    monkeypatch.setattr(files, "_sync", full)
+    for module in (files, folders):
+        monkeypatch.setattr(module, "sync", full)
     with pytest.raises(DataError, match="cannot write"):
         write_json(tmp_path / "a", {"new": 1})
     with pytest.raises(DataError, match="cannot write"), atomic_folder(tmp_path / "f") as folder:
@@ -109,49 +110,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         atomic_file(tmp_path / "no" / "a"),
     ):
         pass
-
-
-def test_a_folder_appears_at_the_end(tmp_path: Path) -> None:
-    with atomic_folder(tmp_path / "f") as folder:
-        (folder / "x").write_text("x")
-        assert not (tmp_path / "f").exists()
-    assert names(tmp_path / "f") == ["x"]
-    with pytest.raises(DataError, match="exists already"), atomic_folder(tmp_path / "f"):
-        pass
-    with atomic_folder(tmp_path / "f", lambda path: None) as folder:
-        (folder / "y").write_text("y")
-    assert names(tmp_path / "f") == ["y"]
-    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "f", lambda path: None):
-        raise RuntimeError
-    with (
-        pytest.raises(DataError, match=r"f is not overwritten: it is dear\."),
-        atomic_folder(tmp_path / "f", lambda path: "it is dear"),
-    ):
-        pass
-    assert names(tmp_path / "f") == ["y"]
-    assert names(tmp_path) == ["f"]
-
-
-def test_a_swap_that_fails_puts_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / "old").write_text("old")
-    rename = Path.rename
-
-    def failing(self: Path, target: Path) -> Path:
-        if ".weft-part-" in self.name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with (
-        pytest.raises(DataError, match="Nothing was changed"),
-        atomic_folder(tmp_path / "f", lambda path: None) as folder,
-    ):
-        (folder / "new").write_text("new")
-    assert names(tmp_path) == ["f"]
-    assert names(tmp_path / "f") == ["old"]
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

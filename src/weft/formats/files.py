@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,27 @@ from typing import Any
 from weft.errors import DataError
 
 __all__ = [
+    "MARK",
     "atomic_file",
-    "atomic_folder",
     "read_json",
     "read_text",
+    "reason_of",
     "remove_leftovers",
+    "sync",
     "write_json",
 ]
 
 #: What a temporary name begins with, after a dot and the name of the file to be.
-_MARK = ".weft-part-"
+MARK = ".weft-part-"
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """What the system says of an error, in small letters."""
     return (error.strerror or str(error)).lower()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,24 +55,24 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         what = "a folder" if path.is_dir() else "a pipe or a device"
         raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{_MARK}")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{MARK}")
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."
+            f"cannot write {path}: {reason_of(error)}. Choose a folder that exists and is writable."
         ) from error
     os.close(descriptor)
     temporary = Path(name)
     try:
         yield temporary
         temporary.chmod(0o644)
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"cannot write {path}: {_reason(error)}. Nothing was changed; free some space or "
+            f"cannot write {path}: {reason_of(error)}. Nothing was changed; free some space or "
             "choose another place, and try again."
         ) from error
     finally:
@@ -78,91 +81,9 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files that a killed writer left in a folder (not those below it)."""
-    for leftover in folder.glob(f".*{_MARK}*"):
+    for leftover in folder.glob(f".*{MARK}*"):
         if leftover.is_file():
             leftover.unlink(missing_ok=True)
-
-
-@contextmanager
-def atomic_folder(
-    path: Path | str, replaceable: Callable[[Path], str | None] | None = None
-) -> Iterator[Path]:
-    """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
-
-    Args:
-        path: the folder to be; a link to a folder stands for that folder.
-        replaceable: says of what is at `path` why it must stay, or None where it may be replaced.
-            Without it nothing is replaced.
-
-    Raises: DataError: as for atomic_file, or `path` exists and must stay.
-    """
-    path = Path(os.path.realpath(path))
-    _check_replaceable(path, replaceable)
-    try:
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{_MARK}"))
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {_reason(error)}. Choose a folder that exists and is writable."
-        ) from error
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        for file in temporary.rglob("*"):
-            _sync(file)
-        if path.exists():
-            # It may have changed while the block ran.
-            _check_replaceable(path, replaceable)
-            _swap(temporary, path)
-        else:
-            temporary.rename(path)
-        _sync(path.parent)
-    except OSError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"cannot write {path}: {_reason(error)}. Nothing was changed; free some space or "
-            "choose another place, and try again."
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_replaceable(path: Path, replaceable: Callable[[Path], str | None] | None) -> None:
-    if not path.exists():
-        return
-    if replaceable is None:
-        raise DataError(f"{path} exists already. Choose another name, or remove it first.")
-    problem = replaceable(path)
-    if problem:
-        raise DataError(f"{path} is not overwritten: {problem}. Choose another name.")
-
-
-def _swap(new: Path, path: Path) -> None:
-    """Put a folder in the place of another, which is removed; on any error it is put back."""
-    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-    try:
-        # A rename onto an empty folder replaces it.
-        path.rename(old)
-    except BaseException:
-        old.rmdir()
-        raise
-    try:
-        new.rename(path)
-    except BaseException as error:
-        try:
-            old.rename(path)
-        except OSError as second:
-            raise DataError(
-                f"cannot write {path}: {_reason(second)}. What was there is now {old}; rename it."
-            ) from error
-        raise
-    try:
-        shutil.rmtree(old)
-    except OSError as error:
-        raise DataError(
-            f"{path} is written, but what was there before could not be removed "
-            f"({_reason(error)}): remove {old}."
-        ) from error
 
 
 def write_json(path: Path | str, content: Any) -> None:
@@ -200,7 +121,7 @@ def read_text(path: Path | str, what: str = "file") -> str:
     except FileNotFoundError:
         raise DataError(f"{path}: no such {what}. Check the path.") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot read this {what}: {_reason(error)}.") from error
+        raise DataError(f"{path}: cannot read this {what}: {reason_of(error)}.") from error
     try:
         # Some editors begin a file with a byte order mark, which is no part of the text.
         return content.decode("utf-8").removeprefix("\ufeff")

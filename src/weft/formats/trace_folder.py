@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.formats.files import atomic_folder
+from weft.formats.folders import atomic_folder
 from weft.formats.terms import Terms
 from weft.formats.trace_files import (
     STORED_TYPES,

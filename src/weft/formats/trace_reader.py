@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.formats.files import read_json
+from weft.formats.folders import leftovers
 from weft.formats.terms import TENSORS, Terms
 from weft.formats.trace_files import file_digest
 from weft.formats.trace_folder import (
@@ -54,6 +55,7 @@ _LAYER: dict[str, type | tuple[type, ...]] = {
     "queries_keys": bool,
 }
 _REMEDY = "Trace the model again."
+_AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
 
 
 def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
@@ -65,13 +67,13 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     """
     folder = Path(path)
     if not folder.exists():
-        raise DataError(f"{folder}: no such trace. Check the path.")
+        raise DataError(f"{folder}: no such trace{_why_missing(folder)}")
     if not folder.is_dir():
         raise DataError(f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it.")
     if not (folder / MANIFEST).exists():
         started = any((folder / name).exists() for name in (EDGES, ROWS))
         what = "a half-written trace" if started else "not a trace"
-        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {_REMEDY}")
+        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {_AGAIN if started else _REMEDY}")
     manifest = read_json(folder / MANIFEST, "trace")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder}: not a trace: {MANIFEST} does not say that it is a {FORMAT}.")
@@ -85,6 +87,21 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     if problem:
         raise DataError(f"{folder}: this trace is damaged: {problem}. {_REMEDY}")
     return folder, manifest
+
+
+def _why_missing(folder: Path) -> str:
+    """The end of the line for a trace that is not there: what can be done."""
+    left = leftovers(folder)
+    if left.written:
+        return ": it is being written. Wait for that to end."
+    if left.old:
+        return (
+            f": a kill came while it was replaced. What was there is {left.old[0].name}; give the "
+            "same command again: it puts that back first."
+        )
+    if left.parts:
+        return f": its writing was interrupted, and left {left.parts[0].name}. {_AGAIN}"
+    return ". Check the path."
 
 
 def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:

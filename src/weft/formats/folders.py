@@ -1,0 +1,214 @@
+"""Writing a folder so that it is there whole or not at all, and what a kill leaves is put right.
+
+While it is written, a folder has a temporary name and a lock, which the system takes back when the
+process ends, however it ends: a folder of such a name without a lock was left by a kill, and the
+next writer of the same folder removes it. A folder that is replaced changes places with the new one
+in one step; where the file system cannot do that, by two renames, and what a kill between them
+leaves is put back by the next writer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft.errors import DataError
+from weft.formats.files import MARK, reason_of, sync
+
+__all__ = ["Leftovers", "atomic_folder", "leftovers"]
+
+_OLD = ".old."
+#: Of Linux: to rename within the current folder, and to let two names change places.
+_AT_FDCWD, _EXCHANGE = -100, 2
+
+
+@contextmanager
+def atomic_folder(
+    path: Path | str, replaceable: Callable[[Path], str | None] | None = None
+) -> Iterator[Path]:
+    """A temporary folder to fill; becomes `path` when the block ends well, else is removed.
+
+    Args:
+        path: the folder to be; a link to a folder stands for that folder.
+        replaceable: says of what is at `path` why it must stay, or None where it may be replaced.
+            Without it nothing is replaced.
+
+    Raises: DataError: as for atomic_file, or `path` exists and must stay.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        _put_right(path)
+        _check_replaceable(path, replaceable)
+        temporary, lock = _locked_folder(path)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {reason_of(error)}. Choose a folder that exists and is writable."
+        ) from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        for file in temporary.rglob("*"):
+            sync(file)
+        if path.exists():
+            # It may have changed while the block ran.
+            _check_replaceable(path, replaceable)
+            _swap(temporary, path)
+        else:
+            temporary.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"cannot write {path}: {reason_of(error)}. Nothing was changed; free some space or "
+            "choose another place, and try again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked_folder(path: Path) -> tuple[Path, int | None]:
+    """A new temporary folder for a path, and the descriptor that holds its lock, if it has one."""
+    while True:
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
+        lock = _lock(temporary)
+        # Another writer may have taken it for a leftover before it was locked.
+        if temporary.exists():
+            return temporary, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor of a folder with its lock; None: another process has it, or it is gone."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        # A file system without locks: leftovers stay there, as if they were being written.
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+class Leftovers:
+    """What writers of a folder have left beside it.
+
+    parts    folders that were begun
+    old      what was there before, where a kill came between two renames
+    written  whether a process is writing it now
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.parts: list[Path] = []
+        self.old: list[Path] = []
+        self.written = False
+        try:
+            beside = sorted(path.parent.iterdir())
+        except OSError:
+            return
+        for folder in beside:
+            if folder.name.startswith(f".{path.name}{MARK}") and folder.is_dir():
+                lock = _lock(folder)
+                if lock is None:
+                    self.written = True
+                else:
+                    os.close(lock)
+                    self.parts.append(folder)
+            elif folder.name.startswith(f".{path.name}{_OLD}") and folder.is_dir():
+                self.old.append(folder)
+
+
+def leftovers(path: Path | str) -> Leftovers:
+    """What killed writers of a folder have left beside it."""
+    return Leftovers(Path(os.path.realpath(path)))
+
+
+def _put_right(path: Path) -> None:
+    """Remove what killed writers of a folder left, and put back what they had moved away."""
+    found = leftovers(path)
+    if found.written:
+        return
+    for old in found.old:
+        if not path.exists() and any(old.iterdir()):
+            old.rename(path)
+        else:
+            shutil.rmtree(old, ignore_errors=True)
+    for part in found.parts:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places in one step; False: this system or file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    places = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other))
+    if rename(*places, _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number))
+
+
+def _check_replaceable(path: Path, replaceable: Callable[[Path], str | None] | None) -> None:
+    if not path.exists():
+        return
+    if replaceable is None:
+        raise DataError(f"{path} exists already. Choose another name, or remove it first.")
+    problem = replaceable(path)
+    if problem:
+        raise DataError(f"{path} is not overwritten: {problem}. Choose another name.")
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put a folder in the place of another, which is removed; on any error it is put back."""
+    if _exchange(new, path):
+        _remove_old(new, path)
+        return
+    old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{_OLD}"))
+    try:
+        # A rename onto an empty folder replaces it.
+        path.rename(old)
+    except BaseException:
+        old.rmdir()
+        raise
+    try:
+        new.rename(path)
+    except BaseException as error:
+        try:
+            old.rename(path)
+        except OSError as second:
+            raise DataError(
+                f"cannot write {path}: {reason_of(second)}. What was there is now {old}; rename it."
+            ) from error
+        raise
+    _remove_old(old, path)
+
+
+def _remove_old(old: Path, path: Path) -> None:
+    try:
+        shutil.rmtree(old)
+    except OSError as error:
+        raise DataError(
+            f"{path} is written, but what was there before could not be removed "
+            f"({reason_of(error)}): remove {old}."
+        ) from error

@@ -1,0 +1,205 @@
+"""A folder is there whole or not at all, whenever its writer is killed; leftovers are put right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.errors import DataError
+from weft.formats import folders
+from weft.formats.folders import atomic_folder, leftovers
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(params=["exchange", "two renames"])
+def swap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A system that can let two names change places, and one that cannot."""
+    if request.param == "two renames":
+        monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    found: str = request.param
+    return found
+
+
+def test_a_folder_appears_at_the_end(tmp_path: Path, swap: str) -> None:
+    with atomic_folder(tmp_path / "f") as folder:
+        (folder / "x").write_text("x")
+        assert not (tmp_path / "f").exists()
+    assert names(tmp_path / "f") == ["x"]
+    with pytest.raises(DataError, match="exists already"), atomic_folder(tmp_path / "f"):
+        pass
+    with atomic_folder(tmp_path / "f", lambda path: None) as folder:
+        (folder / "y").write_text("y")
+    assert names(tmp_path / "f") == ["y"]
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "f", lambda path: None):
+        raise RuntimeError
+    with (
+        pytest.raises(DataError, match=r"f is not overwritten: it is dear\."),
+        atomic_folder(tmp_path / "f", lambda path: "it is dear"),
+    ):
+        pass
+    assert names(tmp_path / "f") == ["y"]
+    assert names(tmp_path) == ["f"]
+
+
+def test_a_swap_that_fails_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "old").write_text("old")
+    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if ".weft-part-" in self.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with (
+        pytest.raises(DataError, match="Nothing was changed"),
+        atomic_folder(tmp_path / "f", lambda path: None) as folder,
+    ):
+        (folder / "new").write_text("new")
+    assert names(tmp_path) == ["f"]
+    assert names(tmp_path / "f") == ["old"]
+
+
+def test_a_leftover_goes_but_not_what_is_being_written(tmp_path: Path) -> None:
+    left = tmp_path / ".f.weft-part-dead"
+    left.mkdir()
+    (left / "x").write_text("half")
+    with atomic_folder(tmp_path / "f") as folder:
+        assert not left.exists()
+        assert leftovers(tmp_path / "f").written
+        # A second writer of the same folder leaves the first one alone.
+        with atomic_folder(tmp_path / "f") as other:
+            assert folder.exists()
+            (other / "y").write_text("second")
+        (folder / "x").write_text("first")
+        (tmp_path / "f" / "y").unlink()
+        (tmp_path / "f").rmdir()
+    assert names(tmp_path) == ["f"]
+    assert names(tmp_path / "f") == ["x"]
+
+
+def test_what_was_moved_away_is_put_back(tmp_path: Path) -> None:
+    old, part = tmp_path / ".f.old.abc", tmp_path / ".f.weft-part-abc"
+    for folder in (old, part):
+        folder.mkdir()
+        (folder / "x").write_text(folder.name)
+    with pytest.raises(DataError, match="exists already"), atomic_folder(tmp_path / "f"):
+        pass
+    assert names(tmp_path) == ["f"]
+    assert (tmp_path / "f" / "x").read_text() == ".f.old.abc"
+
+
+def test_a_system_that_cannot_exchange_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        folders._exchange(tmp_path / "a", tmp_path / "b")
+    monkeypatch.setattr(folders, "_EXCHANGE", 2**20)  # a flag that no system knows
+    assert folders._exchange(tmp_path / "a", tmp_path / "b") is False
+    monkeypatch.setattr(folders.ctypes, "CDLL", lambda *_, **__: object())
+    assert folders._exchange(tmp_path / "a", tmp_path / "b") is False
+
+
+#: A program that writes a trace of three layers, and is killed at the moment that is named.
+WRITER = """
+    import os, signal, sys, torch, weft
+    from pathlib import Path
+    from weft.formats import folders, trace_files, trace_folder
+    from weft.formats.trace_folder import writing_trace
+
+    def kill(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    moment, path, tokens = sys.argv[1], sys.argv[2], sys.argv[3].split()
+    if moment == "while a layer is written":
+        rows = trace_folder.row_table
+        trace_folder.row_table = lambda number, graph: kill() if number else rows(number, graph)
+    elif moment == "before the manifest":
+        trace_folder.manifest_digest = kill
+    elif moment == "before the rename":
+        folders.sync = kill
+    elif moment == "after the exchange":
+        folders._remove_old = kill
+    elif moment in ("between the renames", "after the renames"):
+        folders._exchange = lambda *_: False
+        if moment == "after the renames":
+            folders._remove_old = kill
+        else:
+            rename = Path.rename
+            Path.rename = lambda one, to: kill() if "part" in one.name else rename(one, to)
+    queries = torch.randn(2, len(tokens), 8)
+    _, graph = weft.attend(queries, queries, queries)
+    with writing_trace(path, {"tokens": tokens}, overwrite=True) as writer:
+        for number in range(3):
+            writer.append("a", "encoder", number, graph, queries_from="tokens",
+                          keys_from="tokens", scale=1.0, queries_keys=(queries, queries))
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [
+        ("while a layer is written", "old"),
+        ("before the manifest", "old"),
+        ("before the rename", "old"),
+        ("after the exchange", "new"),
+        ("between the renames", None),
+        ("after the renames", "new"),
+    ],
+)
+def test_killed_at_any_moment_the_trace_is_whole_or_says_how_to_resume(
+    make_trace, tmp_path: Path, moment: str, found: str | None
+) -> None:
+    path = tmp_path / "t"
+    make_trace(["old", "trace"]).save(path)
+
+    def write(moment: str) -> int:
+        code = textwrap.dedent(WRITER)
+        return subprocess.run(
+            [sys.executable, "-c", code, moment, str(path), "the new one"], check=False
+        ).returncode
+
+    assert write(moment) == -signal.SIGKILL
+    assert len(names(tmp_path)) > 1
+    if found is None:
+        line = r"a kill came while it was replaced\. What was there is \.t\.old\.\w+; give the same"
+        with pytest.raises(DataError, match=line):
+            weft.open(path)
+    else:
+        tokens = ["old", "trace"] if found == "old" else ["the", "new", "one"]
+        opened = weft.open(path)
+        assert opened.tokens == tokens
+        assert all(layer.graph.k for layer in opened.layers)
+    # The same command once more: it is there, and nothing else.
+    make_trace(["the", "new", "one"]).save(path, overwrite=True)
+    assert names(tmp_path) == ["t"]
+    assert weft.open(path).tokens == ["the", "new", "one"]
+
+
+def test_a_first_trace_that_is_killed_says_how_to_resume(make_trace, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    code = textwrap.dedent(WRITER)
+    command = [sys.executable, "-c", code, "before the manifest", str(path), "a b"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    with pytest.raises(DataError, match=r"was interrupted, and left \.t\.weft-part-\w+\. Give the"):
+        weft.open(path)
+    (part,) = tmp_path.iterdir()
+    with pytest.raises(DataError, match=r"a half-written trace: .* removes what is left"):
+        weft.open(part)
+    make_trace(["a", "b"]).save(path)
+    assert names(tmp_path) == ["t"]
