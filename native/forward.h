@@ -275,7 +275,7 @@ inline void finish_block(const Call& call, Block& block) {
         if (call.sinks) {
             const float sink = call.sinks[block.head];
             factor = running.raise(sink);
-            sink_total = sink == -infinity ? 0.0f : __builtin_expf(sink - running.maximum);
+            sink_total = sink == -infinity ? 0.0f : __builtin_exp2f(running.exponent(sink));
         }
         const float total = sum(running.total), with_sink = total + sink_total;
         // A row that saw no key: no mass, and minus infinity for its logarithm.
@@ -283,10 +283,12 @@ inline void finish_block(const Call& call, Block& block) {
         const float inverse = blind ? 0.0f : 1.0f / with_sink;
         const float logarithm = __builtin_logf(with_sink);
         write_output(call, at, block.sums + row * block.sums_row, factor * inverse);
-        call.lse[at] = blind ? -infinity : running.maximum + logarithm;
+        call.lse[at] = blind ? -infinity : running.log_sum(logarithm);
         if (!call.entropy) continue;
-        call.entropy[at] =
-            blind ? 0.0f : (total * logarithm - sum(running.moment)) * inverse;
+        const float entropy = (total * logarithm - sum(running.moment) * log_of_2) * inverse;
+        // Of one key it is 0, not what rounding leaves of a difference.
+        const bool certain = block.count[row] == 1 && sink_total == 0;
+        call.entropy[at] = blind || certain || entropy < 0 ? 0.0f : entropy;
         call.count[at] = block.count[row];
         float mass = 0;
         if (call.kept) {
@@ -296,8 +298,8 @@ inline void finish_block(const Call& call, Block& block) {
             const int64_t kept = order_strongest(block.candidates[row], call.kept, scores, keys);
             Floats total_kept{};
             for (int64_t n = 0; n < kept; n += lanes) {
-                const Floats x = load_part(scores + n, kept - n) - running.maximum;
-                Floats p = exponential(x) * inverse;
+                const Floats x = running.exponents(load_part(scores + n, kept - n));
+                Floats p = power_of_2<5>(x) * inverse;
                 if (n + lanes > kept)
                     for (int64_t lane = kept - n; lane < lanes; ++lane) p[lane] = 0;
                 total_kept += p;

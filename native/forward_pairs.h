@@ -50,20 +50,23 @@ inline bool is_power_of_two(float x) {
     return (bits & 0x007fffffu) == 0 && x > 0;
 }
 
-// e^(score - maximum) of a row as a left factor, chunk by chunk; what the row does not see is 0.
+// The powers of a row's scores as a left factor, chunk by chunk; what the row does not see is 0.
+// step: from one chunk of the factor to the next.
 template <int splits, bool with_moment>
 inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int32_t* to,
-                               bool keep_weights) {
-    const Floats highest = broadcast(row.maximum == -infinity ? 0.0f : row.maximum);
+                               int64_t step, bool keep_weights) {
+    // Weights that are rounded to 8 bits need no more than 18.
+    constexpr int degree = splits == 1 ? 4 : 5;
+    const Running fixed = row;
     Floats total = row.total, moment = row.moment;
-    for (int64_t c = 0; c < chunks; ++c, to += splits * tile_cells) {
+    for (int64_t c = 0; c < chunks; ++c, to += step) {
         float* chunk = scores + c * chunk_terms;
-        const Floats x = load(chunk) - highest, y = load(chunk + 16) - highest;
-        const Floats p = exponential(x), q = exponential(y);
+        const Floats x = fixed.exponents(load(chunk)), y = fixed.exponents(load(chunk + 16));
+        const Floats p = power_of_2<degree>(x), q = power_of_2<degree>(y);
         total += p + q;
         if (with_moment) {
-            moment += p * maximum(broadcast(-100.0f), x);
-            moment += q * maximum(broadcast(-100.0f), y);
+            moment += p * bounded_exponents(x);
+            moment += q * bounded_exponents(y);
         }
         if (keep_weights) {
             store(chunk, p);
@@ -73,6 +76,13 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
     }
     row.total = total;
     if (with_moment) row.moment = moment;
+}
+
+// Whether the weights of a row, half as wide as its scores, take their place: what was just read is
+// still near. Where the weights are wanted as floats too, or as three numbers, they do not fit.
+template <int splits>
+inline bool weights_in_place(const Call& call) {
+    return splits == 1 && !call.value_table;
 }
 
 // What a row sees of a tile, in whole chunks.
@@ -100,14 +110,17 @@ template <int splits, bool with_statistics>
 inline void soften_row_pairs(const Call& call, Block& block, int row, Range stripe, Range tile) {
     constexpr int64_t chunks_in_tile = tile_keys / chunk_terms;
     float* scores = block.scores + row % stripe_rows * tile_row - tile.first;  // by key
-    int32_t* weights = block.weight_tiles +
-                       row % stripe_rows / 16 * chunks_in_tile * splits * tile_cells +
-                       row % 16 * 16;
+    const bool in_place = weights_in_place<splits>(call);
+    int32_t* weights = in_place ? reinterpret_cast<int32_t*>(scores + tile.first)
+                                : block.weight_tiles +
+                                      row % stripe_rows / 16 * chunks_in_tile * splits * tile_cells +
+                                      row % 16 * 16;
+    const int64_t step = in_place ? chunk_terms / 2 : splits * tile_cells;
     const auto chunk_of = [&](int64_t key) { return (key - tile.first) / chunk_terms; };
     const auto clear = [&](Range keys) {
         for (int64_t j = keys.first; j < keys.end; j += chunk_terms)
             for (int split = 0; split < splits; ++split)
-                store(weights + (chunk_of(j) * splits + split) * tile_cells, Integers{});
+                store(weights + chunk_of(j) * step + split * tile_cells, Integers{});
     };
     const Range area = chunks_seen(block, row, tile);
     if (call.value_depth == 0) {  // nothing to weigh: the row's totals are all that is asked
@@ -119,7 +132,7 @@ inline void soften_row_pairs(const Call& call, Block& block, int row, Range stri
     if (area.empty()) return clear(stripe);
     exponentiate_pairs<splits, with_statistics>(
         block.running[row], scores + area.first, (area.end - area.first) / chunk_terms,
-        weights + chunk_of(area.first) * splits * tile_cells, block.by_distance != nullptr);
+        weights + chunk_of(area.first) * step, step, block.by_distance != nullptr);
     if (block.by_distance) {
         const Range keys = intersection(block.visible[row], tile);
         sum_by_distance(call, scores + keys.first, block.first_query + row, keys,
@@ -143,20 +156,25 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
     for (int64_t panel = stripe.first; panel < stripe.end; panel += 32)
         multiply_tiles<splits>(
             two_rows, true,
-            {block.query_tiles + first_row / 16 * chunks * cells, cells, chunks * cells},
-            {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells, chunks * cells},
+            {block.query_tiles + first_row / 16 * chunks * cells, cells, chunks * cells, 16},
+            {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells, chunks * cells,
+             16},
             block.scores + (panel - tile.first), tile_row, chunks, false);
     for (int row = first_row; row < end_row; ++row)
         prepare_row_pairs<with_statistics>(call, block, row, tile, rules);
     for (int row = first_row; row < end_row; ++row)
         soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile);
     const int64_t first_chunk = (stripe.first - tile.first) / chunk_terms;
+    const Tiles weights =
+        weights_in_place<splits>(call)
+            ? Tiles{reinterpret_cast<int32_t*>(block.scores) + first_chunk * (chunk_terms / 2),
+                    chunk_terms / 2, 16 * tile_row, tile_row}
+            : Tiles{block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells, 16};
     for (int64_t n = 0; n < columns; n += 2)
         multiply_tiles<splits>(
-            two_rows, n + 1 < columns,
-            {block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells},
+            two_rows, n + 1 < columns, weights,
             {keys.value_tiles + ((stripe.first - keys.first) / chunk_terms * columns + n) * cells,
-             columns * cells, cells},
+             columns * cells, cells, 16},
             block.sums + first_row * block.sums_row + n * 16, block.sums_row,
             (stripe.end - stripe.first) / chunk_terms, true);
 }

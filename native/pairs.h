@@ -176,6 +176,7 @@ inline bool pack_right(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h
 struct Tiles {
     const int32_t* cells;
     int64_t chunk, block;  // cells from one chunk, one block, to the next
+    int64_t row;           // cells from one row of a tile to the next
 };
 
 #if defined(__AMX_BF16__)
@@ -215,9 +216,9 @@ struct MatrixUnit {
 
 // c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms.
 template <int splits, bool two_rows, bool two_columns>
-inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int64_t chunks,
+inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row, int64_t chunks,
                            bool accumulate) {
-    const int64_t stride = c_row * 4;
+    const int64_t stride = c_row * 4, left_stride = left.row * 4;
     if (accumulate) {
         WEFT_TILE_LOAD(0, c, stride);
         if (two_columns) WEFT_TILE_LOAD(1, c + 16, stride);
@@ -236,11 +237,11 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
     const auto then_load_left = [&](const int32_t* next) {
         WEFT_TILE_MULTIPLY(0, 4, 6);
         if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
-        WEFT_TILE_LOAD(4, next, 64);
+        WEFT_TILE_LOAD(4, next, left_stride);
         if (two_rows) {
             WEFT_TILE_MULTIPLY(2, 5, 6);
             if (two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
-            WEFT_TILE_LOAD(5, next + left.block, 64);
+            WEFT_TILE_LOAD(5, next + left.block, left_stride);
         }
     };
     const auto then_load_right = [&](const int32_t* next) {
@@ -255,10 +256,10 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
     };
     for (int64_t chunk = 0; chunk < chunks; ++chunk, a += left.chunk, b += right.chunk) {
         const int32_t* first = b + (splits - 1) * tile_cells;
-        WEFT_TILE_LOAD(4, a, 64);
+        WEFT_TILE_LOAD(4, a, left_stride);
         WEFT_TILE_LOAD(6, first, 64);
         if (two_columns) WEFT_TILE_LOAD(7, first + right.block, 64);
-        if (two_rows) WEFT_TILE_LOAD(5, a + left.block, 64);
+        if (two_rows) WEFT_TILE_LOAD(5, a + left.block, left_stride);
         if (splits == 3) {
             // Small products first, in an order that changes one factor at a time.
             then_load_right(b + tile_cells);
@@ -285,7 +286,7 @@ struct MatrixUnit {
 };
 
 template <int splits, bool two_rows, bool two_columns>
-inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int64_t chunks,
+inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row, int64_t chunks,
                            bool accumulate) {
     static_assert(splits >= 1, "");
     constexpr int rows_at_once = 8, vectors = two_columns ? 2 : 1;
@@ -297,7 +298,7 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
                     accumulate ? (__m512)load(c + (row + r) * c_row + v * 16) : _mm512_setzero_ps();
         for (int64_t chunk = 0; chunk < chunks; ++chunk) {
             const int32_t* a =
-                left.cells + chunk * left.chunk + row / 16 * left.block + row % 16 * 16;
+                left.cells + chunk * left.chunk + row / 16 * left.block + row % 16 * left.row;
             const int32_t* b = right.cells + chunk * right.chunk;
             for (int t = 0; t < 16; ++t) {
                 __m512bh columns[vectors];
@@ -306,7 +307,7 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
                     columns[v] = (__m512bh)_mm512_loadu_si512(b + v * right.block + t * 16);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows_at_once; ++r) {
-                    const __m512bh terms = (__m512bh)_mm512_set1_epi32(a[r * 16 + t]);
+                    const __m512bh terms = (__m512bh)_mm512_set1_epi32(a[r * left.row + t]);
 #pragma GCC unroll 2
                     for (int v = 0; v < vectors; ++v)
                         sums[r][v] = _mm512_dpbf16_ps(sums[r][v], terms, columns[v]);
@@ -322,7 +323,7 @@ inline void multiply_tiles(Tiles left, Tiles right, float* c, int64_t c_row, int
 #endif
 
 template <int splits>
-inline void multiply_tiles(bool two_rows, bool two_columns, Tiles left, Tiles right, float* c,
+inline void multiply_tiles(bool two_rows, bool two_columns, const Tiles& left, const Tiles& right, float* c,
                            int64_t c_row, int64_t chunks, bool accumulate) {
     if (two_rows && two_columns)
         multiply_tiles<splits, true, true>(left, right, c, c_row, chunks, accumulate);

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace weft {
@@ -78,39 +80,75 @@ inline float sum(Floats x) {
 #endif
 }
 
-// e^x for x <= 88, within 2e-7 of the true value; 0 below -87.3 (and for -infinity), NaN for NaN.
-//
-// e^x = 2^n 2^f with n = round(x log2 e), f in [-1/2, 1/2]; 2^f is the polynomial of degree 5
-// with constant 1 whose largest relative error is smallest.
-inline Floats exponential(Floats x) {
-    const Floats powers = x * 1.44269504088896341f;
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool fused_multiply_add = true;
+#else
+constexpr bool fused_multiply_add = false;
+#endif
+
+// a * factor - b, rounded once where the processor can.
+inline Floats multiply_subtract(Floats a, float factor, float b) {
 #if defined(__AVX512F__)
-    const Floats whole = (Floats)_mm512_roundscale_ps((__m512)powers, 0);
+    return (Floats)_mm512_fmsub_ps((__m512)a, _mm512_set1_ps(factor), _mm512_set1_ps(b));
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmsub_ps((__m256)a, _mm256_set1_ps(factor), _mm256_set1_ps(b));
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_n_f32(vdupq_n_f32(-b), (float32x4_t)a, factor);
+#else
+    return a * factor - b;
+#endif
+}
+
+constexpr float log2_of_e = 1.44269504088896341f;
+constexpr float log_of_2 = 0.693147180559945309f;
+
+// While it lives, numbers too small for a float are 0 on this thread: a weight below 2^-126 is none,
+// and computing such numbers exactly takes a processor a hundred times as long.
+struct SmallNumbersAreZero {
+#if defined(__SSE2__)
+    SmallNumbersAreZero() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8000); }
+    ~SmallNumbersAreZero() { _mm_setcsr(before); }
+    const unsigned before;
+#endif
+};
+
+// 2^x for x < 128; 0 below -126 (and for -infinity), NaN for NaN. Within 2e-7 of the true value
+// for degree 5, 3e-6 for degree 4.
+//
+// 2^x = 2^n 2^f with a whole number n; 2^f is the polynomial with constant 1 whose largest relative
+// error is smallest: for f in [0, 1) where the processor splits x that way, in [-1/2, 1/2] elsewhere.
+template <int degree>
+inline Floats power_of_2(Floats x) {
+    static_assert(degree == 4 || degree == 5, "the polynomials there are");
+#if defined(__AVX512F__)
+    const Floats f = (Floats)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+    Floats p = degree == 5 ? broadcast(0.00186713605f) : broadcast(0.0134266844f);
+    if (degree == 5) p = p * f + 0.00901701708f;
+    p = p * f + (degree == 5 ? 0.0557999244f : 0.0522424746f);
+    p = p * f + (degree == 5 ? 0.240164445f : 0.241280204f);
+    p = p * f + (degree == 5 ? 0.693151313f : 0.693044845f);
+    p = p * f + 1.0f;
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
     // Adding 1.5 * 2^23 leaves no bits for the fraction.
     const Floats shift = broadcast(12582912.0f);
-    const Floats whole = (powers + shift) - shift;
-#endif
-    const Floats f = powers - whole;
-    Floats p = broadcast(0.00132647272f);
-    p = p * f + 0.00967151264f;
-    p = p * f + 0.0555073374f;
-    p = p * f + 0.240222421f;
-    p = p * f + 0.693146978f;
+    const Floats whole = (x + shift) - shift, f = x - whole;
+    Floats p = degree == 5 ? broadcast(0.00132647272f) : broadcast(0.00958285371f);
+    if (degree == 5) p = p * f + 0.00967151264f;
+    p = p * f + (degree == 5 ? 0.0555073374f : 0.0559064246f);
+    p = p * f + (degree == 5 ? 0.240222421f : 0.240240986f);
+    p = p * f + (degree == 5 ? 0.693146978f : 0.693124193f);
     p = p * f + 1.0f;
-#if defined(__AVX512F__)
-    // "Not less than" lets NaN through and keeps -infinity out.
-    const __mmask16 visible =
-        _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ);
-    return (Floats)_mm512_maskz_scalef_ps(visible, (__m512)p, (__m512)whole);
-#else
     const Floats bounded = whole > -126.0f ? whole : broadcast(-126.0f);
     const Integers exponent = __builtin_convertvector(bounded, Integers);
     const Floats scaled = p * (Floats)((exponent + 127) << 23);
-    const Floats visible = x < -87.3f ? Floats{} : scaled;
+    const Floats visible = x < -126.0f ? Floats{} : scaled;
     return x == x ? visible : x;
 #endif
 }
+
+// e^x for x <= 88, within 2e-7 of the true value.
+inline Floats exponential(Floats x) { return power_of_2<5>(x * log2_of_e); }
 
 // Turn `lanes` vectors, as rows of a square, into its columns.
 inline void transpose(Floats (&rows)[lanes]) {
