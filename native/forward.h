@@ -6,6 +6,7 @@
 // mask hides from a whole group of rows is never computed.
 #pragma once
 
+#include "ordering.h"
 #include "packing.h"
 #include "pairs.h"
 #include "rules.h"
@@ -30,9 +31,20 @@ inline int queries_of_block(const Call&) { return block_queries; }
 constexpr int tile_keys = 512;
 constexpr int tile_row = tile_keys + 16;  // no power of two: rows fall into different cache sets
 
+// Keys of a tile in the forward pass. Each row pays for each tile, most for its candidates, so that
+// long tiles serve best where edges are kept, as far as a stripe of their scores stays near.
+inline int64_t keys_of_tile(const Call& call) {
+#if defined(WEFT_HAS_PAIRS)
+    if (uses_pairs(call) && call.kept > 0) return call.bfloat16 ? 2048 : 1024;
+#endif
+    static_assert(2048 <= most_vectors * lanes, "a row of a tile fits");
+    return tile_keys;
+}
+
 // The state of one block of queries while its keys stream by.
 struct Block {
     float* queries;    // (rows, depth), scaled
+    int64_t tile_keys, tile_row;  // of this call
     float* scores;     // (rows, tile_row); where pairs are multiplied, one stripe of rows
     float* sums;       // (rows, sums_row): weighted values so far
     float* relation;   // (rows, table_row): relative scores by distance, or nullptr
@@ -61,8 +73,11 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     Block& b = block ? *block : measured;
     b.sums_row = round_up(call.value_depth, lanes);
     b.table_row = round_up(2 * call.clip + 1, panel_columns);
+    // No longer than the keys: what is never used should not be laid out.
+    b.tile_keys = smaller(keys_of_tile(call), round_up(larger(call.keys_count, 1), 32) + 32);
+    b.tile_row = b.tile_keys + 16;
     b.queries = space.take<float>(queries * call.depth);
-    b.scores = space.take<float>(queries * tile_row + lanes);
+    b.scores = space.take<float>(queries * b.tile_row + lanes);
     b.sums = space.take<float>(queries * b.sums_row);
     b.relation = b.by_distance = b.key_panel = b.value_table = nullptr;
     if (call.key_table) {
@@ -78,12 +93,12 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     if (uses_pairs(call)) {
         b.query_tiles = space.take<int32_t>(queries / 16 * (round_up(call.depth, 32) / 32) *
                                             splits_of(call) * tile_cells);
-        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (tile_keys / 32) *
+        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (b.tile_keys / 32) *
                                              splits_of(call) * tile_cells);
     }
 #endif
     if (keeps_edges(call)) {
-        b.capacity = candidate_capacity(call.kept, tile_keys);
+        b.capacity = candidate_capacity(call.kept, b.tile_keys);
         float* scores = space.take<float>(queries * (b.capacity + lanes));
         int32_t* keys = space.take<int32_t>(queries * (b.capacity + lanes));
         if (block)
@@ -166,7 +181,12 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
     for (int64_t j = keys.end; j < area.end; ++j) scores[j] = -infinity;
 
     const int64_t vectors = (area.end - area.first) / lanes;
-    const float highest = highest_of(scores + area.first, vectors);
+    float highest;
+    if (with_statistics && call.kept)
+        highest = offer(block.candidates[row], call.kept, block.capacity, scores + area.first,
+                        vectors, (int32_t)area.first, block.guess);
+    else
+        highest = highest_of(scores + area.first, vectors);
     if (with_statistics) {
         int64_t seen = keys.end - keys.first;
         if (call.allowed.data || call.bias.data || call.offset_bias) {
@@ -174,9 +194,6 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
             for (int64_t j = keys.first; j < keys.end; ++j) seen += scores[j] != -infinity;
         }
         block.count[row] += (int32_t)seen;
-        if (call.kept)
-            offer(block.candidates[row], call.kept, block.capacity, scores + area.first, vectors,
-                  (int32_t)area.first, highest, block.guess);
     }
     const float factor = block.running[row].raise(highest);
     if (factor == 1.0f) return;
@@ -199,7 +216,7 @@ inline Range widened(Range keys, Range tile, int64_t unit) {
 template <bool with_statistics>
 inline void soften_row(const Call& call, Block& block, int row, Range group, Range tile,
                        bool rules) {
-    float* scores = block.scores + row * tile_row - tile.first;  // by key
+    float* scores = block.scores + row * block.tile_row - tile.first;  // by key
     const Range keys = intersection(block.visible[row], tile);
     if (keys.empty()) {
         for (int64_t j = group.first; j < group.end; ++j) scores[j] = 0;
@@ -231,7 +248,7 @@ inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Ra
             multiply_rows<2, false>((int)smaller(group_rows, block.rows - row),
                                     block.queries + row * call.depth, call.depth, 1, columns,
                                     panel_columns,
-                                    block.scores + row * tile_row + (panel - tile.first), tile_row,
+                                    block.scores + row * block.tile_row + (panel - tile.first), block.tile_row,
                                     call.depth);
         }
     }
@@ -242,7 +259,8 @@ inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Ra
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
         if (groups[g].empty()) continue;
         multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
-                       block.scores + row * tile_row + (groups[g].first - tile.first), tile_row, 1,
+                       block.scores + row * block.tile_row + (groups[g].first - tile.first),
+                       block.tile_row, 1,
                        keys.value(groups[g].first), keys.value_row,
                        block.sums + row * block.sums_row, block.sums_row,
                        groups[g].end - groups[g].first);
@@ -323,8 +341,8 @@ inline void stream_tiles(const Block& block, const Pass& pass) {
     Range seen;
     for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
     const int64_t start = seen.first / panel_columns * panel_columns;
-    for (int64_t tile = start; tile < seen.end; tile += tile_keys)
-        pass(Range{tile, smaller(tile + tile_keys, seen.end)});
+    for (int64_t tile = start; tile < seen.end; tile += block.tile_keys)
+        pass(Range{tile, smaller(tile + block.tile_keys, seen.end)});
 }
 
 // One block of queries from beginning to end.

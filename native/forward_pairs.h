@@ -96,7 +96,7 @@ template <bool with_statistics>
 inline void prepare_row_pairs(const Call& call, Block& block, int row, Range tile, bool rules) {
     const Range area = chunks_seen(block, row, tile);
     if (area.empty()) return;
-    float* scores = block.scores + row % stripe_rows * tile_row - tile.first;  // by key
+    float* scores = block.scores + row % stripe_rows * block.tile_row - tile.first;  // by key
     if (block.factor != 1.0f)
         for (int64_t j = area.first; j < area.end; j += lanes)
             store(scores + j, load(scores + j) * block.factor);
@@ -108,8 +108,8 @@ inline void prepare_row_pairs(const Call& call, Block& block, int row, Range til
 // chunks of keys.
 template <int splits, bool with_statistics>
 inline void soften_row_pairs(const Call& call, Block& block, int row, Range stripe, Range tile) {
-    constexpr int64_t chunks_in_tile = tile_keys / chunk_terms;
-    float* scores = block.scores + row % stripe_rows * tile_row - tile.first;  // by key
+    const int64_t chunks_in_tile = block.tile_keys / chunk_terms;
+    float* scores = block.scores + row % stripe_rows * block.tile_row - tile.first;  // by key
     const bool in_place = weights_in_place<splits>(call);
     int32_t* weights = in_place ? reinterpret_cast<int32_t*>(scores + tile.first)
                                 : block.weight_tiles +
@@ -152,14 +152,15 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
     stripe = widened(stripe, tile, chunk_terms);
     const bool two_rows = end_row - first_row > 16, rules = has_rules(call);
     const int64_t chunks = chunks_of(call.depth), columns = round_up(call.value_depth, 16) / 16;
-    constexpr int64_t cells = splits * tile_cells, chunks_in_tile = tile_keys / chunk_terms;
+    constexpr int64_t cells = splits * tile_cells;
+    const int64_t chunks_in_tile = block.tile_keys / chunk_terms;
     for (int64_t panel = stripe.first; panel < stripe.end; panel += 32)
         multiply_tiles<splits>(
             two_rows, true,
             {block.query_tiles + first_row / 16 * chunks * cells, cells, chunks * cells, 16},
             {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells, chunks * cells,
              16},
-            block.scores + (panel - tile.first), tile_row, chunks, false);
+            block.scores + (panel - tile.first), block.tile_row, chunks, false);
     for (int row = first_row; row < end_row; ++row)
         prepare_row_pairs<with_statistics>(call, block, row, tile, rules);
     for (int row = first_row; row < end_row; ++row)
@@ -168,7 +169,7 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
     const Tiles weights =
         weights_in_place<splits>(call)
             ? Tiles{reinterpret_cast<int32_t*>(block.scores) + first_chunk * (chunk_terms / 2),
-                    chunk_terms / 2, 16 * tile_row, tile_row}
+                    chunk_terms / 2, 16 * block.tile_row, block.tile_row}
             : Tiles{block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells, 16};
     for (int64_t n = 0; n < columns; n += 2)
         multiply_tiles<splits>(

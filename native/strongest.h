@@ -7,7 +7,6 @@
 // sorting. Only the last few are ordered, at the end.
 #pragma once
 
-#include "ranking.h"
 #include "vector.h"
 #include "visible.h"
 
@@ -197,6 +196,8 @@ inline int64_t candidate_capacity(int64_t k, int64_t tile) {
     return (k + cut_slack(k) + tile + 64 + lanes - 1) / lanes * lanes;
 }
 
+inline float larger_of(float a, float b) { return a > b ? a : b; }
+
 inline void pad_last_vector(Candidates& row) {
     for (int64_t n = row.number; n % lanes; ++n) row.scores[n] = -infinity;
 }
@@ -223,81 +224,108 @@ inline void cut_candidates(Candidates& row, int64_t k, int64_t slack) {
     row.threshold = cut.above;
 }
 
-// Show a row some new scores: `vectors` whole vectors, hidden keys at minus infinity, the first
-// of key first_key. `highest`: the largest of them. `guess`: a bound that cut the row before,
-// updated; it only saves time.
-inline void offer(Candidates& row, int64_t k, int64_t capacity, const float* scores,
-                  int64_t vectors, int32_t first_key, float highest, float& guess) {
-    if (!(highest > row.threshold)) return;
-    if (row.number == 0 && vectors * lanes > k + cut_slack(k)) {
-        const Cut cut = find_cut(scores, vectors, k, cut_slack(k), guess, highest);
-        row.number = apply_cut(cut, scores, nullptr, first_key, vectors, row.scores, row.keys);
-        if (row.number >= k) guess = row.threshold = cut.above;
-        return;
+// Vectors of a tile's row at most, and room to read their lanes eight bytes at a time.
+constexpr int most_vectors = 2048 / lanes;
+
+// What one look at a row's new scores finds: the highest, and which lanes lie above a bound.
+struct Seen {
+    float highest;
+    int64_t count;
+    alignas(64) uint16_t lanes_above_bound[most_vectors];
+};
+
+inline void look_at(const float* scores, int64_t vectors, float bound, Seen& seen) {
+#if defined(__AVX512F__)
+    const Floats limit = broadcast(bound);
+    Floats best[4];
+    for (Floats& one : best) one = broadcast(-infinity);
+    const auto look = [&](int64_t v, int n) {
+        const Floats x = load(scores + v * lanes);
+        best[n] = maximum(x, best[n]);
+        seen.lanes_above_bound[v] = (uint16_t)lanes_above(x, limit);
+    };
+    int64_t v = 0;
+    for (; v + 4 <= vectors; v += 4)
+        for (int n = 0; n < 4; ++n) look(v + n, n);
+    for (; v < vectors; ++v) look(v, 0);
+    for (; v % 4; ++v) seen.lanes_above_bound[v] = 0;
+    seen.highest = largest(maximum(maximum(best[0], best[1]), maximum(best[2], best[3])));
+    seen.count = 0;
+    for (int64_t n = 0; n < vectors; n += 4) {
+        uint64_t four;
+        std::memcpy(&four, seen.lanes_above_bound + n, 8);
+        seen.count += __builtin_popcountll(four);
     }
-    if (row.number + vectors * lanes > capacity) cut_candidates(row, k, cut_slack(k));
-    for_lanes_above(scores, vectors, row.threshold, [&](int64_t v, Floats x, unsigned chosen) {
-        append(chosen, x, first_integers() + (first_key + (int32_t)v * lanes), row.scores, row.keys,
-               row.number);
-    });
+#else
+    seen.highest = highest_of(scores, vectors);
+    seen.count = 0;
+    if (!(seen.highest > bound)) return;
+    for (int64_t v = 0; v < vectors; ++v) {
+        const unsigned above = lanes_above(load(scores + v * lanes), broadcast(bound));
+        seen.lanes_above_bound[v] = (uint16_t)above;
+        seen.count += __builtin_popcount(above);
+    }
+#endif
 }
 
-// Order the row's candidates: its strongest k, strongest first, ties by key, to `scores` and
-// `keys`. Returns how many there are, at most k.
-inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_t* keys) {
-    const int64_t slack = 4;
-    if (row.number > k + slack && k > 0) cut_candidates(row, k, slack);
-    const int64_t number = row.number;
-    const int64_t kept = smaller(number, k);
-    if (number > 192) {
-        sort_strongest(row.scores, row.keys, number, kept, scores, keys);
-        return kept;
-    }
-    // Each candidate's rank is the number of candidates ahead of it: those with a higher score,
-    // and those before it with an equal one.
-    pad_last_vector(row);
-    const Integers lane_numbers = first_integers();
-    for (int64_t first = 0; first < number; first += lanes) {
-        const Floats own = load(row.scores + first);
-        Integers rank{};
-        int64_t other = 0;
-#if defined(__AVX512F__)
-        const __m512i one = _mm512_set1_epi32(1);
-        __m512i ranks = _mm512_setzero_si512();
-        const auto count = [&](__mmask16 ahead) {
-            ranks = _mm512_mask_add_epi32(ranks, ahead, ranks, one);
-        };
-        for (; other < first; ++other)
-            count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GE_OQ));
-        for (; other < number && other < first + lanes; ++other) {
-            const __m512 x = _mm512_set1_ps(row.scores[other]);
-            const __mmask16 later = (__mmask16)(0xfffeu << (other - first));
-            count(_mm512_cmp_ps_mask(x, (__m512)own, _CMP_GT_OQ) |
-                  (_mm512_cmp_ps_mask(x, (__m512)own, _CMP_EQ_OQ) & later));
+// found(v, lanes) for each vector that has lanes above the bound, in order. Which do is noted first,
+// without a branch, as in for_lanes_above.
+template <typename Found>
+inline void for_seen(const Seen& seen, int64_t vectors, const Found& found) {
+    if (seen.count == 0) return;
+    for (int64_t start = 0; start < vectors; start += 64) {
+        const int64_t end = smaller(start + 64, vectors);
+        uint64_t some = 0;
+#if defined(__AVX512BW__)
+        for (int64_t v = start; v < end; v += 32) {
+            const __m512i masks = _mm512_load_si512(seen.lanes_above_bound + v);
+            some |= (uint64_t)_mm512_test_epi16_mask(masks, masks) << (v - start);
         }
-        for (; other < number; ++other)
-            count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GT_OQ));
-        rank = (Integers)ranks;
+        if (end - start < 64) some &= (1ull << (end - start)) - 1;
 #else
-        for (; other < first; ++other) rank -= (Integers)(broadcast(row.scores[other]) >= own);
-        for (; other < number && other < first + lanes; ++other) {
-            const Floats x = broadcast(row.scores[other]);
-            const Integers later = lane_numbers > (int32_t)(other - first);
-            rank -= (Integers)(x > own) | ((Integers)(x == own) & later);
-        }
-        for (; other < number; ++other) rank -= (Integers)(broadcast(row.scores[other]) > own);
+        for (int64_t v = start; v < end; ++v)
+            some |= (uint64_t)(seen.lanes_above_bound[v] != 0) << (v - start);
 #endif
-        const int64_t end = smaller(lanes, number - first);
-        int32_t places[lanes];
-        store(places, rank);
-        for (int64_t lane = 0; lane < end; ++lane) {
-            if (places[lane] >= kept) continue;
-            scores[places[lane]] = row.scores[first + lane];
-            keys[places[lane]] = row.keys[first + lane];
+        for (; some; some &= some - 1) {
+            const int64_t v = start + __builtin_ctzll(some);
+            found(v, seen.lanes_above_bound[v]);
         }
     }
-    (void)lane_numbers;
-    return kept;
+}
+
+// Show a row some new scores: `vectors` whole vectors, hidden keys at minus infinity, the first
+// of key first_key. `guess`: a bound that little more than k scores of the row before exceeded;
+// updated; it only saves time. Returns the highest score.
+//
+// The first scores of a row are held against the guess: where at least k exceed it, and not many
+// more, it is as good a threshold as one that is looked for.
+inline float offer(Candidates& row, int64_t k, int64_t capacity, const float* scores,
+                   int64_t vectors, int32_t first_key, float& guess) {
+    Seen seen;
+    if (row.number > k + cut_slack(k) + 64 || row.number + vectors * lanes > capacity)
+        cut_candidates(row, k, cut_slack(k));
+    const bool first = row.number == 0 && vectors * lanes > 2 * k + 32;
+    look_at(scores, vectors, first ? guess : row.threshold, seen);
+    if (first) {
+        const float wanted = rough_log((float)(k + k / 2 + 8));
+        if (seen.count >= k && seen.count <= 2 * k + 32) {
+            row.threshold = guess;
+            const float found = rough_log((float)seen.count);
+            const float scale = (seen.highest - guess) / larger_of(found - 127.0f, 1.0f);
+            guess += 0.5f * scale * (found - wanted);
+        } else {
+            const int64_t least = k + k / 4;
+            const Cut cut = find_cut(scores, vectors, least, k / 2 + 16, guess, seen.highest);
+            row.number = apply_cut(cut, scores, nullptr, first_key, vectors, row.scores, row.keys);
+            if (row.number >= k) guess = row.threshold = cut.above;
+            return seen.highest;
+        }
+    }
+    for_seen(seen, vectors, [&](int64_t v, unsigned chosen) {
+        append(chosen, load(scores + v * lanes), first_integers() + (first_key + (int32_t)v * lanes),
+               row.scores, row.keys, row.number);
+    });
+    return seen.highest;
 }
 
 }  // namespace WEFT_INSTRUCTION_SET
