@@ -261,6 +261,21 @@ def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypat
     assert lost[1].deviation > 1e-3
 
 
+def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch):
+    """A query that looks ahead agrees with the model's own attention, but not with its flag."""
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs(padded=False)
+    own = transformers.masking_utils.sdpa_mask
+
+    def everything(*given, **options):
+        made = own(*given, **options)
+        return torch.ones(1, 1, 12, 12, dtype=torch.bool) if made is None else made | True
+
+    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
+    trace = weft.trace(model, inputs)
+    assert min(layer.deviation for layer in trace.layers) > 0.1
+
+
 def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
     for name in ("ViT", "Marian", "Whisper", "BART"):
         family = family_named(name)

@@ -107,6 +107,20 @@ def run(arguments: list[str]) -> None:
     assert stopped.value.code == 0
 
 
+def test_hostile_text_on_the_command_line(minilm, tmp_path, capsys):
+    text = "<b>\x1b[31m\u202e [red]x[/red] 👩‍👩‍👧\x07 שלום " + "y" * 100_000
+    file = tmp_path / "text.txt"
+    file.write_text(text, "utf-8")
+    run(["trace", str(minilm), "--file", str(file), "-o", str(tmp_path / "t"), "--json"])
+    said = capsys.readouterr()
+    assert "\x1b" not in said.err
+    assert "\u202e" not in said.err
+    assert "\x07" not in said.err
+    assert json.loads(said.out.splitlines()[-1])["sequences"]["tokens"] == (
+        weft.open(tmp_path / "t").tokens
+    )
+
+
 def test_command_line(small, tmp_path, capsys):
     output = tmp_path / "caught"
     arguments = ["trace", str(small), "--text", "a b c d", "-o", str(output), "--json"]

@@ -154,7 +154,12 @@ def _remember(folder: Path, model: str, options: Options, texts: dict[str, str])
                     "the same command again, or choose another folder."
                 )
         known = before.get("texts", {})
-        changed = [name for name in digests if known.get(name, digests[name]) != digests[name]]
+        changed = [
+            name
+            for name in digests
+            if known.get(name, digests[name]) != digests[name]
+            and (folder / f"{name}.weft").exists()
+        ]
         if changed:
             raise DataError(
                 f"{folder}: the text {changed[0]} is not what it was when it was traced. Choose "

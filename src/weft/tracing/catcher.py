@@ -79,6 +79,7 @@ class Catcher:
                 bias=call.bias,
                 sinks=call.sinks,
                 softcap=call.softcap,
+                is_causal=call.is_causal,
             )
         )
         self.progress(call.path, number)

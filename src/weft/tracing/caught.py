@@ -22,6 +22,7 @@ class Caught:
     ranges       first key and end for each query, (2, queries), for each input of the batch; None
                  for one whose mask has no such ranges. None for all: nothing is known of the mask
     bias, sinks  as the call took them
+    is_causal    whether the model says that no query looks ahead
 
     Of a batch of one, tensors stand for every input.
     """
@@ -40,3 +41,4 @@ class Caught:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     softcap: float | None = None
+    is_causal: bool = False

@@ -51,6 +51,8 @@ class Keeper:
             verified = caught.deviation
             if verified is not None:
                 verified = max(verified, _mass_lost(one, part, rows.span))
+                if caught.is_causal and self._sequences.plain and queries == keys:
+                    verified = max(verified, _mass_ahead(part))
             tensors, terms, norms = self._made_of(caught, sample, rows.span, columns.span)
             layer = TraceLayer(
                 name=caught.path,
@@ -137,6 +139,13 @@ class Keeper:
             )
             for sample in range(self._samples)
         ]
+
+
+def _mass_ahead(part: AttentionGraph) -> float:
+    """The kept mass of a row on keys after it, at most."""
+    position = torch.arange(part.shape[1])[:, None]
+    ahead = torch.where(part.keys > position, part.weights, 0).sum(-1)
+    return float(ahead.max()) if ahead.numel() else 0.0
 
 
 def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:

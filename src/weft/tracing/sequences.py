@@ -60,6 +60,13 @@ class Sequences:
         self._prompt = prompt
         self._pair = bool(getattr(self._config, "is_encoder_decoder", False))
 
+    @property
+    def plain(self) -> bool:
+        """Whether a causal model can have no reason to look ahead: one text, no mask of its own."""
+        mask = self._inputs.get("attention_mask")
+        special = ("token_type_ids", "pixel_values", "inputs_embeds")
+        return (mask is None or mask.ndim == 2) and not any(n in self._inputs for n in special)
+
     def ends(self, path: str, kind: str, queries: int, keys: int) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from."""
         if self._pair:
