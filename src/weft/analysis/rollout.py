@@ -38,7 +38,15 @@ from weft.analysis.averaged import Averaged, averaged
 from weft.errors import InputError
 from weft.formats.trace import Trace, TraceLayer
 
-__all__ = ["Rollout", "ends", "rollout", "rollout_columns", "rollout_rows", "whole_rollout"]
+__all__ = [
+    "Rollout",
+    "chosen_layers",
+    "ends",
+    "rollout",
+    "rollout_columns",
+    "rollout_rows",
+    "whole_rollout",
+]
 
 #: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
 LIMIT = 2**28
@@ -108,7 +116,7 @@ def whole_rollout(
     force: bool = False,
 ) -> Rollout:
     """The whole rollout with the bound of each row. Takes what `rollout` takes."""
-    layers, queries, keys, sizes = _chosen(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
     if sizes[queries] * sizes[keys] > LIMIT and not force:
         raise InputError(
             f"rollout: the whole of it is {sizes[queries]:,} x {sizes[keys]:,}. Take some rows or "
@@ -153,7 +161,7 @@ def rollout_rows(
 
     Returns: values (rows, keys) and bound (rows,).
     """
-    layers, queries, keys, sizes = _chosen(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
     wanted = _positions(positions, sizes[queries])
     held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
     held[queries][wanted, torch.arange(len(wanted))] = 1
@@ -180,7 +188,7 @@ def rollout_columns(
 
     Returns: values (queries, columns) and bound (queries,).
     """
-    layers, queries, keys, sizes = _chosen(trace, kind)
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
     wanted = _positions(positions, sizes[keys])
     # The last vector asks how much of each row there is in all.
     held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
@@ -195,7 +203,7 @@ def rollout_columns(
 
 def ends(trace: Trace, kind: str | None = None) -> tuple[str, str]:
     """The sequences that the rows and the columns of a rollout are of."""
-    _, queries, keys, _ = _chosen(trace, kind)
+    _, queries, keys, _ = chosen_layers(trace, kind)
     return queries, keys
 
 
@@ -214,7 +222,9 @@ def _step(layer: TraceLayer, exact: bool | None) -> _Step:
     return _Step(averaged(layer, exact), layer.queries_from, layer.keys_from)
 
 
-def _chosen(trace: Trace, kind: str | None) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
+def chosen_layers(
+    trace: Trace, kind: str | None
+) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
     """The layers of a kind, the sequences at both ends, and the lengths of all that take part."""
     kinds = [layer.kind for layer in trace.layers]
     if kind is None:
