@@ -13,16 +13,19 @@ demo: setup  ## the main job: train a translator of dates, test it, see what it 
 	.venv/bin/weft demo
 
 test: setup  ## the tests, less the slow ones
+	@scripts/setup-tests
 	$(python) -m pytest
 
 test-all: setup  ## all tests
+	@scripts/setup-tests
 	$(python) -m pytest -m ""
 
-check: setup  ## style, types and architecture
+check: setup  ## style, types and architecture, and the types of the front end
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	cd studio && npm run --silent check
 
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(python) $$file || exit 1; done
@@ -32,5 +35,5 @@ docs: setup  ## the reference of the public functions, in build/docs
 	$(python) -m pdoc --docformat google --output-directory build/docs weft
 	@echo build/docs/index.html
 
-clean:  ## remove what was built (.venv and build); runs stay
-	rm -rf .venv build
+clean:  ## remove what was built (.venv, build, the front end); runs stay
+	rm -rf .venv build studio/node_modules src/weft/studio/static

@@ -234,3 +234,12 @@ export function headName(example: Example, layer: Layer, head: number): string {
   const several = new Set(example.layers.map((other) => other.kind)).size > 1;
   return `${several ? `${KINDS[layer.kind]?.[0] ?? layer.kind} ` : ""}L${layer.index} H${head}`;
 }
+
+/** What is known of the heads before they are measured: nothing. */
+export const unmeasured = (example: Example): Heads => ({
+  measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
+  kept: [],
+  layers: example.layers.map((layer) => Array.from({ length: layer.heads }, () => ({ even: {} }))),
+  state: "measuring",
+  roles: null,
+});

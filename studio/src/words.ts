@@ -67,6 +67,7 @@ export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
 export function roleOf(heads: Heads, layer: number, head: number): string {
   const known = heads.roles?.[layer]?.[head];
   if (known) return known.role;
+  if (heads.state === "measuring") return "none";
   const measures = heads.layers[layer][head];
   const looks = looksOf(heads, layer, head).filter((look) => look.name !== "local");
   const over = (look: Looks) => look.value - (look.chance ?? 0);
@@ -88,6 +89,7 @@ export function roleScore(heads: Heads, layer: number, head: number): number | n
 export const roleTitle = (role: string) => NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
 
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
+  if (heads.state === "measuring") return "The heads are being measured …";
   const role = roleOf(heads, layer.number, head);
   const measures = heads.layers[layer.number][head];
   const subject = layer.one ? "Each token" : "Each target token";
@@ -116,6 +118,7 @@ export function measureOf(heads: Heads, layer: number, head: number, name: strin
 
 /** The measures to choose axes from, with what they are. */
 export function measuresOf(heads: Heads): [name: string, title: string][] {
+  if (heads.state === "measuring") return Object.entries(heads.measures);
   const found = new Map(Object.entries(heads.measures));
   for (const role of heads.roles?.flat() ?? [])
     for (const name of Object.keys(role?.scores ?? {})) if (!found.has(name)) found.set(name, `${name}, score`);

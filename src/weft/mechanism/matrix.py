@@ -26,6 +26,7 @@ from weft.errors import InputError, ShapeError
 from weft.mechanism.function import Backend
 from weft.mechanism.graph import DENSE_LIMIT, AttentionGraph, Top
 from weft.mechanism.masks import Mask
+from weft.mechanism.matrix_blocks import summaries_of_blocks
 from weft.mechanism.matrix_call import COLUMNS, matrix_call
 from weft.mechanism.matrix_cells import (
     block_size_of,
@@ -256,6 +257,27 @@ class AttentionMatrix:
     def block_maxima(self, size: int) -> Tensor:
         """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""
         return maxima_of_blocks(self._call, self.lse, block_size_of("block_maxima", size))
+
+    def block_summaries(
+        self, head: int, size: int, queries: slice = slice(None), keys: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """The largest weight, and the sum, of each size x size block of one head, in one pass.
+
+        queries, keys: which; all by default. Blocks are counted from where they start.
+        Returns: two of (blocks of queries, blocks of keys). The last blocks may be smaller.
+
+        >>> tokens = torch.eye(4)[None]
+        >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # 2/5 and 1/5
+        >>> largest, sums = matrix.block_summaries(0, 2)
+        >>> [[round(x, 4) for x in row] for row in largest.tolist()]
+        [[0.4, 0.2], [0.2, 0.4]]
+        >>> [[round(x, 4) for x in row] for row in sums.tolist()]
+        [[1.2, 0.8], [0.8, 1.2]]
+        """
+        size = block_size_of("block_summaries", size)
+        chosen, rows, columns, _ = ranges_of((head, queries, keys), self.shape)
+        lse = self.lse[chosen : chosen + 1]
+        return summaries_of_blocks(self._call.head(chosen), lse, size, rows, columns)
 
     # Edges
 

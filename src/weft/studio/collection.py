@@ -25,7 +25,8 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.formats.tokens import visible
-from weft.formats.trace import Trace
+from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace_reader import StoredLayer
 from weft.studio.arrays import LayerArrays, LayerCache
 from weft.studio.summary import MEASURES, layer_measures, layer_tiles
 from weft.studio.tiles import MatrixTiles
@@ -114,7 +115,7 @@ class Example:
                     "mask": layer.mask,
                     "deviation": layer.deviation,
                     "exact": self.matrix.exact(number),
-                    "values": layer.value_norms is not None,
+                    "values": _has_values(layer),
                 }
                 for number, layer in enumerate(trace.layers)
             ],
@@ -221,6 +222,13 @@ def name_of(trace: Trace) -> str:
         joint = "" if sum(map(len, tokens)) <= 2 * len(tokens) else " "
         texts.append(joint.join(visible(token) for token in tokens[:60]).replace("␣", " ").strip())
     return visible(" → ".join(texts), 100)
+
+
+def _has_values(layer: TraceLayer) -> bool:
+    """Whether the norms of a layer's values were kept; a stored layer says so unread."""
+    if isinstance(layer.data, StoredLayer):
+        return layer.data.entry.get("value_norms") is not None
+    return layer.value_norms is not None
 
 
 def _plain(value: Any) -> Any:

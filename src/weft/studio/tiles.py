@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +22,9 @@ import torch
 from torch import Tensor
 
 from weft.formats.trace import Trace
+from weft.formats.trace_reader import StoredLayer
 from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix_blocks import reduced
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
 __all__ = ["SIDE", "MatrixTiles", "Of", "top_level"]
@@ -32,8 +33,6 @@ Of = Literal["max", "mass"]
 SIDE = 256
 #: The level from which tiles are made of one pass over the whole.
 _BASE = 4
-#: Cells that are worked out at a time: 32 MiB.
-_CELLS = 2**23
 #: Heads whose pass is kept, and layers whose queries and keys are.
 _HEADS, _LAYERS = 16, 2
 
@@ -70,7 +69,7 @@ class MatrixTiles:
             rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
             columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
             with self._working:
-                maxima, sums = _blocks(self._cells(number, head, rows, columns), size)
+                maxima, sums = self._blocks(number, head, rows, columns, size)
                 if of == "max":
                     part = maxima.numpy()
                 else:
@@ -95,7 +94,12 @@ class MatrixTiles:
 
     def exact(self, number: int) -> bool:
         """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
-        return self._trace.layers[number].no_matrix is None
+        layer = self._trace.layers[number]
+        if not isinstance(layer.data, StoredLayer):
+            return layer.no_matrix is None
+        # Its entry says so without reading queries and keys.
+        terms = layer.data.entry.get("terms") or {"missing": "they were not kept"}
+        return bool(layer.data.entry["queries_keys"]) and not terms["missing"]
 
     @staticmethod
     def _allowed(matrix: AttentionMatrix, row: int, column: int) -> bool:
@@ -117,55 +121,39 @@ class MatrixTiles:
             self._matrices.move_to_end(number)
             return self._matrices[number]
 
-    def _cells(self, number: int, head: int, rows: range, columns: range) -> Tensor:
+    def _blocks(
+        self, number: int, head: int, rows: range, columns: range, size: int
+    ) -> tuple[Tensor, Tensor]:
+        """The largest weight and the sum of each block of some rows and columns."""
         matrix = self._matrix(number)
         if matrix is None:
-            return _kept_cells(self._arrays[number], head, rows, columns)
-        found: Tensor = matrix[head, rows.start : rows.stop, columns.start : columns.stop]
-        return found
+            return reduced(_kept_cells(self._arrays[number], head, rows, columns), size)
+        queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+        return matrix.block_summaries(head, size, queries, keys)
 
     def _pass(self, number: int, head: int) -> tuple[Array, Array]:
         """Largest weights and masses of blocks of 16 x 16 cells of the whole matrix."""
         with self._passing:
             name = (number, head)
             if name not in self._passes:
-                parts = list(self._chunks(number, head))
+                matrix = self._matrix(number)
+                if matrix is None:
+                    maxima, sums = _kept_blocks(self._arrays[number], head, 2**_BASE)
+                else:
+                    maxima, sums = matrix.block_summaries(head, 2**_BASE)
                 _, queries, _ = self._trace.layers[number].shape
-                maxima = torch.cat([part for part, _ in parts]).numpy()
-                masses = torch.cat([part for _, part in parts]).numpy()
-                masses = masses / _rows_of(queries, 2**_BASE)[:, None]
-                self._passes[name] = (maxima, masses)
+                masses = sums.numpy() / _rows_of(queries, 2**_BASE)[:, None]
+                self._passes[name] = (maxima.numpy(), masses)
                 while len(self._passes) > _HEADS:
                     self._passes.popitem(last=False)
             self._passes.move_to_end(name)
             return self._passes[name]
-
-    def _chunks(self, number: int, head: int) -> Iterator[tuple[Tensor, Tensor]]:
-        _, queries, keys = self._trace.layers[number].shape
-        size = 2**_BASE
-        step = max(size, _CELLS // max(keys, 1) // size * size)
-        for start in range(0, queries, step):
-            rows = range(start, min(start + step, queries))
-            yield _blocks(self._cells(number, head, rows, range(keys)), size)
 
 
 def _rows_of(queries: int, size: int) -> Array:
     """How many rows each block has: the last may have fewer."""
     starts = np.arange(0, queries, size)
     return np.minimum(queries - starts, size).astype(np.float32)
-
-
-def _blocks(cells: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest cell and the sum of each block of size x size cells."""
-    if size == 1:
-        return cells, cells
-    rows, columns = cells.shape
-    padded = torch.nn.functional.pad(cells, (0, -columns % size, 0, -rows % size))
-    # Rows first: whole lines are compared at a time.
-    tall = padded.reshape(-(-rows // size), size, -1)
-    maxima = tall.amax(1).reshape(len(tall), -1, size).amax(2)
-    sums = tall.sum(1).reshape(len(tall), -1, size).sum(2)
-    return maxima, sums
 
 
 def _coarser(base: Array, factor: int, of: Of, queries: int) -> Array:
@@ -192,6 +180,18 @@ def _kept_cells(arrays: LayerArrays, head: int, rows: range, columns: range) -> 
     at = np.nonzero(inside)
     found[at[0], keys[at] - columns.start] = arrays.weights[head, rows.start : rows.stop][at]
     return torch.from_numpy(found)
+
+
+def _kept_blocks(arrays: LayerArrays, head: int, size: int) -> tuple[Tensor, Tensor]:
+    """The largest kept weight and the kept mass of each block."""
+    high, wide = -(-arrays.queries // size), -(-arrays.length // size)
+    there = arrays.keys[head] >= 0
+    rows = np.nonzero(there)[0] // size
+    blocks = rows * wide + arrays.keys[head][there] // size
+    maxima, sums = np.zeros(high * wide, np.float32), np.zeros(high * wide, np.float32)
+    np.maximum.at(maxima, blocks, arrays.weights[head][there])
+    np.add.at(sums, blocks, arrays.weights[head][there])
+    return torch.from_numpy(maxima.reshape(high, wide)), torch.from_numpy(sums.reshape(high, wide))
 
 
 def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> dict[str, Any]:

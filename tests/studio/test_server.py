@@ -1,0 +1,254 @@
+"""The server as a client sees it: what it gives, and what it refuses."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weft.formats.trace import Trace
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+
+Serving = Callable[..., Viewer]
+
+
+class Client:
+    """Asks a viewer, with any Host and any path, as a browser would not."""
+
+    def __init__(self, viewer: Viewer) -> None:
+        self.port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
+
+    def get(
+        self, path: str, host: str | None = None, method: str = "GET", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.putrequest(method, path, skip_host=True)
+        connection.putheader("Host", host or f"127.0.0.1:{self.port}")
+        for name, value in headers.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.endheaders()
+        response = connection.getresponse()
+        body = response.read()
+        connection.close()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, body
+
+    def json(self, path: str) -> dict:
+        status, _, body = self.get(path)
+        assert status == 200, body
+        return json.loads(body)
+
+
+@pytest.fixture
+def client(serving: Serving, pair_trace: Trace) -> Client:
+    return Client(serving(collect([pair_trace], "pair")))
+
+
+def test_the_pieces_are_those_of_the_collection(
+    client: Client, serving: Serving, pair_trace: Trace
+) -> None:
+    opened = client.json("/api/open")
+    assert opened["title"] == "pair" and opened["live"] and not opened["history"]
+    description = client.json("/api/examples/0")
+    assert description["sequences"] == pair_trace.sequences
+    assert [layer["kind"] for layer in description["layers"]] == ["encoder", "decoder", "cross"]
+    assert all(layer["exact"] for layer in description["layers"])
+    layer = pair_trace.layer("cross", 0)
+    tile = np.frombuffer(
+        client.get("/api/examples/0/layers/2/heads/1/matrix/max/0/0/0")[2], "<f2"
+    ).reshape(4, 7)
+    assert np.allclose(tile, layer.graph.dense()[1].numpy(), atol=5e-4)
+    cell = client.json("/api/examples/0/layers/2/heads/1/cells/3/6")
+    assert cell["weight"] == pytest.approx(float(layer.graph.dense()[1, 3, 6]), rel=1e-4)
+    lookers = client.get("/api/examples/0/layers/2/heads/1/lookers/6")[2]
+    rows = np.frombuffer(lookers, "<u4", len(lookers) // 8)
+    assert sorted(rows.tolist()) == [0, 1, 2, 3]
+    if layer.value_norms is not None:
+        norms = np.frombuffer(client.get("/api/examples/0/layers/2/values")[2], "<f4")
+        assert norms.shape == (4 * 7,)
+    for _ in range(200):
+        heads = client.json("/api/examples/0/heads")
+        if heads["state"] != "pending":
+            break
+        time.sleep(0.05)
+    assert heads["state"] == "known"
+    assert len(heads["roles"][2]) == 4
+
+
+def test_no_other_host_and_a_strict_policy(client: Client) -> None:
+    for host in ("evil.example", f"evil.example:{client.port}", "127.0.0.1:1", "127.0.0.1", ""):
+        for path in ("/", "/api/open", "/studio.js"):
+            assert client.get(path, host=host or "x")[0] == 403
+    for host in (f"localhost:{client.port}", f"LOCALHOST:{client.port}", f"[::1]:{client.port}"):
+        assert client.get("/api/open", host=host)[0] == 200
+    for path in ("/", "/api/open", "/nowhere", "/studio.js"):
+        headers = client.get(path)[1]
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+    with socket.socket() as outside:
+        # Only on the loopback: another address of this machine is not listened on.
+        outside.settimeout(1)
+        assert outside.connect_ex(("127.0.0.2", client.port)) != 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/examples/1",
+        "/api/examples/-1",
+        "/api/examples/00",
+        "/api/examples/0/layers/3/tiles",
+        "/api/examples/0/layers/0/heads/4/edges/0",
+        "/api/examples/0/layers/0/heads/0/edges/1",
+        "/api/examples/0/layers/0/heads/0/edges/%2e%2e",
+        "/api/examples/0/layers/0/heads/0/matrix/max/1/0/0",
+        "/api/examples/0/layers/0/heads/0/matrix/max/0/0/1",
+        "/api/examples/0/layers/0/heads/0/matrix/min/0/0/0",
+        "/api/examples/0/layers/0/heads/0/cells/9/0",
+        "/api/examples/0/layers/0/heads/0/lookers/99999999999999999999",
+        "/api/history",
+        "/api/history/layers/0/weights",
+        "/../../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/static/../server.py",
+        "/etc/passwd",
+        "/.built",
+        "/api/",
+        "/docs",
+    ],
+)
+def test_what_is_not_there_is_refused(client: Client, path: str) -> None:
+    status, headers, body = client.get(path)
+    assert status in (404, 422)
+    assert headers["content-type"] == "application/json"
+    assert json.loads(body)["detail"]
+    assert b"root:" not in body
+
+
+def test_only_reading(client: Client) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.get("/api/open", method=method)[0] == 405
+
+
+def test_a_piece_is_sent_once(client: Client) -> None:
+    path = "/api/examples/0/layers/0/tiles"
+    _, headers, body = client.get(path)
+    status, _, again = client.get(path, If_None_Match=headers["etag"])
+    assert (status, again) == (304, b"")
+    assert len(body) == 4 * 7 * 7
+    assert client.get(path, If_None_Match='"of another server"')[0] == 200
+
+
+def test_hostile_tokens_are_json(serving: Serving, make_trace, hostile_tokens) -> None:
+    client = Client(serving(collect([make_trace(hostile_tokens)], "</script><b>")))
+    status, headers, body = client.get("/")
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    assert b"</script><b>" not in body and b"&lt;b&gt;" in body
+    assert client.json("/api/examples/0")["sequences"]["tokens"] == hostile_tokens
+
+
+def test_a_damaged_layer_is_one_clear_answer(
+    serving: Serving, pair_trace: Trace, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.weft"
+    pair_trace.save(path)
+    client = Client(serving(collect([Trace.open(path)])))
+    edges = path / "edges.parquet"
+    content = bytearray(edges.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    edges.write_bytes(content)
+    fresh = Client(serving(collect([Trace.open(path)])))
+    for _ in range(2):
+        status, _, body = fresh.get("/api/examples/0/layers/0/heads/0/edges/0")
+        said = json.loads(body)["detail"]
+        assert status == 500
+        assert "this trace is damaged: edges.parquet" in said and "\n" not in said
+    assert fresh.get("/api/open")[0] == client.get("/api/open")[0] == 200
+
+
+def test_a_browser_that_leaves_mid_stream(serving: Serving, long_trace, capfd) -> None:
+    client = Client(serving(collect([long_trace(14_000)])))
+    request = (
+        f"GET /api/examples/0/layers/0/heads/0/edges/0 HTTP/1.1\r\nHost: 127.0.0.1:{client.port}"
+        "\r\n\r\n"
+    )
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", client.port)) as connection:
+            connection.sendall(request.encode())
+            connection.recv(10)
+            # Closed at once, with a reset: what was sent is thrown away.
+            linger = (1).to_bytes(4, "little") + (0).to_bytes(4, "little")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    assert client.get("/api/open")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def many_clients(client: Client, clients: int, seconds: float) -> int:
+    """The answers that so many clients got in so many seconds; each must be right."""
+    paths = [
+        ("/api/open", None), ("/api/examples/0/layers/0/tiles", 4 * 7 * 7),
+        ("/api/examples/0/layers/2/heads/1/edges/0", None),
+        ("/api/examples/0/layers/2/heads/1/matrix/max/0/0/0", 2 * 4 * 7),
+        ("/", None),
+    ]  # fmt: skip
+    problems: list[object] = []
+    counts = [0] * clients
+    end = time.monotonic() + seconds
+
+    def ask(number: int) -> None:
+        try:
+            while time.monotonic() < end:
+                path, size = paths[counts[number] % len(paths)]
+                status, _, body = client.get(path)
+                if status != 200 or (size is not None and len(body) != size):
+                    problems.append((path, status, len(body)))
+                counts[number] += 1
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert min(counts) > 0
+    return sum(counts)
+
+
+def test_parallel_clients_lose_no_request(client: Client) -> None:
+    assert many_clients(client, 40, 1.0) >= 40
+
+
+@pytest.mark.slow
+def test_200_parallel_clients_for_a_minute_lose_no_request(client: Client) -> None:
+    found = many_clients(client, 200, 60.0)
+    print(f"{found:,} answers")
+    assert found >= 2_000
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(serving: Serving, pair_trace: Trace) -> None:
+    import subprocess
+    import sys
+
+    viewer = serving(collect([pair_trace]))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", "--max-examples", "60", "--seed", "1",
+            f"{viewer.address}api/openapi.json",
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    print(done.stdout[-4000:])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,0 +1,101 @@
+"""`weft view` as a person starts it, and `trace.view()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.formats.trace import Trace
+from weft.studio.page import collect
+from weft.studio.runs import open_collection
+from weft.studio.serving import Viewer
+
+
+@pytest.fixture
+def trace_path(pair_trace: Trace, tmp_path: Path) -> Path:
+    path = tmp_path / "pair.weft"
+    pair_trace.save(path)
+    return path
+
+
+def weft_view(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "weft", "view", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_weft_view_prints_its_address_serves_and_stops(trace_path: Path) -> None:
+    process = weft_view(trace_path, "--port", 0, "--no-browser")
+    try:
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{address}api/open", timeout=20) as response:
+            assert json.load(response)["title"] == "pair"
+        # A second one on the same port: one clear line.
+        port = address.rsplit(":", 1)[1].strip("/")
+        second = weft_view(trace_path, "--port", port, "--no-browser")
+        out, err = second.communicate(timeout=60)
+        assert second.returncode == 2 and out == ""
+        assert err.count("\n") == 1 and f"port {port} is in use" in err and "--port 0" in err
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+
+
+def test_what_cannot_be_opened_is_one_line(trace_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(weft.DataError, match="no such trace"):
+        open_collection(tmp_path / "nowhere.weft")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(weft.DataError, match="not a trace"):
+        open_collection(tmp_path / "empty")
+    manifest = trace_path / "trace.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"version": 99}))
+    with pytest.raises(weft.DataError, match=r"version 99.*Upgrade weft"):
+        open_collection(trace_path)
+    manifest.write_text("{")
+    with pytest.raises(weft.DataError, match="damaged"):
+        open_collection(trace_path)
+
+
+def test_a_folder_of_traces_is_a_choice_of_examples(pair_trace: Trace, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        pair_trace.save(tmp_path / f"{name}.weft")
+    found = open_collection(tmp_path)
+    assert [example.name for example in found.examples] == ["a", "b"]
+    assert found.history is None
+
+
+def test_a_trace_views_itself(pair_trace: Trace) -> None:
+    viewer = pair_trace.view(port=0, browser=False)
+    try:
+        with urllib.request.urlopen(viewer.address, timeout=20) as response:
+            assert b"weft-studio" in response.read()
+    finally:
+        viewer.close()
+    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
+    with socket.socket() as free:
+        assert free.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_ports_are_tried_in_order(pair_trace: Trace) -> None:
+    first = Viewer(collect([pair_trace]))
+    second = Viewer(collect([pair_trace]))
+    try:
+        assert first.address != second.address
+    finally:
+        first.close()
+        second.close()
