@@ -59,6 +59,21 @@ def test_filters_and_order(weft_main: Command, traces: Path) -> None:
     assert "0 of 2 heads" in none.out
 
 
+def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
+    trace = traces / "1.weft"
+    found = weft_main("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0", "--json")
+    assert found.code == 0, found.err
+    assert {"cluster", "retrieval", "needle"} <= set(found.out.splitlines()[0].split())
+    rows = json.loads(found.out.splitlines()[-1])["heads"]
+    assert {row["cluster"] for row in rows} == {0, 1}
+    assert all(0 <= row["retrieval"] <= 1 for row in rows)
+    assert all(0 < row["needle"] < 1 for row in rows)
+    assert weft_main("heads", trace, "--needle", "").code == 0
+    several = weft_main("heads", traces, "--clusters", "0")
+    assert several.code == 2
+    assert "one text" in several.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -67,6 +82,8 @@ def test_filters_and_order(weft_main: Command, traces: Path) -> None:
         (("--layer", "7"), "the trace has 0 to 0"),
         (("--alpha", "0"), "alpha=0"),
         (("--exact",), "not known exactly"),
+        (("--needle", "b"), "0 times"),
+        (("--clusters", "9"), "count=9"),
     ],
 )
 def test_bad_options(

@@ -53,6 +53,17 @@ def heads(
     least: Annotated[
         float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")
     ] = 0.2,
+    clusters: Annotated[
+        int | None,
+        typer.Option(min=0, help="Clusters of heads that look alike: how many; 0: by distance."),
+    ] = None,
+    needle: Annotated[
+        str | None,
+        typer.Option(
+            help="A part of the text that stands twice: which heads fetch it where it is written "
+            "again; '' for the longest one."
+        ),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line.")
@@ -66,7 +77,15 @@ def heads(
     if role is not None and role not in roles:
         raise InputError(f"--role {role}: no such role; there are {', '.join(roles)}.")
     traces = find_traces(paths)
+    if len(traces) > 1 and (clusters is not None or needle is not None):
+        raise InputError("--clusters, --needle: are of one text; give one trace.")
     table = table_of(traces, exact=exact, reach=reach, alpha=alpha, least=least)
+    more: list[str] = []
+    if clusters is not None:
+        table, more = _with_clusters(table, traces[0], clusters, exact), ["cluster"]
+    if needle is not None:
+        table, more = _with_needle(table, traces[0], needle), [*more, "retrieval", "needle"]
+        sort = "retrieval" if sort is None else sort
     whole = len(table)
     if sort is not None and sort not in table.columns:
         raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
@@ -77,7 +96,7 @@ def heads(
     counts = table["role"].value_counts()
     if role is not None:
         table = table[table["role"] == role]
-    elif not every and not as_csv and not as_json:
+    elif not every and not more and not as_csv and not as_json:
         table = table[~table["role"].isin(["broad", "mixed"])]
     if sort is not None:
         table = table.sort_values(sort, ascending=sort in ("layer", "head", "role"), kind="stable")
@@ -85,7 +104,7 @@ def heads(
     if as_csv:
         table.to_csv(sys.stdout, index=False)
         return
-    _print(_rich_table(table, every), wide=every)
+    _print(_rich_table(table, every, more), wide=every)
     tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     texts = f"{len(traces)} text{'s' if len(traces) != 1 else ''}, {tokens:,} tokens"
@@ -123,12 +142,43 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _rich_table(table: pandas.DataFrame, every: bool) -> Table:
+def _with_clusters(
+    table: pandas.DataFrame, trace: Trace, count: int, exact: bool | None
+) -> pandas.DataFrame:
+    """With a column: the cluster of each head, from 0 for the largest; NaN where there is none."""
+    from weft.analysis.similarity import clusters, similarity
+
+    first = trace.layers[0]
+    alike = [
+        number
+        for number, layer in enumerate(trace.layers)
+        if (layer.queries_from, layer.keys_from, layer.shape[1:])
+        == (first.queries_from, first.keys_from, first.shape[1:])
+    ]
+    found = similarity(trace, exact=exact, layers=alike)
+    numbers = clusters(found, count=count or None)
+    of_head = dict(zip(found.heads, numbers.tolist(), strict=True))
+    places = zip(table["layer"], table["head"], strict=True)
+    column = [float(of_head.get(place, math.nan)) for place in places]
+    return table.assign(cluster=column)
+
+
+def _with_needle(table: pandas.DataFrame, trace: Trace, text: str) -> pandas.DataFrame:
+    """With columns: the share of the needle that each head copies, and the mass it has there."""
+    import pandas
+
+    from weft.analysis.retrieval import find_needle, retrieval
+
+    found = retrieval(trace, find_needle(trace.tokens, text or None))
+    return table.merge(pandas.DataFrame(found), how="left", on=["layer", "head"])
+
+
+def _rich_table(table: pandas.DataFrame, every: bool, more: list[str]) -> Table:
     from rich.table import Table
 
     from weft.analysis.roles import MEASURES
 
-    names = [*_FIRST, *(MEASURES if every else _LAST), "source"]
+    names = [*_FIRST, *(MEASURES if every else _LAST), *more, "source"]
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         text = name in ("role", "source")
@@ -140,8 +190,10 @@ def _rich_table(table: pandas.DataFrame, every: bool) -> Table:
 
 def _said(name: str, value: Any) -> str:
     """A cell as it is printed."""
-    if _is_nan(value):
+    if value is None or _is_nan(value):
         return "-"
+    if name == "cluster":
+        return f"{value:.0f}"
     if name == "p":
         return "<1e-99" if value < 1e-99 else f"{value:.0e}"
     if name in ("z", "entropy", "distance"):
