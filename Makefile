@@ -25,7 +25,7 @@ check: setup  ## style, types and architecture, and the types of the front end
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	cd studio && npm run --silent check
+	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(python) $$file || exit 1; done

@@ -89,6 +89,12 @@ class Studio:
         page.goto(f"{path.as_uri()}{address}")
         return page
 
+    def open(self, url: str, own: str, offline: bool = False) -> Any:
+        """A page of a test's own."""
+        page = self._page("light", 1280, own, offline)
+        page.goto(url)
+        return page
+
     def served(
         self, viewer: Viewer, address: str = "", theme: str = "light", width: int = 1280
     ) -> Any:

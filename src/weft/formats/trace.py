@@ -350,6 +350,12 @@ class Trace:
 
         return view(self, port=port, browser=browser)
 
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a notebook shows: the studio. See `weft.studio.notebook`."""
+        from weft.studio.notebook import trace_bundle
+
+        return trace_bundle(self)
+
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_files import edge_table

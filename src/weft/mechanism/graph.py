@@ -125,6 +125,12 @@ class AttentionGraph:
         """How many edges of a row are kept at most."""
         return self.keys.shape[-1]
 
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a notebook shows: the studio. See `weft.studio.notebook`."""
+        from weft.studio.notebook import graph_bundle
+
+        return graph_bundle(self)
+
     def __repr__(self) -> str:
         edges = int((self.keys >= 0).sum())
         return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
