@@ -118,6 +118,33 @@ def studio(browser: Any, tmp_path: Path) -> Iterator[Studio]:
     assert opened.problems == []
 
 
+@pytest.fixture
+def history_of() -> Callable[[Trace], list[dict[str, Any]]]:
+    """A function from a probe's trace to a training: uniform weights first, the trace's last."""
+
+    def make(trace: Trace) -> list[dict[str, Any]]:
+        uniform = [torch.full(layer.shape, 1 / layer.shape[2]) for layer in trace.layers]
+        learned = [layer.graph.dense() for layer in trace.layers]
+        return [
+            {
+                "step": step,
+                "loss": 2.0 - place,
+                "layers": {
+                    layer.name: {
+                        "weights": (uniform, learned)[place][number],
+                        "norm": [1.0 + place] * layer.heads,
+                        "symmetry": [0.1 * place] * layer.heads,
+                        "product": torch.full((layer.heads, 8, 8), float(place)),
+                    }
+                    for number, layer in enumerate(trace.layers)
+                },
+            }
+            for place, step in enumerate((0, 500))
+        ]
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def serving() -> Iterator[Callable[[Collection], Viewer]]:
     """A function that serves a collection until the tests end."""

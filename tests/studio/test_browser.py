@@ -35,26 +35,6 @@ def until(page, condition: str) -> None:
     raise AssertionError(f"{condition} never came true")
 
 
-def history_of(trace):
-    uniform = [torch.full(layer.shape, 1 / layer.shape[2]) for layer in trace.layers]
-    return [
-        {
-            "step": step,
-            "loss": 2.0 - place,
-            "layers": {
-                layer.name: {
-                    "weights": (uniform, [x.graph.dense() for x in trace.layers])[place][number],
-                    "norm": [1.0 + place] * layer.heads,
-                    "symmetry": [0.1 * place] * layer.heads,
-                    "product": torch.full((layer.heads, 8, 8), float(place)),
-                }
-                for number, layer in enumerate(trace.layers)
-            },
-        }
-        for place, step in enumerate((0, 500))
-    ]
-
-
 def test_heads_to_threads_to_matrix_and_back(studio, pair_trace):
     page = studio.file(collect([pair_trace]))
     tiles = page.locator(".stage .tile")
@@ -156,7 +136,7 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
     page.locator(".stage.heads").wait_for()
 
 
-def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace):
+def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history_of):
     page = studio.file(collect([pair_trace], history=history_of(pair_trace)), "#view=training")
     canvas = page.locator(".stage .tile").nth(8).locator("canvas")
     canvas.wait_for()
@@ -182,7 +162,7 @@ def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace):
     assert page.locator("#now").inner_text() == "step 0: random matrices"
 
 
-def test_the_dot_rides_on_the_reported_curve(studio, pair_trace):
+def test_the_dot_rides_on_the_reported_curve(studio, pair_trace, history_of):
     """A snapshot's loss is of one batch: beside a curve of averages it would jump."""
     snapshots = [{**snapshot, "loss": 9.0} for snapshot in history_of(pair_trace)]
     curves = {"training loss": [(100, 3.0), (300, 2.0), (500, 1.0)]}

