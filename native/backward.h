@@ -59,7 +59,7 @@ inline BackwardTile lay_out_backward(const Call& call, const Gradients& to, Work
 inline void copy_padded(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
                         int64_t end, int64_t columns, int64_t padded, float factor, float* to) {
     for (int64_t i = first; i < end; ++i, to += padded) {
-        copy_row(tensor, bfloat16, b, h, i, columns, to);
+        copy_row(tensor, bfloat16, b, h, i, columns, 1.0f, to);
         if (factor != 1.0f)
             for (int64_t d = 0; d < columns; ++d) to[d] *= factor;
         for (int64_t d = columns; d < padded; ++d) to[d] = 0;

@@ -127,8 +127,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     block.guess = infinity;
     for (int row = 0; row < block.rows; ++row) {
         float* to = block.queries + row * call.depth;
-        copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, to);
-        for (int64_t d = 0; d < call.depth; ++d) to[d] *= call.scale;
+        copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, call.scale, to);
         block.running[row] = Running{};
         block.visible[row] = row > 0 && one_range_for_all(call)
                                  ? block.visible[0]
@@ -166,6 +165,20 @@ inline Range group_range(const Block& block, int row, int rows, Range tile) {
     return range;
 }
 
+// Minus infinity in place of the scores of `area`, whole vectors, that are not in `keys`. In whole
+// vectors: what is written lane by lane can not be read as a vector at once.
+inline void hide_outside(float* scores, Range keys, Range area) {
+    const Floats hidden = broadcast(-infinity);
+    for (int64_t j = area.first; j < keys.first; j += lanes) {
+        const Integers before = first_integers() < (int32_t)smaller(keys.first - j, lanes);
+        store(scores + j, before ? hidden : load(scores + j));
+    }
+    for (int64_t j = area.first + (keys.end - area.first) / lanes * lanes; j < area.end; j += lanes) {
+        const Integers after = first_integers() >= (int32_t)larger(keys.end - j, 0);
+        store(scores + j, after ? hidden : load(scores + j));
+    }
+}
+
 // One row of a tile before its exponentials: rules, candidates, maximum. `keys`: what the row sees
 // of the tile, not empty. `area`: whole vectors around it, whose hidden scores become -infinity.
 // `tile_scores`: the row's scores from the tile's first key on.
@@ -177,9 +190,7 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
         apply_rules(call, block.batch, block.head, block.first_query + row, keys,
                     block.relation ? block.relation + row * block.table_row : nullptr,
                     scores + keys.first);
-    for (int64_t j = area.first; j < keys.first; ++j) scores[j] = -infinity;
-    for (int64_t j = keys.end; j < area.end; ++j) scores[j] = -infinity;
-
+    hide_outside(scores, keys, area);
     const int64_t vectors = (area.end - area.first) / lanes;
     float highest;
     if (with_statistics && call.kept)

@@ -26,14 +26,17 @@ inline uint16_t to_bfloat16(float x) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// Copy a row of `columns` elements as float32.
+// Copy a row of `columns` elements as float32, times a factor.
 inline void copy_row(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
-                     int64_t columns, float* to) {
+                     int64_t columns, float factor, float* to) {
     if (bfloat16) {
         const uint16_t* from = tensor.at<uint16_t>(b, h, i);
-        for (int64_t d = 0; d < columns; ++d) to[d] = from_bfloat16(from[d]);
+        for (int64_t d = 0; d < columns; ++d) to[d] = from_bfloat16(from[d]) * factor;
     } else {
-        std::memcpy(to, tensor.at<float>(b, h, i), columns * sizeof(float));
+        const float* from = tensor.at<float>(b, h, i);
+        int64_t d = 0;
+        for (; d + lanes <= columns; d += lanes) store(to + d, load(from + d) * factor);
+        for (; d < columns; ++d) to[d] = from[d] * factor;
     }
 }
 
@@ -45,12 +48,13 @@ inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h
         const int64_t start = first + half;
         const int64_t rows = smaller(larger(count - start, 0), lanes);
         int64_t d = 0;
-        if (rows == lanes && !bfloat16) {
+        if (!bfloat16) {
             for (; d + lanes <= depth; d += lanes) {
                 Floats square[lanes];
 #pragma GCC unroll 16
                 for (int row = 0; row < lanes; ++row)
-                    square[row] = load(tensor.at<float>(b, h, start + row) + d);
+                    square[row] =
+                        row < rows ? load(tensor.at<float>(b, h, start + row) + d) : Floats{};
                 transpose(square);
 #pragma GCC unroll 16
                 for (int row = 0; row < lanes; ++row)
@@ -87,7 +91,7 @@ inline void pack_rows(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h,
     const int64_t width = round_up(columns, lanes);
     for (int64_t j = first; j < end; ++j) {
         float* row = packed + (j - first) * width;
-        copy_row(tensor, bfloat16, b, h, j, columns, row);
+        copy_row(tensor, bfloat16, b, h, j, columns, 1.0f, row);
         for (int64_t d = columns; d < width; ++d) row[d] = 0;
     }
 }

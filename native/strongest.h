@@ -205,6 +205,11 @@ inline void pad_last_vector(Candidates& row) {
 inline int64_t vectors_of(int64_t number) { return (number + lanes - 1) / lanes; }
 
 inline float highest_of(const float* scores, int64_t vectors) {
+    if (vectors < 4) {
+        Floats best = maximum(load(scores), broadcast(-infinity));
+        for (int64_t v = 1; v < vectors; ++v) best = maximum(load(scores + v * lanes), best);
+        return largest(best);
+    }
     // Four maxima at a time: one would wait for itself.
     Floats best[4];
     for (Floats& one : best) one = broadcast(-infinity);

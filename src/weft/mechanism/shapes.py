@@ -42,7 +42,10 @@ def check_attention_inputs(
                 f"{operation}: {name} are {tensor.dtype}; expected a floating-point type. "
                 f"Convert them, as in {name}.float()."
             )
-    shapes = f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
+
+    def shapes() -> str:
+        return f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
+
     if not (queries.dtype == keys.dtype == values.dtype):
         raise InputError(
             f"{operation}: queries are {queries.dtype}, keys {keys.dtype}, values {values.dtype}. "
@@ -56,26 +59,26 @@ def check_attention_inputs(
     if not (queries.shape[0] == keys.shape[0] == values.shape[0]):
         raise ShapeError(
             f"{operation}: batches of {queries.shape[0]}, {keys.shape[0]} and {values.shape[0]}, "
-            f"{shapes}. Give all three the same batch."
+            f"{shapes()}. Give all three the same batch."
         )
     if keys.shape[1] != values.shape[1]:
         raise ShapeError(
-            f"{operation}: keys have {keys.shape[1]} heads, values {values.shape[1]}, {shapes}. "
+            f"{operation}: keys have {keys.shape[1]} heads, values {values.shape[1]}, {shapes()}. "
             "Keys and values share their heads."
         )
     if keys.shape[1] == 0 or queries.shape[1] % keys.shape[1]:
         raise ShapeError(
             f"{operation}: {queries.shape[1]} heads of queries over {keys.shape[1]} heads of keys, "
-            f"{shapes}. The heads of the keys must divide those of the queries."
+            f"{shapes()}. The heads of the keys must divide those of the queries."
         )
     if keys.shape[2] != values.shape[2]:
         raise ShapeError(
-            f"{operation}: {keys.shape[2]} keys, {values.shape[2]} values, {shapes}. "
+            f"{operation}: {keys.shape[2]} keys, {values.shape[2]} values, {shapes()}. "
             "Each key has one value."
         )
     if same_depth and queries.shape[3] != keys.shape[3]:
         raise ShapeError(
-            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, {shapes}. "
+            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, {shapes()}. "
             "Project both to one depth."
         )
 
