@@ -147,6 +147,21 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("padding text", lambda: weft.padding("abc"), "padding", "whole number"),  # type: ignore[arg-type]
     ("padding None", lambda: weft.padding(None), "padding", "whole number"),  # type: ignore[arg-type]
     ("padding ragged", lambda: weft.padding([[1], [1, 2]]), "padding", "whole number"),  # type: ignore[list-item]
+    ("lengths past", lambda: call(mask=weft.padding([8, 1])), "padding", "or fewer"),
+    (
+        "bilinear type",
+        lambda: call(score=weft.Bilinear(zeros(8, 8).double())),
+        "Bilinear",
+        "of their type",
+    ),
+    ("bilinear heads", lambda: call(score=weft.Bilinear(zeros(3, 8, 8))), "Bilinear", "each of 4"),
+    (
+        "bilinear square",
+        lambda: call((2, 4, 5, 6), score=weft.Bilinear(zeros(6, 8), symmetric=True)),
+        "Bilinear",
+        "a square one",
+    ),
+    ("neighbours text", lambda: weft.neighbours("ab"), "neighbours", "of numbers"),
     ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "SciPy sparse"),
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),

@@ -72,6 +72,7 @@ def checked_call(
     if same:
         keys = queries
     check_attention_inputs(operation, queries, keys, values, same_depth=score.same_depth)
+    score.check(queries)
     batch, heads, rows, depth = queries.shape
     length, value_depth = keys.shape[2], values.shape[3]
     if mask is not None:

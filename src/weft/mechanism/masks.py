@@ -165,6 +165,11 @@ class Padding(Mask):
                 f"padding: {given.shape[0]} sequences in the mask, {batch} in the batch. "
                 "Give one length, or one row of the mask, for each."
             )
+        if self.lengths is not None and self.lengths.numel() and int(self.lengths.max()) > keys:
+            raise ShapeError(
+                f"padding: a length is {int(self.lengths.max())}, the call has {keys} keys. A "
+                "sequence has as many real keys as there are, or fewer."
+            )
         if self.allowed is not None and self.allowed.shape[1] != keys:
             raise ShapeError(
                 f"padding: the mask has {self.allowed.shape[1]} keys, from "
@@ -297,6 +302,21 @@ def neighbours(adjacency: Any) -> Mask:
     """
     import scipy.sparse
 
+    shape = getattr(adjacency, "shape", ())
+    dtype = getattr(adjacency, "dtype", None)
+    numbers = isinstance(adjacency, Tensor) or getattr(dtype, "kind", "") in (
+        "b",
+        "i",
+        "u",
+        "f",
+        "c",
+    )
+    if len(shape) != 2 or not numbers:
+        kind = f"{dtype} of shape {tuple(shape)}" if dtype else type(adjacency).__name__
+        raise InputError(
+            f"neighbours: got {kind}; expected an adjacency matrix (queries, keys) of numbers: "
+            "SciPy sparse, torch or NumPy."
+        )
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         coo = adjacency.to_sparse().coalesce().cpu()
         rows, columns = coo.indices().numpy()
@@ -306,11 +326,6 @@ def neighbours(adjacency: Any) -> Mask:
     else:
         if isinstance(adjacency, Tensor):
             adjacency = adjacency.detach().cpu().numpy()
-        if not hasattr(adjacency, "ndim") or adjacency.ndim != 2:
-            raise InputError(
-                f"neighbours: got {type(adjacency).__name__}; expected an adjacency matrix "
-                "(queries, keys): SciPy sparse, torch or NumPy."
-            )
         # A copy: what follows changes the matrix, which is the caller's.
         compressed = scipy.sparse.csr_array(adjacency, copy=True)
         compressed.sum_duplicates()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from weft.errors import ShapeError
+from weft.errors import InputError, ShapeError
 from weft.mechanism.shapes import describe
 
 __all__ = [
@@ -206,9 +206,33 @@ class Score(ABC):
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Raw scores, (batch, heads, queries, keys), before the scale."""
 
+    #: Dimensions of a parameter that has one for each head, where there may be.
+    by_head: int | None = None
+
     def default_scale(self, depth: int) -> float:
         """The factor on the scores where the caller names none."""
         return 1.0
+
+    def check(self, queries: Tensor) -> None:
+        """Raise an InputError where a parameter does not fit queries (batch, heads, ...)."""
+        heads, dtype = queries.shape[1], queries.dtype
+        taken = {dtype}
+        if dtype in (torch.float16, torch.bfloat16):  # computed in float32
+            taken |= {torch.float16, torch.bfloat16, torch.float32}
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.type != "Tensor":
+                continue
+            name, given = f"{type(self).__name__}: {field.name}", getattr(self, field.name)
+            if not isinstance(given, Tensor) or given.dtype not in taken:
+                kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+                raise InputError(
+                    f"{name} is {kind}, the queries are {dtype}. Give a tensor of their type."
+                )
+            if given.ndim == self.by_head and given.shape[0] not in (1, heads):
+                raise ShapeError(
+                    f"{name} is {describe(given)}; expected one for all heads, or one for each of "
+                    f"{heads}."
+                )
 
     def cells_per_score(self, depth: int) -> int:
         """How many numbers in memory one score costs on the way."""
@@ -246,6 +270,16 @@ class Bilinear(Score):
     matrix: Tensor
     symmetric: bool = False
     same_depth = False
+    by_head = 3
+
+    def check(self, queries: Tensor) -> None:
+        """See Score.check."""
+        super().check(queries)
+        if self.symmetric and self.matrix.shape[-1] != self.matrix.shape[-2]:
+            raise ShapeError(
+                f"Bilinear: matrix is {describe(self.matrix)}; expected a square one for "
+                "symmetric=True."
+            )
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         matrix = symmetrised(self.matrix) if self.symmetric else self.matrix
@@ -277,6 +311,7 @@ class GraphAttention(Score):
     key_vector: Tensor
     slope: float = 0.2
     same_depth = False
+    by_head = 2
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return graph_attention(queries, keys, self.query_vector, self.key_vector, self.slope)
@@ -288,6 +323,7 @@ class GraphAttentionV2(Score):
 
     vector: Tensor
     slope: float = 0.2
+    by_head = 2
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return graph_attention_v2(queries, keys, self.vector, self.slope)

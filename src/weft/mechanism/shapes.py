@@ -78,8 +78,8 @@ def check_attention_inputs(
         )
     if same_depth and queries.shape[3] != keys.shape[3]:
         raise ShapeError(
-            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, {shapes()}. "
-            "Project both to one depth."
+            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, "
+            f"{shapes()}. Project both to one depth."
         )
 
 
