@@ -162,7 +162,7 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named):
     ):
         pass
     with (
-        pytest.raises(weft.InputError, match="Linear is no model of Transformers"),
+        pytest.raises(weft.InputError, match="has no attention layers of weft"),
         weft.watch(torch.nn.Linear(2, 2)),
     ):
         pass
@@ -184,6 +184,39 @@ def test_wefts_own_language_model_continues_a_text(positions, tmp_path):
     with torch.no_grad():
         likeliest = model(ids[None])[0].argmax(-1)
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
+
+
+def test_wefts_own_models_are_watched(language_model, translator):
+    ids = torch.tensor([[3, 4, 5, 6]])
+    architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
+    model = LanguageModel(30, architecture).eval()
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        state = model.start()
+        last = model.step(ids, state)
+        for _ in range(3):
+            last = model.step(last[:, -1].argmax(-1, keepdim=True), state)
+        model(ids)
+        model(tokens=ids[:, :2])
+    assert "step" not in vars(model)
+    assert not model._forward_hooks
+    assert [len(trace.tokens) for trace in watched.traces] == [7, 4, 2]
+    assert watched.traces[0].positions["tokens"]["generated"] == [False] * 4 + [True] * 3
+    for trace in watched.traces:
+        again = torch.tensor([int(token[1:]) for token in trace.tokens])
+        assert_equal(trace, weft.trace(model, again, keep=weft.All()))
+    inputs = {"source": torch.tensor([[3, 4]]), "target": torch.tensor([[1]])}
+    with weft.watch(translator.eval()) as watched:
+        translator(**inputs)
+    assert [layer.kind for layer in watched.trace.layers] == ["encoder", "decoder", "cross"]
+    with (
+        pytest.raises(weft.InputError, match="the cache holds other keys"),
+        weft.watch(model),
+        torch.no_grad(),
+    ):
+        state = model.start()
+        model.step(torch.tensor([[3, 4], [5, 6]]), state)
+        state.reorder(torch.tensor([1, 0]))
+        model.step(torch.tensor([[7], [8]]), state)
 
 
 def test_wefts_translators_do_not_continue_texts(translator):

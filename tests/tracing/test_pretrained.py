@@ -173,6 +173,11 @@ def test_folders_that_are_refused(small, tmp_path):
     with pytest.raises(weft.DataError, match=r"the weights are damaged|cannot load"):
         load_pretrained(small)
     weights.unlink()
+    with weights.open("wb") as file:
+        file.truncate(2**43)  # of holes: it takes no room
+    with pytest.raises(weft.InputError, match=r"the weights take 8,192\.0 GiB, and .* are free"):
+        load_pretrained(small)
+    weights.unlink()
     with pytest.raises(weft.DataError, match=r"no weights; expected model\.safetensors"):
         load_pretrained(small)
     (small / "pytorch_model.bin").write_bytes(b"\x80\x04.")

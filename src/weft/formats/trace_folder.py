@@ -151,8 +151,10 @@ class TraceWriter:
         self._check(name, graph, queries_from, keys_from)
         number = len(self._layers)
         self._wait()
+        # Given in lists, out of which the thread takes them, so that each goes once it is written.
+        tensors = [] if queries_keys is None else list(queries_keys)
         self._pending = self._thread.submit(
-            self._write, number, graph, queries_keys, terms, value_norms
+            self._write, number, [graph], tensors, terms, value_norms
         )
         self._layers.append(
             {
@@ -185,31 +187,31 @@ class TraceWriter:
     def _write(
         self,
         number: int,
-        graph: AttentionGraph,
-        queries_keys: tuple[Tensor, Tensor] | None,
+        graphs: list[AttentionGraph],
+        queries_keys: list[Tensor],
         terms: Terms | None,
         value_norms: Tensor | None,
     ) -> None:
+        if queries_keys:
+            self._write_tensors(number, queries_keys, terms)
+        graph = graphs.pop()
         for table in edge_tables(number, graph):
             self._table(EDGES, table)
         self._table(ROWS, row_table(number, graph))
         if value_norms is not None:
             self._table(KEYS, key_table(number, value_norms))
-        if queries_keys is not None:
-            self._write_tensors(number, queries_keys, terms)
 
     def _table(self, name: str, table: pa.Table) -> None:
         if name not in self._tables:
             self._tables[name] = TableFile(self._folder / name, table.schema)
         self._tables[name].append(table)
 
-    def _write_tensors(
-        self, number: int, queries_keys: tuple[Tensor, Tensor], terms: Terms | None
-    ) -> None:
+    def _write_tensors(self, number: int, queries_keys: list[Tensor], terms: Terms | None) -> None:
         if self._tensors is None:
             size = sum(tensor.nbytes for tensor in queries_keys)
             self._tensors = TensorFile(self._folder / QUERIES_KEYS, {"format": FORMAT}, size)
-        for part, tensor in zip(("queries", "keys"), queries_keys, strict=True):
+        for part in ("queries", "keys"):
+            tensor = queries_keys.pop(0)
             dtype = self._dtype or tensor.dtype
             if dtype not in STORED_TYPES.values():
                 dtype = torch.float32

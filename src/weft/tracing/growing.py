@@ -23,6 +23,20 @@ from weft.tracing.terms import ranges_of, rule_of_ranges
 __all__ = ["Growing", "joined_graphs"]
 
 
+_REORDERED = (
+    "trace: the cache holds other keys than the pass before left, as in beam search. Trace greedy "
+    "or sampled generation, or the text that was generated."
+)
+
+
+def _goes_on(before: Observation | None, seen: Observation) -> bool:
+    """Whether a step's cache begins with the keys of the step before it."""
+    if before is None:
+        return True
+    length = before.keys.shape[2]
+    return torch.equal(before.keys[:, :, -1:], seen.keys[:, :, length - 1 : length])
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """What one pass adds to a layer.
@@ -72,10 +86,7 @@ class Growing:
             last = parts[-1].caught.keys
             assert last is not None
             if not torch.equal(last[:, :, -1:], caught.keys[:, :, end - own - 1 : end - own]):
-                raise InputError(
-                    "trace: the cache holds other keys than the pass before left, as in beam "
-                    "search. Trace greedy or sampled generation, or the text that was generated."
-                )
+                raise InputError(_REORDERED)
         new = slice(0, end) if not parts else slice(end - own, end)
         # Not a view: it would keep the whole cache of every step in memory.
         changed = replace(
@@ -171,8 +182,11 @@ def joined_calls(
         last = of[-1][1]
         length = last.keys.shape[2]
         graphs = [seen.caught for _, seen in of if isinstance(seen.caught, AttentionGraph)]
-        rows = []
+        rows, before = [], None
         for _, seen in of:
+            if not _goes_on(before, seen):
+                raise InputError(_REORDERED)
+            before = seen
             ranges = ranges_of(seen.mask, seen.queries.shape[2], seen.keys.shape[2])
             assert ranges is not None, "a step's mask is causal"
             rows.append(ranges)

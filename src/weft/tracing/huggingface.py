@@ -23,7 +23,7 @@ from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
 from weft.tracing.keeping import Keeper
 from weft.tracing.sequences import Sequences, on_device_of
-from weft.tracing.watch import Watched, watching
+from weft.tracing.watch import WatchedTransformer, watching
 
 __all__ = ["token_limit", "trace_huggingface"]
 
@@ -67,7 +67,7 @@ def trace_huggingface(
     says = dict(description or describe(model))
     if generate is not None:
         options = _generation(model, given, generate)
-        watched = Watched(model, tokenizer, keep, queries_keys, layers, says, offsets)
+        watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
         if progress is not None:
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)

@@ -102,7 +102,9 @@ def _check_folder(folder: Path, library: Any) -> None:
             f"{library.__version__} does not know. Upgrade it (pip install -U transformers), or "
             "choose another model; code that comes with a model is not run."
         )
-    if any(folder.glob("*.safetensors")):
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if weights:
+        _check_memory(folder, weights)
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
     if pickles:
@@ -112,6 +114,20 @@ def _check_folder(folder: Path, library: Any) -> None:
             "trust."
         )
     raise DataError(f"{folder}: no weights; expected model.safetensors.")
+
+
+def _check_memory(folder: Path, weights: int) -> None:
+    """Raise where weights are larger than the memory that is free, as far as the system says."""
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return
+    if weights > free:
+        raise InputError(
+            f"{folder}: the weights take {weights / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
+            "of memory are free. Trace it on a larger machine, or a smaller model."
+        )
 
 
 def text_inputs(

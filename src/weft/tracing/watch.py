@@ -1,4 +1,4 @@
-"""`watch`: trace whatever a model of Transformers does in a block of code."""
+"""`watch`: trace whatever a model does in a block of code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Trace
 from weft.mechanism.graph import Keep, Top
+from weft.mechanism.observe import layers_of
 from weft.tracing.catcher import Catcher
 from weft.tracing.description import describe
 from weft.tracing.growing import Growing
 from weft.tracing.interface import is_transformers_model, routed, routes
 from weft.tracing.keeping import Keeper
 from weft.tracing.sequences import Sequences
+from weft.tracing.watched import Watched, WatchedOwn
 
-__all__ = ["Watched", "watch"]
+__all__ = ["WatchedTransformer", "watch", "watching"]
 
 
-class Watched:
-    """What a watched model did: see `watch`."""
+class WatchedTransformer(Watched):
+    """What a model of Transformers did."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Watched:
         description: Mapping[str, Any] | None,
         offsets: list[list[int]] | None = None,
     ) -> None:
+        super().__init__()
         self._model, self._tokenizer, self._offsets = model, tokenizer, offsets
         self._queries_keys = queries_keys
         self._options = keep, layers
@@ -44,19 +46,6 @@ class Watched:
         self._passes = 0
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
-        #: The traces of all texts so far, in order; those of a batch one after the other.
-        self.traces: list[Trace] = []
-
-    @property
-    def trace(self) -> Trace:
-        """The only trace.
-
-        Raises: InputError: there is none, or there are several.
-        """
-        if len(self.traces) != 1:
-            found = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
-            raise InputError(f"watch: {found}; expected one. All of them are in `traces`.")
-        return self.traces[0]
 
     def _receive(self, call: Any) -> Tensor:
         if self._current is None:
@@ -194,7 +183,7 @@ def watch(
     layers: Sequence[int | str] | None = None,
     description: Mapping[str, Any] | None = None,
 ) -> Iterator[Watched]:
-    """Trace whatever a model of Transformers does in a block of code.
+    """Trace whatever a model does in a block of code.
 
         with weft.watch(model, tokenizer=tokenizer) as watched:
             model.generate(**inputs, max_new_tokens=20)
@@ -206,7 +195,8 @@ def watch(
     the first pass and then after 1, 2, 4, 8 ... more. The model is left as it was.
 
     Args:
-        model: of Transformers, in evaluation mode, one that uses its attention interface.
+        model: in evaluation mode: of Transformers, one that uses its attention interface; or made
+            of weft's attention layers.
         tokenizer, keep, queries_keys, layers: as for `weft.trace`.
         description: what the traces say of the model; None: its name, class and size.
 
@@ -215,24 +205,30 @@ def watch(
 
     Raises: InputError: the model cannot be watched, or a cache was reordered, as by beam search.
     """
-    if not is_transformers_model(model) or not routes(model):
+    own = not is_transformers_model(model)
+    if not layers_of(model) if own else not routes(model):
         raise InputError(
             f"watch: {type(model).__name__} is no model of Transformers that uses its attention "
-            "interface. weft.trace takes others."
+            "interface, and has no attention layers of weft. weft.trace takes others."
         )
     if model.training:
         raise InputError(
             "watch: the model is in training mode, in which attention drops weights at random. "
             "Call model.eval() first."
         )
-    watched = Watched(model, tokenizer, keep, queries_keys, layers, description)
+    if own:
+        seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers)
+        with seen.watching():
+            yield seen
+        return
+    watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, description)
     with watching(model, watched):
         yield watched
 
 
 @contextmanager
-def watching(model: nn.Module, watched: Watched) -> Iterator[None]:
-    """Send what a model does to a `Watched`; afterwards it has its traces."""
+def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
+    """Send what a model of Transformers does to who watches; afterwards the traces are there."""
     with ExitStack() as stack:
         stack.enter_context(routed(model, watched._receive))
         hooks = [

@@ -1,0 +1,125 @@
+"""`Watched`: what a model did while it was watched; and how weft's own models are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.trace import Trace
+from weft.mechanism.graph import All, Keep, Top
+from weft.mechanism.observe import Recorder
+from weft.mechanism.observe import watching as observing
+from weft.tracing.growing import joined_calls
+from weft.tracing.own import as_inputs, sequences_of, traces_of
+
+__all__ = ["Watched", "WatchedOwn"]
+
+
+class Watched:
+    """What a watched model did: see `weft.watch`."""
+
+    def __init__(self) -> None:
+        #: The traces of all texts so far, in order; those of a batch one after the other.
+        self.traces: list[Trace] = []
+
+    @property
+    def trace(self) -> Trace:
+        """The only trace.
+
+        Raises: InputError: there is none, or there are several.
+        """
+        if len(self.traces) != 1:
+            found = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
+            raise InputError(f"watch: {found}; expected one. All of them are in `traces`.")
+        return self.traces[0]
+
+
+class WatchedOwn(Watched):
+    """What a model made of weft's attention layers did."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        keep: Keep,
+        queries_keys: bool,
+        layers: Sequence[int | str] | None,
+    ) -> None:
+        super().__init__()
+        self._model, self._keep = model, keep
+        self._options: dict[str, Any] = {
+            "tokenizer": tokenizer, "queries_keys": queries_keys, "layers": layers
+        }  # fmt: skip
+        self._recorder = Recorder(model, Top(0))
+        #: Ids of the text that is read step by step.
+        self._steps: list[Tensor] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the model while the block runs; afterwards the traces are there."""
+        with ExitStack() as stack:
+            stack.enter_context(observing(self._model, self._recorder))
+            for hook in (
+                self._model.register_forward_pre_hook(self._before, with_kwargs=True),
+                self._model.register_forward_hook(self._after, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
+            step = getattr(self._model, "step", None)
+            start = getattr(self._model, "start", None)
+            # A language model; a translator's steps look at a source too.
+            if step is not None and start and not inspect.signature(start).parameters:
+                stack.callback(vars(self._model).pop, "step", None)
+                vars(self._model)["step"] = self._stepping(step)
+            yield
+            self._finish()
+
+    def _arguments(self, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Tensor]:
+        bound = inspect.signature(self._model.forward).bind(*args, **given)
+        return sequences_of(as_inputs(self._model, bound.arguments))
+
+    def _keep_of(self, length: int) -> Top:
+        return Top(length) if isinstance(self._keep, All) else self._keep
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        self._finish()
+        longest = max(ids.shape[1] for ids in self._arguments(args, given).values())
+        self._recorder.keep = self._keep_of(longest)
+
+    def _after(
+        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any
+    ) -> None:
+        sequences = self._arguments(args, given)
+        calls, self._recorder.calls = self._recorder.calls, []
+        self.traces += traces_of(self._model, calls, sequences, **self._options)
+
+    def _stepping(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The model's `step`, noting what it reads."""
+
+        def watched(tokens: Tensor, state: Any) -> Tensor:
+            if not state.position:
+                self._finish()
+            self._recorder.keep = self._keep_of(state.position + tokens.shape[1])
+            self._steps.append(tokens.detach().cpu())
+            return step(tokens, state)
+
+        return watched
+
+    def _finish(self) -> None:
+        """Make traces of the text that was read step by step, if there was one."""
+        steps, self._steps = self._steps, []
+        calls, self._recorder.calls = self._recorder.calls, []
+        if not steps:
+            return
+        self.traces += traces_of(
+            self._model,
+            joined_calls(calls),
+            {"tokens": torch.cat(steps, 1)},
+            prompt=steps[0].shape[1] if len(steps) > 1 else None,
+            **self._options,
+        )
