@@ -110,6 +110,32 @@ def test_an_image(weft_main: Command, seer: Path, picture: Path, tmp_path: Path)
     assert trace.layers[0].shape == (2, 10, 10)
 
 
+def test_an_image_and_a_text(
+    weft_main: Command, writer: Path, picture: Path, tmp_path: Path
+) -> None:
+    folder, path = tmp_path / "both", tmp_path / "t"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 16, "projection_dim": 8}  # fmt: skip
+    config = transformers.CLIPConfig(
+        text_config={**sizes, "vocab_size": 11, "max_position_embeddings": 8, "eos_token_id": 10},
+        vision_config={**sizes, "image_size": 24, "patch_size": 8},
+    )
+    transformers.CLIPModel(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((writer / name).read_bytes())
+    (folder / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 24}, '
+        '"crop_size": {"height": 24, "width": 24}}'
+    )
+    assert_one_line(weft_main("trace", folder, "--image", picture, "-o", path), "reads a text too")
+    result = weft_main("trace", folder, "--image", picture, "--text", "a b j", "-o", path)
+    assert result.code == 0, result.err
+    trace = weft.open(path)
+    assert trace.sequences["tokens"] == ["a", "b", "j"]
+    assert len(trace.sequences["patches"]) == 10
+    assert {layer.queries_from for layer in trace.layers} == {"tokens", "patches"}
+
+
 def test_images_that_cannot_be_traced(
     weft_main: Command, seer: Path, writer: Path, runs: Path, picture: Path, tmp_path: Path
 ) -> None:

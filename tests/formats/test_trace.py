@@ -106,6 +106,16 @@ def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path):
         _ = trace.layers[1].graph
 
 
+def test_a_tile_needs_no_edges(pair_trace, tmp_path):
+    path = tmp_path / "t"
+    pair_trace.save(path)
+    (path / "edges.parquet").write_bytes(bytes((path / "edges.parquet").stat().st_size))
+    layer = weft.open(path).layers[1]
+    assert torch.allclose(layer.matrix.dense(), pair_trace.layers[1].graph.dense(), atol=1e-6)
+    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet"):
+        _ = layer.graph
+
+
 def test_a_fresh_process_reads_it(pair_trace, tmp_path):
     pair_trace.save(tmp_path / "t")
     code = f"import weft; print(weft.open({str(tmp_path / 't')!r}).layers[2].graph)"

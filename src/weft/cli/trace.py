@@ -115,11 +115,10 @@ def trace(
         return
     with progress_bar() as bar:
         task = bar.add_task("opening the model", total=None)
-        traced: set[str] = set()
 
         def progress(path: str, number: int, total: int | None) -> None:
-            traced.add(path)
-            bar.update(task, description=f"layer {path}", completed=number + 1, total=total)
+            what = f"layer {path}" if generate is None else "tokens read"
+            bar.update(task, description=what, completed=number + 1, total=total)
 
         caught = trace_model(model, words, output, options, image=image, progress=progress)
     _say(caught, output)

@@ -31,6 +31,9 @@ class LayerData(Protocol):
     def graph(self) -> AttentionGraph:
         """The graph."""
 
+    def lse(self) -> Tensor:
+        """The log-sum-exp of each row, (heads, queries)."""
+
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """(heads, queries, depth) and (kv_heads, keys, depth), or None where they were not kept."""
 
@@ -53,6 +56,10 @@ class Held:
     def graph(self) -> AttentionGraph:
         """See LayerData."""
         return self.attention_graph
+
+    def lse(self) -> Tensor:
+        """See LayerData."""
+        return self.attention_graph.lse
 
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """See LayerData."""
@@ -173,7 +180,8 @@ class TraceLayer:
             scale=self.scale,
             softcap=self.softcap,
             sinks=self.terms.sinks,
-            lse=self.graph.lse,
+            # Of the rows alone: a tile needs no edges to be read.
+            lse=self.data.lse(),
         )
 
     @property

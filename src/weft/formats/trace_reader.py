@@ -234,6 +234,17 @@ class StoredLayer:
         with self._reading(EDGES):
             edges = self._table(EDGES, EDGE_COLUMNS)
             keys, scores, weights = _slots(edges, heads, queries, length, kept)
+        totals = self._rows()
+        return AttentionGraph(
+            keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"]
+        )
+
+    def lse(self) -> Tensor:
+        """See LayerData."""
+        return self._rows()["lse"]
+
+    def _rows(self) -> dict[str, Tensor]:
+        heads, queries, _ = self.entry["shape"]
         with self._reading(ROWS):
             rows = self._table(ROWS, ROW_COLUMNS)
             if not np.array_equal(
@@ -245,9 +256,7 @@ class StoredLayer:
                 for name in ("lse", "entropy", "rest", "count")
             }
         totals["count"] = totals["count"].long()
-        return AttentionGraph(
-            keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"]
-        )
+        return totals
 
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """See LayerData."""
