@@ -244,15 +244,47 @@ inline void soften_row(const Call& call, Block& block, int row, Range group, Ran
     for (int64_t j = area.end; j < group.end; ++j) scores[j] = 0;
 }
 
-// Let one tile of keys pass a block of queries.
+// Rows so few that turning the keys into panels would cost more than it saves.
+constexpr int few_rows = 4;
+
+// The scores of a few rows and a tile, from keys as they are: lanes of products, 16 (8, 4) keys at a
+// time, turned and added up.
+inline void multiply_directly(const Call& call, Block& block, int64_t kv_head, Range tile) {
+    for (int row = 0; row < block.rows; ++row) {
+        const float* query = block.queries + row * call.depth;
+        for (int64_t key = tile.first; key < tile.end; key += lanes) {
+            Floats products[lanes];
+            for (int n = 0; n < lanes; ++n) {
+                products[n] = Floats{};
+                if (key + n >= tile.end) continue;
+                int64_t d = 0;
+                for (; d + lanes <= call.depth; d += lanes)
+                    products[n] += load(query + d) *
+                                   load_row(call.keys, call.bfloat16, block.batch, kv_head, key + n, d);
+                for (int lane = 0; d + lane < call.depth; ++lane)
+                    products[n][lane] +=
+                        query[d + lane] *
+                        element(call.keys, call.bfloat16, block.batch, kv_head, key + n, d + lane);
+            }
+            transpose(products);
+            for (int half = lanes / 2; half > 0; half /= 2)
+                for (int n = 0; n < half; ++n) products[n] += products[n + half];
+            store(block.scores + row * block.tile_row + (key - tile.first), products[0]);
+        }
+    }
+}
+
+// Let one tile of keys pass a block of queries. kv_head: whose keys are read directly, or -1.
 template <bool with_statistics>
-inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
+inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile,
+                      int64_t kv_head) {
     const bool rules = has_rules(call);
     Range groups[most_queries / group_rows + 1];
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g)
         groups[g] = group_range(block, row, (int)smaller(group_rows, block.rows - row), tile);
 
-    for (int64_t panel = tile.first; panel < tile.end; panel += panel_columns) {
+    if (kv_head >= 0) multiply_directly(call, block, kv_head, tile);
+    for (int64_t panel = tile.first; panel < tile.end && kv_head < 0; panel += panel_columns) {
         const float* columns = keys.panel(panel, call.depth);
         for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
             if (groups[g].end <= panel || groups[g].first >= panel + panel_columns) continue;
@@ -356,15 +388,21 @@ inline void stream_tiles(const Block& block, const Pass& pass) {
         pass(Range{tile, smaller(tile + block.tile_keys, seen.end)});
 }
 
-// One block of queries from beginning to end.
+// One block of queries from beginning to end. kv_head: whose keys are packed on the way, or -1 where
+// they are already.
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
-                          const PackedKeys& keys) {
+                          PackedKeys& keys, int64_t kv_head) {
     begin_block(call, block, b, h, first);
+    const bool directly = kv_head >= 0 && block.rows <= few_rows;
     stream_tiles(block, [&](Range tile) {
+        if (directly)
+            pack_values(call, b, kv_head, tile, keys);
+        else if (kv_head >= 0)
+            pack_keys(call, b, kv_head, tile, keys);
         if (call.entropy)
-            pass_tile<true>(call, block, keys, tile);
+            pass_tile<true>(call, block, keys, tile, directly ? kv_head : -1);
         else
-            pass_tile<false>(call, block, keys, tile);
+            pass_tile<false>(call, block, keys, tile, directly ? kv_head : -1);
     });
     finish_block(call, block);
 }

@@ -40,6 +40,22 @@ inline void copy_row(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, 
     }
 }
 
+// `lanes` numbers from column `first` of a row on.
+inline Floats load_row(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
+                       int64_t first) {
+    if (!bfloat16) return load(tensor.at<float>(b, h, i) + first);
+    const uint16_t* from = tensor.at<uint16_t>(b, h, i) + first;
+    Integers wide;
+    for (int lane = 0; lane < lanes; ++lane) wide[lane] = (int32_t)((uint32_t)from[lane] << 16);
+    return (Floats)wide;
+}
+
+inline float element(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
+                     int64_t column) {
+    return bfloat16 ? from_bfloat16(tensor.at<uint16_t>(b, h, i)[column])
+                    : tensor.at<float>(b, h, i)[column];
+}
+
 // Rows first .. first + panel_columns of a tensor, turned: panel[d * panel_columns + j] is
 // element d of row first + j; rows from `count` on are zero.
 inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
@@ -48,18 +64,16 @@ inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h
         const int64_t start = first + half;
         const int64_t rows = smaller(larger(count - start, 0), lanes);
         int64_t d = 0;
-        if (!bfloat16) {
-            for (; d + lanes <= depth; d += lanes) {
-                Floats square[lanes];
+        for (; d + lanes <= depth; d += lanes) {
+            Floats square[lanes];
 #pragma GCC unroll 16
-                for (int row = 0; row < lanes; ++row)
-                    square[row] =
-                        row < rows ? load(tensor.at<float>(b, h, start + row) + d) : Floats{};
-                transpose(square);
+            for (int row = 0; row < lanes; ++row)
+                square[row] =
+                    row < rows ? load_row(tensor, bfloat16, b, h, start + row, d) : Floats{};
+            transpose(square);
 #pragma GCC unroll 16
-                for (int row = 0; row < lanes; ++row)
-                    store(panel + (d + row) * panel_columns + half, square[row]);
-            }
+            for (int row = 0; row < lanes; ++row)
+                store(panel + (d + row) * panel_columns + half, square[row]);
         }
         for (int64_t rest = d; rest < depth; ++rest)
             store(panel + rest * panel_columns + half, Floats{});
@@ -126,11 +140,10 @@ inline PackedKeys lay_out_keys(const Call& call, Workspace& space) {
     return keys;
 }
 
-// Pack the keys and values of a range.
-inline void pack_keys(const Call& call, int64_t b, int64_t kv_head, Range range, PackedKeys& keys) {
+// Pack the values of a range, or find them where they are.
+inline void pack_values(const Call& call, int64_t b, int64_t kv_head, Range range,
+                        PackedKeys& keys) {
     keys.first = range.first / panel_columns * panel_columns;
-    pack_panels(call.keys, call.bfloat16, b, kv_head, keys.first, range.end, call.depth,
-                keys.panels);
     if (values_in_place(call)) {
         keys.value_row = call.values.row;
         keys.values = call.values.at<float>(b, kv_head, keys.first);
@@ -140,6 +153,13 @@ inline void pack_keys(const Call& call, int64_t b, int64_t kv_head, Range range,
         pack_rows(call.values, call.bfloat16, b, kv_head, keys.first, range.end, call.value_depth,
                   keys.value_space);
     }
+}
+
+// Pack the keys and values of a range.
+inline void pack_keys(const Call& call, int64_t b, int64_t kv_head, Range range, PackedKeys& keys) {
+    pack_values(call, b, kv_head, range, keys);
+    pack_panels(call.keys, call.bfloat16, b, kv_head, keys.first, range.end, call.depth,
+                keys.panels);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -32,7 +32,8 @@ constexpr bool pairs_serve_float32 = false;
 
 // Cutting float32 pays where each cut number is used often enough: not for short sequences.
 inline bool uses_pairs(const Call& call) {
-    return call.bfloat16 ||
+    // Nor is a step of decoding: its few queries use each key once.
+    return (call.bfloat16 && call.queries_count > 4) ||
            (pairs_serve_float32 && call.keys_count >= 128 && call.queries_count >= 32);
 }
 

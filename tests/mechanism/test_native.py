@@ -383,3 +383,29 @@ def _in_child(array: Any, send: Any) -> None:
     x = torch.from_numpy(array)
     call = weft.attention(x, x, x, backend="native")
     send.send(float(call.numpy().sum()))
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [64, 21])
+def test_a_step_of_decoding_is_the_last_row_of_the_whole(
+    instruction_set: str, dtype: torch.dtype, depth: int
+) -> None:
+    """A few queries over many keys, which are read where they are, not packed."""
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(1, 2, 700, depth, generator=generator).to(dtype).double() for _ in range(3)
+    )
+    for few in (1, 3, 4):
+        inputs = (queries[:, :, -few:], keys, values)
+        options = {"mask": weft.causal(offset=700 - few)}
+        with torch.no_grad():
+            output, graph, _ = run(inputs, options, 5, dtype, instruction_set)
+            exact_output, exact, _ = run(
+                (queries, keys, values), {"mask": weft.causal()}, 5, torch.float64
+            )
+        tolerance = 2e-6 if dtype == torch.float32 else 1e-2
+        error = (output.double() - exact_output[:, :, -few:]).abs().amax()
+        assert float(error / exact_output.abs().amax()) <= tolerance
+        assert torch.equal(graph.keys, exact.keys[:, :, -few:])
+        torch.testing.assert_close(graph.lse.double(), exact.lse[:, :, -few:], rtol=0, atol=2e-5)
