@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
     from rich.table import Table
 
+    from weft.formats.history import History
     from weft.formats.trace import Trace
 
 __all__ = ["find_traces", "heads"]
@@ -27,7 +28,10 @@ _LAST = ("broad", "entropy", "distance")
 
 def heads(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Traces of one model, or their folder.")
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Traces of one model, or their folder; or a training run."
+        ),
     ],
     every: Annotated[
         bool, typer.Option("--all", help="Every head and measure, not only heads with a role.")
@@ -64,6 +68,12 @@ def heads(
             "again; '' for the longest one."
         ),
     ] = None,
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEASURE", help="Of a run: this measure of every head, snapshot by snapshot."
+        ),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line.")
@@ -73,6 +83,9 @@ def heads(
     from weft.analysis.roles import ROLES
     from weft.analysis.roles import heads as table_of
 
+    if history is not None:
+        _along(paths, history, as_csv, as_json)
+        return
     roles = (*ROLES, "broad", "mixed")
     if role is not None and role not in roles:
         raise InputError(f"--role {role}: no such role; there are {', '.join(roles)}.")
@@ -120,7 +133,7 @@ def heads(
 
 
 def find_traces(paths: list[Path]) -> list[Trace]:
-    """The traces at some paths: each one, or a folder of several.
+    """The traces at some paths: each one, or a folder of several; of a run, its probe at the end.
 
     Raises: DataError: there is none.
     """
@@ -128,6 +141,12 @@ def find_traces(paths: list[Path]) -> list[Trace]:
 
     found = []
     for path in paths:
+        if (path / "run.json").is_file():
+            from weft.analysis.formation import trace_of_snapshot
+
+            past = _history(path)
+            found.append(trace_of_snapshot(past[past.steps[-1]]))
+            continue
         inside = sorted(path.glob("*/trace.json")) if path.is_dir() else []
         if inside and not (path / "trace.json").exists():
             found += [Trace.open(manifest.parent) for manifest in inside]
@@ -136,6 +155,59 @@ def find_traces(paths: list[Path]) -> list[Trace]:
     if not found:
         raise DataError("no trace is given. Make one: weft trace MODEL --text ... -o t.weft")
     return found
+
+
+def _history(path: Path) -> History:
+    """The history of a run.
+
+    Raises: DataError: not a run, or one without snapshots.
+    """
+    from weft.formats.history import History
+    from weft.formats.run import RunFolder
+
+    past = History(RunFolder.open(path).history)
+    if not past.steps:
+        raise DataError(f"{path}: this run has no snapshots; it was trained without a history.")
+    return past
+
+
+def _along(paths: list[Path], measure: str, as_csv: bool, as_json: bool) -> None:
+    """Print a measure of every head along a training."""
+    from rich.table import Table
+
+    from weft.analysis.formation import formation
+
+    if len(paths) != 1:
+        raise InputError("--history: of one run; give one path.")
+    moments = formation(_history(paths[0]), measure)
+    heads = [f"{layer}.{head}" for layer, head in moments[0].scores]
+    rows = [
+        ["" if loss is None else f"{loss:.4f}", *(_said(measure, score) for score in scores)]
+        for loss, scores in ((one.loss, one.scores.values()) for one in moments)
+    ]
+    if as_csv:
+        print(",".join(("step", "loss", *heads)))
+        for one, row in zip(moments, rows, strict=True):
+            print(",".join((str(one.step), *row)))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("step", "loss", *heads):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one, row in zip(moments, rows, strict=True):
+        table.add_row(str(one.step), *row)
+    _print(table, wide=True)
+    if as_json:
+        steps = [
+            {
+                "step": one.step,
+                "loss": one.loss,
+                "heads": [None if _is_nan(score) else score for score in one.scores.values()],
+            }
+            for one in moments
+        ]
+        print(
+            json.dumps({"run": str(paths[0]), "measure": measure, "heads": heads, "steps": steps})
+        )
 
 
 def _is_nan(value: Any) -> bool:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from weft.analysis.formation import trace_of_snapshot
 from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Trace
 from weft.formats.trace_folder import MANIFEST
 from weft.studio.collection import Collection
 from weft.studio.page import collect
 
 __all__ = ["loss_curves", "open_collection", "probe_trace", "run_snapshots"]
-
-#: Which sequences a translator's layers take their queries and keys from.
-_SEQUENCES = {
-    "encoder": ("source", "source"),
-    "decoder": ("target", "target"),
-    "cross": ("target", "source"),
-}
 
 
 def open_collection(path: Path) -> Collection:
@@ -74,31 +66,7 @@ def loss_curves(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[fl
 
 def probe_trace(history: History) -> Trace:
     """The last snapshot of a history as a trace: its probe, read by the learned matrices."""
-    snapshot = history[history.steps[-1]]
-    counts: Counter[str] = Counter()
-    layers = []
-    sequences: dict[str, list[str]] = {}
-    translates = any(layer.kind == "cross" for layer in snapshot.layers)
-    for layer in snapshot.layers:
-        queries_from, keys_from = _SEQUENCES[layer.kind] if translates else ("tokens", "tokens")
-        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
-        heads, queries, keys = layer.graph.shape
-        layers.append(
-            TraceLayer(
-                name=layer.name,
-                kind=layer.kind,
-                index=counts[layer.kind],
-                shape=(heads, queries, keys),
-                queries_from=queries_from,
-                keys_from=keys_from,
-                query_tokens=layer.query_tokens,
-                key_tokens=layer.key_tokens,
-                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
-                data=Held(layer.graph, None),
-            )
-        )
-        counts[layer.kind] += 1
-    return Trace(sequences, tuple(layers))
+    return trace_of_snapshot(history[history.steps[-1]])
 
 
 def run_snapshots(history: History) -> list[dict[str, Any]]:

@@ -1,0 +1,194 @@
+"""An induction circuit from random matrices: trained, found, named, and its birth dated.
+
+    python examples/induction.py
+
+Trains a language model of two layers and one of one layer on sequences whose first half comes
+again (examples/repeats.toml), tests both on the repeated half, says what each head does on
+sequences that were never seen, takes heads away to see which are needed, and prints when they
+formed. Pictures go to the run's folder. What was trained already is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.analysis.ablation import Ablation, ablate
+from weft.analysis.formation import formation, trace_of_snapshot
+from weft.analysis.roles import HeadRole, head_roles
+from weft.formats.history import History
+from weft.formats.trace import Trace
+from weft.pictures import history as history_picture
+from weft.pictures import save_picture
+from weft.training.config import load_config
+from weft.training.inference import TrainedRun, open_run
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.tasks import make_task
+from weft.training.tasks.repeats import SYMBOLS
+
+CONFIG = Path(__file__).parent / "repeats.toml"
+
+#: Sequences on which heads are named and taken away.
+TEXTS = 21
+
+
+def trained(folder: Path, layers: int, steps: int | None) -> TrainedRun:
+    """A run of so many layers, trained if it is not there."""
+    changed = [f"model.decoder_layers={layers}"]
+    changed += [] if steps is None else [f"training.max_steps={steps}"]
+    start = time.perf_counter()
+    done = train(load_config(CONFIG, changed), folder, SilentListener())
+    print(
+        f"{layers} layer{'s' * (layers > 1)}: {done.steps:,} steps, trained in "
+        f"{done.seconds:.0f} s ({time.perf_counter() - start:.0f} s now)."
+    )
+    return open_run(folder)
+
+
+def tested(run: TrainedRun) -> tuple[Callable[[], float], Callable[[], float]]:
+    """Functions that give the loss and the accuracy on the repeated half of unseen sequences."""
+    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    batches = task.validation(4_096)
+
+    def measure(of: str) -> float:
+        total, count = 0.0, 0
+        for batch in batches:
+            real = batch.targets != run.vocabulary.pad
+            logits = run.model(**batch.inputs)[real]
+            targets = batch.targets[real]
+            if of == "loss":
+                total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+            else:
+                total += int((logits.argmax(-1) == targets).sum())
+            count += len(targets)
+        return total / count
+
+    return lambda: measure("loss"), lambda: measure("accuracy")
+
+
+def unseen(run: TrainedRun) -> list[Trace]:
+    """Traces of one sequence of each length."""
+    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    found = []
+    for batch in task.validation(64)[:TEXTS]:
+        trace = weft.trace(run.model, batch.inputs["tokens"][:1], tokenizer=run.vocabulary)
+        assert isinstance(trace, Trace)
+        found.append(trace)
+    return found
+
+
+def say_roles(found: list[HeadRole]) -> None:
+    """What each head does, beside what chance would score."""
+    print("\nhead  role        score   chance  sd      z      previous  same   induction  entropy")
+    for one in found:
+        said = (
+            ""
+            if one.score is None
+            else f"{one.score:6.3f}  {one.null:6.3f}  {one.null_sd:.4f}  {one.z:5.1f}"
+        )
+        columns = "  ".join(
+            f"{one.scores[name]:{width}.3f}"
+            for name, width in (("previous", 8), ("same", 5), ("induction", 9), ("entropy", 7))
+        )
+        print(f"{one.layer}.{one.head}   {one.role:10}  {said:28}  {columns}")
+
+
+def say_ablation(loss: Ablation, accuracy: Ablation) -> None:
+    """What is left without some heads."""
+    print("\nwithout                loss    accuracy on the repeated half")
+    print(f"nothing              {loss.baseline:6.3f}    {accuracy.baseline:.3f}")
+    for worse, right in zip(loss.effects, accuracy.effects, strict=True):
+        heads = " ".join(f"{layer}.{head}" for layer, head in worse.heads)
+        print(f"{heads:20} {worse.value:6.3f}    {right.value:.3f}")
+
+
+def say_formation(history: History, shown: dict[str, list[tuple[int, int]]], since: int) -> None:
+    """The scores of heads on the run's probe, from random to trained."""
+    names = [f"{name} {layer}.{head}" for name, heads in shown.items() for layer, head in heads]
+    print("\n  step   loss  " + "  ".join(names))
+    of_measure = {name: formation(history, name) for name in shown}
+    for place, moment in enumerate(next(iter(of_measure.values()))):
+        if 0 < moment.step < since:
+            continue
+        loss = "     " if moment.loss is None else f"{moment.loss:5.2f}"
+        columns = [
+            f"{of_measure[name][place].scores[head]:{len(name) + 4}.2f}"
+            for name, heads in shown.items()
+            for head in heads
+        ]
+        print(f"{moment.step:6,}  {loss}  {'  '.join(columns)}")
+
+
+def draw(history: History, layer: int, head: int, measure: str, since: int, path: Path) -> None:
+    """The weights of a head on the probe from random to trained, over its score and the loss."""
+    snapshots = [snapshot for snapshot in history if not 0 < snapshot.step < since]
+    matrices = [
+        trace_of_snapshot(snapshot).layers[layer].graph.dense()[head] for snapshot in snapshots
+    ]
+    steps = {snapshot.step for snapshot in snapshots}
+    moments = [moment for moment in formation(history, measure) if moment.step in steps]
+    scores = [moment.scores[layer, head] for moment in moments]
+    losses = [(s.step, s.loss) for s in snapshots if s.loss is not None]
+    figure = history_picture(
+        [snapshot.step for snapshot in snapshots],
+        matrices,
+        {measure: scores, "loss": ([step for step, _ in losses], [loss for _, loss in losses])},
+        title=f"{layer}.{head}: from random to {measure}",
+        shown=8,
+    )
+    save_picture(figure, path)
+    print(f"Picture: {path}")
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the runs go")
+    parser.add_argument("--steps", type=int, help="of each training, instead of the example's")
+    parser.add_argument("--since", type=int, default=150, help="the first step that is printed")
+    given = parser.parse_args()
+    two = trained(given.runs / "repeats", 2, given.steps)
+    one = trained(given.runs / "repeats-one-layer", 1, given.steps)
+    loss, accuracy = tested(two)
+    with torch.no_grad():
+        print(
+            f"Right on the repeated half: two layers {accuracy():.2%}, one layer "
+            f"{tested(one)[1]():.2%}; one symbol of all {1 / len(SYMBOLS):.2%}."
+        )
+
+    found = head_roles(unseen(two))
+    say_roles(found)
+
+    heads = [(head.layer, head.head) for head in found]
+    of_role = {
+        role: tuple((head.layer, head.head) for head in found if head.role == role)
+        for role in ("previous", "induction")
+    }
+    together = [of_role["induction"], *(tuple(x for x in heads if x[0] == n) for n in (0, 1))]
+    groups = [*heads, *dict.fromkeys(group for group in together if len(group) > 1)]
+    say_ablation(
+        ablate(two.model, loss, kind="mean", heads=groups),
+        ablate(two.model, accuracy, kind="mean", heads=groups),
+    )
+
+    history = History(two.folder.history)
+
+    def strongest(role: str) -> tuple[int, int]:
+        best = max(found, key=lambda head: head.scores[role])
+        return best.layer, best.head
+
+    previous, induction = strongest("previous"), strongest("induction")
+    shown = {"previous": [previous], "induction": list(of_role["induction"]) or [induction]}
+    say_formation(history, shown, given.since)
+    for role, head in (("previous", previous), ("induction", induction)):
+        draw(history, *head, role, given.since, two.folder.path / f"{role}-head.png")
+
+
+if __name__ == "__main__":
+    main()
