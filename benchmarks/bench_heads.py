@@ -9,6 +9,7 @@ come from the dense matrices too, and the largest differences are printed.
 
     python benchmarks/bench_heads.py                        # N = 1024
     python benchmarks/bench_heads.py --length 8192          # the claim
+    python benchmarks/bench_heads.py --length 8192 --similarity    # of every pair of heads too
 """
 
 from __future__ import annotations
@@ -75,6 +76,15 @@ def roles(way: str, path: Path) -> dict[str, Any]:
     }
 
 
+def alike(way: str, path: Path) -> dict[str, Any]:
+    import weft
+    from weft.analysis.similarity import similarity
+
+    start = time.perf_counter()
+    found = similarity(weft.open(path), exact=way == "similarity-exact")
+    return {"seconds": time.perf_counter() - start, "mean": float(found.affinity.mean())}
+
+
 def dense(length: int) -> dict[str, Any]:
     """The same measures, with every weight in memory, as one would write them down."""
     model, ids = model_and_tokens(length)
@@ -121,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--trace", type=Path, help="where the trace goes or is")
+    parser.add_argument("--similarity", action="store_true", help="of every pair of heads too")
     parser.add_argument("--only", help="one measurement, in this process")
     given = parser.parse_args()
     if given.only:
@@ -129,13 +140,18 @@ def main() -> None:
             "trace": lambda: trace(given.length, given.trace),
             "dense": lambda: dense(given.length),
         }
-        found = one[given.only]() if given.only in one else roles(given.only, given.trace)
+        if given.only in one:
+            found = one[given.only]()
+        else:
+            measure = alike if given.only.startswith("similarity") else roles
+            found = measure(given.only, given.trace)
         found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(found))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = given.trace or Path(folder) / "t.weft"
         whats = ["forward", *([] if path.exists() else ["trace"]), *WAYS]
+        whats += ["similarity-kept", "similarity-exact"] if given.similarity else []
         whats += ["dense"] if given.length <= 1024 else []
         results: dict[str, dict[str, Any]] = {}
         for what in whats:

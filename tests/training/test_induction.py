@@ -1,0 +1,51 @@
+"""The claim of examples/induction.py: two layers repeat, by heads that are what they are called."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from weft.analysis.ablation import ablate
+from weft.analysis.formation import formation
+from weft.analysis.roles import head_roles
+from weft.formats.history import History
+
+
+@pytest.fixture
+def example() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "induction.py"
+    spec = importlib.util.spec_from_file_location("induction", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_two_layers_copy_and_their_heads_are_found(example: ModuleType, tmp_path: Path) -> None:
+    two = example.trained(tmp_path / "two", 2, None)
+    one = example.trained(tmp_path / "one", 1, None)
+    loss, accuracy = example.tested(two)
+    with torch.no_grad():
+        assert loss() < 0.05
+        assert accuracy() > 0.95
+        assert example.tested(one)[1]() < 0.15
+    roles = {(head.layer, head.head): head for head in head_roles(example.unseen(two))}
+    previous = [place for place, head in roles.items() if head.role == "previous"]
+    copying = [place for place, head in roles.items() if head.role == "induction"]
+    assert {layer for layer, _ in previous} == {0}
+    assert {layer for layer, _ in copying} == {1}
+    # What they are called is what they are needed for.
+    found = ablate(two.model, accuracy, kind="mean", heads=[*previous, copying])
+    assert min(effect.value for effect in found.effects[:-1]) < 0.9
+    assert found.effects[-1].value < 0.1
+    # They were not there at first, nor when the loss had fallen to that of one layer.
+    moments = formation(History(two.folder.history), "induction")
+    of_head = [moment.scores[copying[0]] for moment in moments]
+    early = [score for moment, score in zip(moments, of_head, strict=True) if moment.step < 300]
+    assert max(early) < 0.3 < 0.8 < of_head[-1]
