@@ -1,0 +1,253 @@
+"""Claim: the analyses of a whole model are a matter of seconds, at lengths where no matrix fits.
+
+A model of GPT-2 small's shape (12 layers of 12 heads), its random queries sharpened so that the 32
+strongest edges of a query hold about half of its mass, traced once. Then every measure over all of
+its layers and heads: from the kept edges (claim: at most 20 s each), and from all weights (claim: at
+most 5 times the model's own forward pass), each at most 4 GB; each in a process of its own that
+opens the trace from disk. Prints seconds and peak memory, the ratio to the forward pass last. With
+--dense: the same measures on dense matrices, which fit at N = 1024, their seconds, and how far from
+them the exact ones are.
+
+    python benchmarks/bench_analysis.py --length 1024 --dense
+    python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --length 8192         # the claim
+    python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --measures pagerank --only exact
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import weft
+from side_by_side import peak_memory
+from weft.analysis.compare import distance
+from weft.analysis.components import components
+from weft.analysis.flow import attention_flow
+from weft.analysis.interval import Source
+from weft.analysis.norms import given_by_rows, norms_of_heads
+from weft.analysis.pagerank import pagerank
+from weft.analysis.query import ask
+from weft.analysis.received import heavy_hitters, received
+from weft.analysis.reciprocity import reciprocity
+from weft.analysis.relevance import relevance
+from weft.analysis.rollout import rollout_columns, rollout_rows, whole_rollout
+from weft.analysis.spectrum import energy_rank
+from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.reference import graphs as reference
+
+Measure = Callable[[Trace, bool], Any]
+
+
+def of_layers(measure: Callable[[Source, TraceLayer], Any]) -> Measure:
+    """A measure of a layer as one of a trace; a layer is let go before the next one."""
+
+    def run(trace: Trace, exact: bool) -> list[Any]:
+        found = []
+        for number in range(len(trace.layers)):
+            layer = fresh(trace, number)
+            source = layer.matrix if exact else layer.graph
+            assert source is not None
+            found.append(measure(source, layer))
+        return found
+
+    return run
+
+
+def fresh(trace: Trace, number: int) -> TraceLayer:
+    """A layer that remembers nothing of what was read of it before."""
+    from dataclasses import replace
+
+    return replace(trace.layers[number])
+
+
+def middle(trace: Trace) -> int:
+    return len(trace.tokens) // 2
+
+
+MEASURES: dict[str, Measure] = {
+    "received": of_layers(lambda source, _: received(source).middle),
+    "heavy hitters": of_layers(lambda source, _: heavy_hitters(source).count.middle),
+    "given": of_layers(lambda source, of: given_by_rows(source, norms_of_heads(of)).middle),
+    "reciprocity": of_layers(lambda source, _: reciprocity(source).middle),
+    "pagerank": of_layers(lambda source, of: pagerank(source, edges=of.graph).mean),
+    "components": of_layers(lambda source, _: components(source, 0.05).count),
+    "energy rank": of_layers(lambda source, _: energy_rank(source).middle),
+    "rollout row": lambda trace, exact: rollout_rows(trace, -1, exact=exact).values[0],
+    "rollout column": lambda trace, exact: rollout_columns(trace, 0, exact=exact).values[:, 0],
+    "rollout whole": lambda trace, exact: whole_rollout(trace, exact=exact).values,
+    "change": lambda trace, exact: [
+        distance(fresh(trace, number), fresh(trace, number - 1), exact=exact).middle
+        for number in range(1, len(trace.layers))
+    ],
+    "roles": lambda trace, exact: trace.heads() if exact else heads_of_edges(trace),
+}
+#: Measures that there is one way to take only.
+OF_EDGES: dict[str, Measure] = {
+    "flow": lambda trace, _: attention_flow(trace, -1, middle(trace), exact=False).middle,
+    "sql": lambda trace, _: ask(
+        trace, "select layer, head, key, sum(weight) s from edges group by all order by s limit 10"
+    ).table(),
+}
+
+
+def heads_of_edges(trace: Trace) -> Any:
+    from weft.analysis.roles import heads
+
+    return heads(trace, exact=False)
+
+
+def by_dense(name: str, dense: list[torch.Tensor]) -> Any:
+    """The same from dense matrices, in the plainest way that is not slow; None: there is none."""
+    residual = [reference.with_residual(weights.mean(0)) for weights in dense]
+    if name == "received":
+        return [weights.sum(1) for weights in dense]
+    if name == "reciprocity":
+        return [
+            (weights * weights.transpose(1, 2)).sum((1, 2)) / weights.square().sum((1, 2))
+            for weights in dense
+        ]
+    if name == "pagerank":
+        return [reference.pagerank(weights.mean(0).double()).float() for weights in dense]
+    if name == "rollout whole":
+        return reference.rollout([weights.mean(0) for weights in dense])
+    if name == "rollout row":
+        return torch.linalg.multi_dot([residual[-1][-1:], *residual[-2::-1]])[0]
+    if name == "rollout column":
+        return torch.linalg.multi_dot([*residual[::-1][:-1], residual[0][:, :1]])[:, 0]
+    if name == "change":
+        return [
+            (after - before).abs().sum(-1).mean(-1) / 2
+            for before, after in zip(dense, dense[1:], strict=False)
+        ]
+    return None
+
+
+def model_of(length: int) -> Any:
+    """GPT-2 small with random weights, the scores of its heads as sharp as trained ones."""
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(n_positions=max(length, 1024))
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for block in model.transformer.h:
+            block.attn.c_attn.weight[:, : 2 * config.n_embd] *= 4.5
+    ids = torch.randint(0, config.vocab_size, (1, length))
+    return model, ids
+
+
+def make(folder: Path, length: int) -> dict[str, Any]:
+    """Trace the model; the seconds of its forward pass alone, in the same process."""
+    model, ids = model_of(length)
+    body = model.transformer
+    with torch.no_grad():
+        body(ids[:, :64], use_cache=False)
+        start = time.perf_counter()
+        body(ids, use_cache=False)
+        seconds = time.perf_counter() - start
+    trace = weft.trace(body, ids, save=folder, overwrite=folder.exists())
+    rest = sum(float(layer.graph.rest.mean()) for layer in trace.layers) / len(trace.layers)
+    return {"forward": seconds, "rest": rest, "memory": peak_memory()}
+
+
+def one(folder: Path, name: str, exact: bool) -> dict[str, Any]:
+    """One measure in this process."""
+    if name == "relevance":
+        trace = weft.open(folder)
+        model, ids = model_of(len(trace.tokens))
+        start = time.perf_counter()
+        relevance(model, ids, rows=-1)
+    else:
+        trace = weft.open(folder)
+        measure = (MEASURES | OF_EDGES)[name]
+        start = time.perf_counter()
+        measure(trace, exact)
+    return {"seconds": time.perf_counter() - start, "memory": peak_memory()}
+
+
+def compare_with_dense(folder: Path) -> None:
+    """Seconds from dense matrices, and the largest difference of the exact result from theirs."""
+    trace = weft.open(folder)
+    start = time.perf_counter()
+    dense = [layer.matrix.dense(force=True) for layer in trace.layers if layer.matrix is not None]
+    print(f"dense matrices: {time.perf_counter() - start:.2f} s to form")
+    for name in MEASURES:
+        start = time.perf_counter()
+        expected = by_dense(name, dense)
+        seconds = time.perf_counter() - start
+        if expected is None:
+            continue
+        found = MEASURES[name](trace, True)
+        pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else zip(found, expected, strict=True)  # fmt: skip # noqa: E501
+        error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+        print(f"{name:16} dense {seconds:7.3f} s   exact differs by {error:.1e} of the largest")
+
+
+def in_a_process(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], capture_output=True, check=False, text=True
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--trace", type=Path, help="where the trace is, or is to be")
+    parser.add_argument("--measures", nargs="+", help="some of them")
+    parser.add_argument("--only", choices=("kept", "exact"))
+    parser.add_argument("--dense", action="store_true", help="beside dense matrices")
+    parser.add_argument("--process", nargs="+", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(2)
+    if given.process:
+        what, *rest = given.process
+        result = (
+            make(given.trace, given.length)
+            if what == "make"
+            else one(given.trace, what, rest == ["exact"])
+        )
+        print(json.dumps(result))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.trace or Path(temporary) / "trace"
+        notes = folder.with_suffix(".json")
+        if not folder.exists():
+            made = in_a_process(
+                "--trace", str(folder), "--length", str(given.length), "--process", "make"
+            )
+            notes.write_text(json.dumps(made))
+        made = json.loads(notes.read_text())
+        forward = made["forward"]
+        print(f"forward {forward:.2f} s; {made['rest']:.2f} of the mass is on no kept edge")
+        if given.dense:
+            compare_with_dense(folder)
+        for name in given.measures or [*MEASURES, *OF_EDGES, "relevance"]:
+            ways = ["kept"] if name in OF_EDGES else ["exact"] if name == "relevance" else [
+                "kept", "exact"]  # fmt: skip
+            for way in ways:
+                if given.only in (None, way):
+                    run = in_a_process("--trace", str(folder), "--process", name, way)
+                    ratio = (
+                        f"   {run['seconds'] / forward:5.2f} x forward" if way == "exact" else ""
+                    )
+                    print(
+                        f"{name:16} {way:6} {run['seconds']:7.2f} s {run['memory']:6,.0f} MB{ratio}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
