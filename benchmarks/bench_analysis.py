@@ -2,8 +2,8 @@
 
 A model of GPT-2 small's shape (12 layers of 12 heads), its random queries sharpened so that the 32
 strongest edges of a query hold about half of its mass, traced once. Then every measure over all of
-its layers and heads: from the kept edges (claim: at most 20 s each), and from all weights (claim: at
-most 5 times the model's own forward pass), each at most 4 GB; each in a process of its own that
+its layers and heads: from the kept edges (claim: at most 20 s each), and from all weights (claim:
+at most 5 times the model's own forward pass), each at most 4 GB; each in a process of its own that
 opens the trace from disk. Prints seconds and peak memory, the ratio to the forward pass last. With
 --dense: the same measures on dense matrices, which fit at N = 1024, their seconds, and how far from
 them the exact ones are.
@@ -16,19 +16,20 @@ them the exact ones are.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import weft
-from side_by_side import peak_memory
 from weft.analysis.compare import distance
 from weft.analysis.components import components
 from weft.analysis.flow import attention_flow
@@ -64,8 +65,6 @@ def of_layers(measure: Callable[[Source, TraceLayer], Any]) -> Measure:
 
 def fresh(trace: Trace, number: int) -> TraceLayer:
     """A layer that remembers nothing of what was read of it before."""
-    from dataclasses import replace
-
     return replace(trace.layers[number])
 
 
@@ -105,6 +104,12 @@ def heads_of_edges(trace: Trace) -> Any:
     return heads(trace, exact=False)
 
 
+def peak_memory() -> float:
+    """The most memory of this process, in megabytes; not of the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def by_dense(name: str, dense: list[torch.Tensor]) -> Any:
     """The same from dense matrices, in the plainest way that is not slow; None: there is none."""
     residual = [reference.with_residual(weights.mean(0)) for weights in dense]
@@ -126,7 +131,7 @@ def by_dense(name: str, dense: list[torch.Tensor]) -> Any:
     if name == "change":
         return [
             (after - before).abs().sum(-1).mean(-1) / 2
-            for before, after in zip(dense, dense[1:], strict=False)
+            for before, after in itertools.pairwise(dense)
         ]
     return None
 
@@ -140,7 +145,7 @@ def model_of(length: int) -> Any:
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").eval()
     with torch.no_grad():
         for block in model.transformer.h:
-            block.attn.c_attn.weight[:, : 2 * config.n_embd] *= 4.5
+            block.attn.c_attn.weight[:, : 2 * config.n_embd] *= 2.6
     ids = torch.randint(0, config.vocab_size, (1, length))
     return model, ids
 
@@ -240,13 +245,10 @@ def main() -> None:
             for way in ways:
                 if given.only in (None, way):
                     run = in_a_process("--trace", str(folder), "--process", name, way)
-                    ratio = (
-                        f"   {run['seconds'] / forward:5.2f} x forward" if way == "exact" else ""
-                    )
-                    print(
-                        f"{name:16} {way:6} {run['seconds']:7.2f} s {run['memory']:6,.0f} MB{ratio}",
-                        flush=True,
-                    )
+                    line = f"{name:16} {way:6} {run['seconds']:7.2f} s {run['memory']:6,.0f} MB"
+                    if way == "exact":
+                        line += f"   {run['seconds'] / forward:5.2f} x forward"
+                    print(line, flush=True)
 
 
 if __name__ == "__main__":

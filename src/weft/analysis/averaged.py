@@ -112,8 +112,12 @@ class Kept:
 Averaged = Exact | Kept
 
 
-def average_edges(graph: AttentionGraph) -> scipy.sparse.csr_array:
-    """The kept weights of a graph without a batch, averaged over heads, (queries, keys)."""
+def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse.csr_array:
+    """The kept weights of a graph without a batch, averaged over heads, (queries, keys).
+
+    merged: whether the edges of several heads between the same positions become one, in order;
+    products with vectors need no such thing, and making it takes most of the time.
+    """
     heads, queries, places = graph.keys.shape
     keys = graph.keys.detach().cpu().transpose(0, 1).reshape(queries, heads * places)
     weights = graph.weights.detach().float().cpu().transpose(0, 1).reshape(queries, heads * places)
@@ -121,10 +125,11 @@ def average_edges(graph: AttentionGraph) -> scipy.sparse.csr_array:
     starts = np.zeros(queries + 1, np.int32)
     np.cumsum(there.sum(-1).numpy(), out=starts[1:])
     edges = scipy.sparse.csr_array(
-        (weights[there].numpy() / max(heads, 1), keys[there].numpy().astype(np.int32), starts),
+        ((weights[there] / max(heads, 1)).numpy(), keys[there].int().numpy(), starts),
         shape=(queries, graph.length),
     )
-    edges.sum_duplicates()
+    if merged:
+        edges.sum_duplicates()
     return edges
 
 

@@ -100,11 +100,11 @@ def pagerank(
 
 
 def _of_edges(graph: AttentionGraph, damping: float, tolerance: float) -> PageRank:
-    walk, alone = _Walk(graph, spread=True), _Walk(graph, spread=False)
+    walk = _Walk(graph)
     start = torch.full((graph.keys.shape[0] + 1, graph.length), (1 - damping) / graph.length)
     start = start.double()
     found, error = _solve(walk, start, start / (1 - damping), damping, tolerance)
-    lower, doubt = _solve(alone, start, found, damping, tolerance)
+    lower, doubt = _solve(walk.alone, start, found, damping, tolerance)
     missing = (1 - lower.sum(-1, keepdim=True)).clamp(min=0)
     # A head's sink takes from a row's mass, so that P, whose rows sum to 1, is the weights over a
     # sum that is at least that of the kept ones.
@@ -138,7 +138,7 @@ def _of_matrix(
     start = torch.full((heads + 1, length), (1 - damping) / length, dtype=torch.float64)
     guess, first = None, start / (1 - damping)
     if edges is not None:
-        kept = _Walk(edges, spread=True)
+        kept = _Walk(edges)
         first, _ = _solve(kept, start, first, damping, tolerance)
 
         def guess(residual: Tensor) -> Tensor:
@@ -163,24 +163,22 @@ def _divided(state: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Walk:
-    """One step along the kept edges of every head, and of their mean: P^T of (heads + 1, n).
+    """One step along the kept edges of every head, and of their mean: P^T of (heads + 1, n)."""
 
-    spread: whether what a row left out leads everywhere that it could; else it is lost.
-    """
-
-    def __init__(self, graph: AttentionGraph, *, spread: bool) -> None:
+    def __init__(self, graph: AttentionGraph) -> None:
         heads, length = graph.keys.shape[0], graph.length
-        self.spread = spread
-        head, query, place = torch.nonzero(graph.keys >= 0, as_tuple=True)
-        key = graph.keys[head, query, place].long()
-        ends = ((head * length + key).numpy(), (head * length + query).numpy())
-        weights = graph.weights[head, query, place].double().numpy()
-        size = heads * length
-        # Transposed at once: rows are keys.
-        self.heads = scipy.sparse.csr_array((weights, ends), shape=(size, size))
-        self.mean = average_edges(graph).T.tocsr().astype(np.float64)
+        there = graph.keys >= 0
+        first = torch.arange(heads, dtype=graph.keys.dtype)[:, None, None] * length
+        starts = np.zeros(heads * length + 1, np.int64)
+        np.cumsum(there.sum(-1).flatten().numpy(), out=starts[1:])
+        # All heads in one, side by side; the transpose of rows is columns, without a copy.
+        self.heads = scipy.sparse.csr_array(
+            (graph.weights[there].double().numpy(), (graph.keys + first)[there].numpy(), starts),
+            shape=(heads * length, heads * length),
+        ).T
+        self.mean = average_edges(graph, merged=False).astype(np.float64).T
         mass = left_out(graph)[0].double()
-        sums = graph.weights.double().sum(-1) + mass
+        sums = graph.weights.sum(-1, dtype=torch.float64) + mass
         self.mass = torch.cat((mass, mass.mean(0, keepdim=True)))
         self.sums = torch.cat((sums, sums.mean(0, keepdim=True)))
         ahead = torch.arange(1, length + 1)
@@ -190,24 +188,25 @@ class _Walk:
         )
 
     def __call__(self, state: Tensor) -> Tensor:
-        length = state.shape[-1]
-        if self.spread:
-            along, lost = _divided(state, self.sums)
+        """With what a row left out leading everywhere that it could."""
+        along, lost = _divided(state, self.sums)
+        moved = self._moved(along)
+        each = along * self.mass / self.reach
+        if self.causal:
+            moved += each.flip(-1).cumsum(-1).flip(-1)
         else:
-            along, lost = state, torch.where(self.sums <= 0, state, 0.0).sum(-1, keepdim=True)
-        moved = torch.cat(
-            (
-                torch.from_numpy(self.heads @ along[:-1].numpy().ravel()).reshape(-1, length),
-                torch.from_numpy(self.mean @ along[-1].numpy())[None],
-            )
-        )
-        if self.spread:
-            each = along * self.mass / self.reach
-            if self.causal:
-                moved += each.flip(-1).cumsum(-1).flip(-1)
-            else:
-                moved += each.sum(-1, keepdim=True)
-        return moved + lost / length
+            moved += each.sum(-1, keepdim=True)
+        return moved + lost / state.shape[-1]
+
+    def alone(self, state: Tensor) -> Tensor:
+        """With what a row left out lost."""
+        lost = torch.where(self.sums <= 0, state, 0.0).sum(-1, keepdim=True)
+        return self._moved(state) + lost / state.shape[-1]
+
+    def _moved(self, along: Tensor) -> Tensor:
+        of_heads = torch.from_numpy(self.heads @ along[:-1].numpy().ravel())
+        of_mean = torch.from_numpy(self.mean @ along[-1].numpy())
+        return torch.cat((of_heads.reshape(-1, along.shape[-1]), of_mean[None]))
 
 
 def _solve(
