@@ -1,12 +1,12 @@
 """Claim: the analyses of a whole model are a matter of seconds, at lengths where no matrix fits.
 
-A model of GPT-2 small's shape (12 layers of 12 heads), its random queries sharpened so that the 32
-strongest edges of a query hold about half of its mass, traced once. Then every measure over all of
-its layers and heads: from the kept edges (claim: at most 20 s each), and from all weights (claim:
-at most 5 times the model's own forward pass), each at most 4 GB; each in a process of its own that
-opens the trace from disk. Prints seconds and peak memory, the ratio to the forward pass last. With
---dense: the same measures on dense matrices, which fit at N = 1024, their seconds, and how far from
-them the exact ones are.
+A model of GPT-2 small's shape (12 layers of 12 heads), its random scores sharpened so that rows are
+neither flat nor on single keys, traced once. Then every measure over all of its layers and heads:
+from the kept edges (claim: at most 20 s each), and from all weights (claim: at most 5 times the
+model's own forward pass), each at most 4 GB; each in a process of its own that opens the trace from
+disk. Prints seconds and peak memory, the ratio to the forward pass last. With --dense: the same
+measures on dense matrices, which fit at N = 1024, their seconds, and how far from them the exact
+ones are.
 
     python benchmarks/bench_analysis.py --length 1024 --dense
     python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --length 8192         # the claim

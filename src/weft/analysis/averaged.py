@@ -18,6 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -29,8 +30,8 @@ __all__ = ["Averaged", "Exact", "Kept", "average_edges", "averaged"]
 class Exact:
     """The mean over heads of an attention matrix; nothing is missing."""
 
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.matrix = matrix
+    def __init__(self, matrix: AttentionMatrix, *, causal: bool = False) -> None:
+        self.matrix, self._causal = matrix, causal
         #: Mass of each row that the operator lacks, (queries,).
         self.missing = torch.zeros(matrix.shape[1])
 
@@ -51,10 +52,9 @@ class Exact:
         """The cells, (queries, keys), formed some rows of one head at a time."""
         heads, queries, keys = self.matrix.shape
         found = torch.zeros(queries, keys)
-        size = max(1, 2**24 // max(keys, 1))
         for head in range(heads):
-            for start in range(0, queries, size):
-                found[start : start + size] += self.matrix[head, start : start + size, :]
+            for rows, columns, tile in row_tiles(self.matrix, head, causal=self._causal):
+                found[rows.start : rows.stop, : len(columns)] += tile
         return found.div_(max(heads, 1))
 
 
@@ -144,7 +144,7 @@ def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     if exact is False:
         return Kept(layer.graph)
     if layer.matrix is not None:
-        return Exact(layer.matrix)
+        return Exact(layer.matrix, causal=layer.mask == "causal")
     if exact:
         raise InputError(
             f"layer {layer.name}: it has no exact weights: {layer.no_matrix}. Take the kept edges, "

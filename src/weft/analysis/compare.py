@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.interval import Interval, left_out
+from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.trace import Trace, TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -204,19 +205,18 @@ def distance(one: TraceLayer, two: TraceLayer, *, exact: bool | None = None) -> 
             )
     assert one.matrix is not None
     assert two.matrix is not None
-    found = _of_matrices(one.matrix, two.matrix)
+    causal = one.mask == two.mask == "causal"
+    found = _of_matrices(one.matrix, two.matrix, causal)
     return Interval(found, found)
 
 
-def _of_matrices(one: AttentionMatrix, two: AttentionMatrix) -> Tensor:
-    heads, queries, keys = one.shape
-    size = max(1, BLOCK_CELLS // max(1, keys))
+def _of_matrices(one: AttentionMatrix, two: AttentionMatrix, causal: bool) -> Tensor:
+    heads, queries, _ = one.shape
     total = torch.zeros(heads, dtype=torch.float64)
     for head in range(heads):
-        for start in range(0, queries, size):
-            rows = slice(start, min(start + size, queries))
-            difference = one[head, rows, :] - two[head, rows, :]
-            total[head] += difference.abs_().sum(dtype=torch.float64)
+        tiles = (row_tiles(matrix, head, causal=causal) for matrix in (one, two))
+        for (_, _, ours), (_, _, theirs) in zip(*tiles, strict=True):
+            total[head] += ours.sub_(theirs).abs_().sum(dtype=torch.float64)
     return (total / (2 * max(queries, 1))).float()
 
 

@@ -20,6 +20,7 @@ layer down, in memory linear in the length.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
-from weft.mechanism.masks import as_mask
+from weft.mechanism.masks import Mask, as_mask, causal
 from weft.mechanism.matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import HeadOutputs, Observation, editing, layers_of, watching
@@ -46,7 +47,7 @@ __all__ = ["Weighted", "relevance", "weighted_layers"]
 #: Cells of a layer that are kept, where there are no more; of longer ones they are made again.
 KEPT_CELLS = 2**24
 #: Cells that are made at a time.
-BLOCK_CELLS = 2**22
+BLOCK_CELLS = 2**20
 
 Target = int | Callable[[Any], Tensor]
 
@@ -59,6 +60,7 @@ class Weighted:
     matrix: the weights; values: (heads, keys, value_depth); gradient: dy/do, (heads, queries,
     value_depth).
     value_table: of relative positions that are added to values, and their offset.
+    causal: whether no query looks ahead, by the rule of its mask.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Weighted:
     values: Tensor
     gradient: Tensor
     value_table: tuple[Tensor, int] | None = None
+    causal: bool = False
     _kept: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -77,14 +80,16 @@ class Weighted:
     def rows(self, start: int, stop: int) -> Tensor:
         """Some rows of A, (rows, keys)."""
         heads, _, keys = self.matrix.shape
+        # Nothing that is causal is ahead of its row.
+        width = min(keys, stop) if self.causal else keys
         total = self.values.new_zeros(stop - start, keys)
         for head in range(heads):
-            weights = self.matrix[head, start:stop, :]
             given = self.gradient[head, start:stop]
-            slope = given @ self.values[head].T
+            slope = given @ self.values[head, :width].T
             if self.value_table is not None:
-                slope += self._of_positions(head, given, start, keys)
-            total += weights.mul_(slope).clamp_(min=0)
+                slope += self._of_positions(head, given, start, width)
+            slope *= self.matrix[head, start:stop, 0:width]
+            total[:, :width] += slope.clamp_(min=0)
         return total.div_(max(heads, 1))
 
     def _of_positions(self, head: int, given: Tensor, start: int, keys: int) -> Tensor:
@@ -217,9 +222,9 @@ def weighted_layers(
 
     Returns: the layers in the order of the run, and the position that is asked.
     """
-    given = _inputs(model, inputs)
+    given = _inputs(model, inputs, last=position == -1 and not callable(target))
     calls: list[tuple[Callable[[Tensor], Weighted], Tensor]] = []
-    with at_rest(model), torch.enable_grad(), ExitStack() as stack:
+    with at_rest(model), _frozen(model), torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(_catching(model, calls))
         output = model(**given)
         score, asked = _score(output, target, position)
@@ -237,10 +242,9 @@ def weighted_layers(
     return layers, asked
 
 
-def _inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str, Any]:
+def _inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor, *, last: bool) -> dict[str, Any]:
+    """The arguments of the model; last: of all logits, the last ones alone are asked about."""
     if isinstance(inputs, Tensor):
-        import inspect
-
         inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs}
     given = on_device_of(model, inputs)
     sizes = {len(value) for value in given.values() if isinstance(value, Tensor)}
@@ -250,7 +254,22 @@ def _inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str, A
         )
     if is_transformers_model(model):
         given.setdefault("use_cache", False)
+        takes = inspect.signature(model.forward).parameters
+        if last and "logits_to_keep" in takes:
+            given.setdefault("logits_to_keep", 1)
     return given
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """No gradients of parameters, nor what they would need to be kept."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.requires_grad_(False)
+        yield
+    finally:
+        for parameter, was in before:
+            parameter.requires_grad_(was)
 
 
 @contextmanager
@@ -313,7 +332,7 @@ class _Watcher:
             matrix = AttentionMatrix(
                 seen.queries[0], seen.keys[0], mask=seen.mask, relative=relative, scale=seen.scale
             )
-            return _weighted(name, kind, matrix, seen.values, gradient, table)
+            return _weighted(name, kind, matrix, seen.values, gradient, table, seen.mask)
 
         self._calls.append((make, output))
         return output
@@ -331,7 +350,7 @@ def _of_interface(call: InterfaceCall) -> Callable[[Tensor], Weighted]:
             sinks=call.sinks,
         )
         kind = layer_kind(call.path, call.module, call.is_causal)
-        return _weighted(call.path, kind, matrix, call.values, gradient, None)
+        return _weighted(call.path, kind, matrix, call.values, gradient, None, call.mask)
 
     return make
 
@@ -343,9 +362,11 @@ def _weighted(
     values: Tensor,
     gradient: Tensor,
     table: tuple[Tensor, int] | None,
+    mask: Mask | None,
 ) -> Weighted:
     repeated = repeat_kv_heads(values.detach().float(), matrix.shape[0])[0]
-    return Weighted(name, kind, matrix, repeated, gradient[0].detach().float(), table)
+    slopes = gradient[0].detach().float()
+    return Weighted(name, kind, matrix, repeated, slopes, table, mask == causal())
 
 
 def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, int]:
