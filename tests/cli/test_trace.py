@@ -252,7 +252,7 @@ def test_a_corpus_that_is_killed_goes_on(weft_main: Command, writer: Path, tmp_p
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=environment, start_new_session=True, **quiet) as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 400
         while len(traces_in(folder)) < 3:
             assert process.poll() is None
             assert time.monotonic() < until

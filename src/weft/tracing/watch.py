@@ -123,7 +123,7 @@ class _Text:
         self._ids: dict[str, list[Tensor]] = {}
 
     def _verified(self) -> bool:
-        """The first pass, and then the first, second, fourth, eighth ... token."""
+        """The first pass, the second, fourth, eighth ..."""
         passes = self.growing.passes
         return passes & (passes - 1) == 0
 
@@ -191,8 +191,8 @@ def watch(
 
     Every call of the model is a trace; calls that go on with a cache add their rows to the trace
     before them, so that generation is one trace: the rows of the prompt, and a row for each token
-    that the model read. (The last token that it writes it does not read.) The rows are verified in
-    the first pass and then after 1, 2, 4, 8 ... more. The model is left as it was.
+    that the model read. (The last token that it writes it does not read.) The passes 1, 2,
+    4, 8 ... are verified. The model is left as it was.
 
     Args:
         model: in evaluation mode: of Transformers, one that uses its attention interface; or made
