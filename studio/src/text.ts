@@ -50,11 +50,11 @@ export const weightText = (weight: number) =>
 
 export const percent = (share: number) => {
   const of = 100 * share;
-  return `${of >= 99.95 || of === 0 || of >= 10 ? of.toFixed(0) : of.toFixed(1)} %`;
+  return `${of >= 99.95 || of === 0 || of >= 10 ? of.toFixed(0) : of.toFixed(1)}\u00a0%`;
 };
 
 /** Short measure of a share: .45 */
-export const short = (share: number) => (share >= 0.995 ? share.toFixed(2) : share.toFixed(2).replace(/^0/, ""));
+export const short = (share: number) => (share >= 0.995 ? "1" : share.toFixed(2).replace(/^0/, ""));
 
 const BERT_PIECE = /^##/;
 const NEW_WORD = /^[ĠÂ▁ \n]/;

@@ -95,4 +95,4 @@ export function draw(canvas: HTMLCanvasElement, width: number, height: number, l
 }
 
 /** How wide a thread of a share is, in pixels. */
-export const breadth = (share: number) => 0.6 + 5.4 * Math.sqrt(Math.max(share, 0)) * Math.max(share, 0.12);
+export const breadth = (share: number) => 0.8 + 6.2 * Math.max(share, 0) ** 0.75;

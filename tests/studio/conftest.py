@@ -61,7 +61,7 @@ class Studio:
         )
         self._contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
 
         def said(message: Any) -> None:
             # That warning is of a test's own reading of pixels.

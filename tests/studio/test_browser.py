@@ -28,7 +28,7 @@ def panel(page) -> str:
 
 def until(page, condition: str) -> None:
     """Wait for a condition; the page's policy forbids Playwright's own way of it."""
-    for _ in range(200):
+    for _ in range(1200):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(25)
@@ -123,7 +123,7 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
     dense = minilm_trace.layers[4].graph.dense()[[0, 3], 1]
     held = 100 * float((dense[:, 0] + dense[:, -1]).mean())
     said = f"{held:.0f} %" if held >= 10 else f"{held:.1f} %"
-    assert f"they hold {said}" in panel(page)
+    assert f"they hold {said}" in panel(page).replace("\u00a0", " ")
     # Two colours of heads are on the screen: blue of head 0, pink of head 3.
     for colour in ([86, 180, 233], [232, 160, 200]):
         assert front.evaluate(CLOSEST, colour) < 40

@@ -33,7 +33,7 @@ def viewer(serving: Callable[..., Viewer], trace: Trace) -> Iterator[Viewer]:
 
 def settled(page: Any) -> None:
     """Every tile in sight is there."""
-    page.locator('.stage.matrix[aria-busy="false"]').wait_for(timeout=60_000)
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for(timeout=180_000)
 
 
 def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace: Trace) -> None:

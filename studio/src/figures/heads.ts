@@ -26,7 +26,7 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
   const parts: string[] = [];
   let y = 8;
   for (const group of groups) {
-    parts.push(text(20, y + 8, `${group.title}: ${group.note}`, { size: 10, fill: ink.faint }));
+    parts.push(text(20, y + 8, [group.title, group.note].filter(Boolean).join(": "), { size: 10, fill: ink.faint }));
     if (group.numbered)
       for (let head = 0; head < group.columns; head++)
         parts.push(text(LEFT + head * STEP + TILE / 2, y + 24, `H${head}`, { size: 9, fill: ink.faint, anchor: "middle" }));
