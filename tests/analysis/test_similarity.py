@@ -28,6 +28,21 @@ def test_against_the_definition_and_between_the_bounds(minilm_trace: Trace, mini
     assert (kept.upper - kept.affinity)[2].mean() < 0.4
 
 
+@pytest.mark.parametrize("layers", [[0], [1], [2], None])
+def test_causal_grouped_and_positioned_heads(layers, translator, language_model) -> None:
+    """Exact from few edges, queries and keys: causal, grouped, rotary, between two sequences."""
+    if layers is None:
+        model, inputs = language_model, torch.tensor([3, 9, 9, 14, 27, 5, 2])
+    else:
+        model = translator
+        inputs = {"source": torch.tensor([3, 9, 9, 14]), "target": torch.tensor([1, 8, 30])}
+    whole, part = (weft.trace(model, inputs, keep=keep) for keep in (weft.All(), weft.Top(1)))
+    expected = similarity(whole, layers=layers)
+    assert np.allclose(np.diag(expected.affinity), 1, atol=1e-6)
+    found = similarity(part, layers=layers, exact=True)
+    assert np.allclose(found.affinity, expected.affinity, atol=1e-5)
+
+
 def test_many_rows_are_put_together_in_blocks(monkeypatch, minilm_top: Trace) -> None:
     from weft.analysis import similarity as module
 

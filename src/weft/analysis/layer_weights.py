@@ -245,6 +245,29 @@ class LayerWeights:
                     )
         return totals
 
+    def roots(self, start: int, end: int, columns: int, out: Tensor) -> None:
+        """Square roots of the weights of some queries on the first keys, exactly.
+
+            sqrt(w_ij) = e^((s_ij - lse_i) / 2)
+
+        out: where they go, (heads, end - start, columns).
+        """
+        if not self._cells_known or self.layer.softcap is not None:
+            assert self.matrix is not None
+            for head in range(self.layer.heads):
+                torch.sqrt(self.matrix[head, start:end, :columns], out=out[head])
+            return
+        assert self._queries_keys is not None
+        queries, keys = self._queries_keys
+        lse = self.graph.lse[:, start:end, None]
+        shift = (-lse / 2).masked_fill(lse == -torch.inf, -torch.inf).expand(-1, -1, columns)
+        of_rows = queries[:, start:end] * (self.layer.scale / 2)
+        torch.baddbmm(shift, of_rows, keys[:, :columns].transpose(1, 2), out=out)
+        out.exp_()
+        j = torch.arange(columns)
+        first, last = self.allowed.first[start:end, None], self.allowed.end[start:end, None]
+        out.masked_fill_((j < first) | (j >= last), 0)
+
     # Whole matrix
 
     def distance(self) -> Between:

@@ -23,7 +23,7 @@ import torch
 
 from weft.analysis.layer_weights import CHEAP_CELLS, LayerWeights
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import Trace
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -33,8 +33,8 @@ __all__ = ["Similarity", "clusters", "similarity"]
 #: Edges put side by side at a time.
 BLOCK_EDGES = 2**19
 
-#: Cells of the whole matrices computed at a time: 64 MiB of float32.
-BLOCK_CELLS = 2**24
+#: Cells of the whole matrices computed at a time: 32 MiB of float32.
+BLOCK_CELLS = 2**23
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def similarity(
     if exact is None and known:
         exact = len(heads) * chosen[0].shape[1] * chosen[0].shape[2] <= CHEAP_CELLS
     if exact and not all(one.complete for one in read):
-        whole = _from_cells(chosen, len(heads))
+        whole = _from_cells(read, len(heads))
         return Similarity(heads, whole, whole)
     return Similarity(heads, *_from_edges(read, len(heads)))
 
@@ -171,22 +171,23 @@ def _stacked(graphs: Sequence[Any], rows: slice, keys: int) -> scipy.sparse.csr_
     )
 
 
-def _from_cells(layers: Sequence[TraceLayer], heads: int) -> np.ndarray[Any, Any]:
+def _from_cells(read: Sequence[LayerWeights], heads: int) -> np.ndarray[Any, Any]:
     """Affinity over every cell, some rows of all heads at a time."""
-    _, queries, keys = layers[0].shape
+    _, queries, keys = read[0].graph.shape
     total = torch.zeros(heads, heads, dtype=torch.float64)
     size = max(1, BLOCK_CELLS // max(1, heads * keys))
-    matrices = [layer.matrix for layer in layers]
     for start in range(0, queries, size):
         end = min(start + size, queries)
-        tiles = [
-            matrix[head, start:end, :].sqrt().flatten()
-            for matrix in matrices
-            if matrix is not None
-            for head in range(matrix.shape[0])
-        ]
-        stacked = torch.stack(tiles)
-        total += (stacked @ stacked.T).double()
+        # Keys that none of these queries may look at add nothing.
+        columns = max(int(one.allowed.end[start:end].max()) for one in read)
+        roots = torch.empty(heads, end - start, columns)
+        first = 0
+        for one in read:
+            last = first + one.layer.heads
+            one.roots(start, end, columns, roots[first:last])
+            first = last
+        side_by_side = roots.view(heads, -1)
+        total += side_by_side @ side_by_side.T
     return (total / queries).clamp(0, 1).numpy()
 
 
