@@ -31,6 +31,17 @@ def viewer(serving: Callable[..., Viewer], trace: Trace) -> Iterator[Viewer]:
     yield serving(collect([trace], "long"))
 
 
+def window_of(page: Any, before: list[float] | None = None) -> list[float]:
+    """First row, first column and rows in sight, once the address says so, and not as before."""
+    for _ in range(600):
+        text = page.evaluate("new URLSearchParams(location.hash.slice(1)).get('window') ?? ''")
+        found = [float(number) for number in text.split(",")] if text else []
+        if found if before is None else found != before:
+            return found
+        page.wait_for_timeout(25)
+    raise AssertionError(f"the window stays {before}")
+
+
 def settled(page: Any) -> None:
     """Every tile in sight is there."""
     page.locator('.stage.matrix[aria-busy="false"]').wait_for(timeout=180_000)
@@ -52,7 +63,8 @@ def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace
     page.locator(".value", has_text="0.").wait_for()
     assert float(page.locator(".value").inner_text()) == pytest.approx(weight, abs=6e-5)
     assert "rank 1 of 20,001" in page.locator(".panel").inner_text()
-    window = page.evaluate("location.hash.match(/window=([^&]*)/)[1].split('%2C').map(Number)")
+    page.wait_for_timeout(150)
+    window = window_of(page)
     assert window[0] <= row <= window[0] + window[2] < LENGTH and window[2] < 20
     # Dragged by hand: the window moves with it.
     box = page.locator(".stage.matrix canvas").bounding_box()
@@ -63,12 +75,11 @@ def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace
     page.wait_for_timeout(150)  # held still: no inertia
     page.mouse.up()
     page.wait_for_timeout(150)
-    moved = page.evaluate("location.hash.match(/window=([^&]*)/)[1].split('%2C').map(Number)")
+    moved = window_of(page, window)
     assert moved[0] > window[0] + 1
     page.keyboard.press("0")
     settled(page)
-    page.wait_for_timeout(150)
-    assert "window" not in page.evaluate("location.hash")
+    assert window_of(page, moved) == []
 
 
 def test_a_text_of_32768_words_flows_and_is_shaded(studio, viewer: Viewer, trace: Trace) -> None:

@@ -1,0 +1,34 @@
+"""What `weft view` opens of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.formats.history import History
+from weft.studio.page import page_html
+from weft.studio.runs import open_collection
+
+
+def test_a_run_is_its_probe_its_history_and_its_curves(runs: Path) -> None:
+    for name, kinds in (("dates", {"encoder", "decoder", "cross"}), ("language", {"decoder"})):
+        collection = open_collection(runs / name)
+        assert [example.name for example in collection.examples] == ["the probe"]
+        probe = collection.examples[0].trace
+        assert {layer.kind for layer in probe.layers} == kinds
+        assert collection.history is not None
+        found = collection.history.description
+        assert found["steps"] == History(runs / name / "history").steps
+        assert found["steps"][0] == 0
+        assert set(found["curves"]) <= {"training loss", "validation loss"} and found["curves"]
+        snapshots = len(found["steps"])
+        for number, layer in enumerate(found["layers"]):
+            heads, queries, keys = layer["shape"]
+            assert len(collection.history.weights[number]) == snapshots * heads * queries * keys
+            assert len(layer["norm"]) == snapshots and len(layer["norm"][0]) == heads
+        assert "weft-data" in page_html(collection)
+
+
+def test_no_such_path_is_one_line(weft_main, tmp_path: Path) -> None:
+    result = weft_main("view", tmp_path / "nowhere", "--no-browser")
+    assert result.code == 2
+    assert result.err.count("\n") == 1 and "nowhere" in result.err
