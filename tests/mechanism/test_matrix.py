@@ -266,3 +266,10 @@ def test_more_columns_than_one_call_takes() -> None:
     close(matrix @ torch.eye(1100), dense)
     close(matrix.T @ torch.eye(1100), dense.transpose(1, 2))
     close(matrix.block_means(1), dense)
+
+
+def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, keys = torch.randn(2, 4, 20, 4, generator=torch.Generator().manual_seed(0))
+    whole = AttentionMatrix(queries, keys[:2]).reciprocity()
+    monkeypatch.setattr("weft.mechanism.matrix.SIDE_BY_SIDE", 0)
+    close(AttentionMatrix(queries, keys[:2]).reciprocity(), whole.double())

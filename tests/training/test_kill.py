@@ -34,13 +34,13 @@ config, run = sys.argv[1:]
 def start(kind, number):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if kind == "writing":
-        synced, left = files._sync, [int(number)]
+        synced, left = files.sync, [int(number)]
         def sync(path):
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             synced(path)
-        files._sync = sync
+        files.sync = sync
     main(["train", config, "--run", run, "--threads", "1"])
 
 for line in sys.stdin:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionMatrix", "TransposedMatrix"]
 
+#: Numbers of the queries above which `reciprocity` lays queries and keys side by side head by head.
+SIDE_BY_SIDE = 2**22
+
 
 class AttentionMatrix:
     """The weights of every head, (heads, queries, keys), as an operator.
@@ -186,6 +189,8 @@ class AttentionMatrix:
                 for rows, block in blocks(self._call, self.lse)
             ]
             return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
+        if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
+            return torch.cat([self._of_head(h).reciprocity() for h in range(self.shape[0])])
         both = self._call.beside_itself(self._row_bias())
         return self._exponential(both.rows(Top(0)).lse - self.lse)
 
