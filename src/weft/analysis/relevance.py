@@ -24,10 +24,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.errors import InputError
 from weft.mechanism.function import attention
@@ -224,7 +226,7 @@ def weighted_layers(
     """
     given = _inputs(model, inputs, last=position == -1 and not callable(target))
     calls: list[tuple[Callable[[Tensor], Weighted], Tensor]] = []
-    with at_rest(model), _frozen(model), torch.enable_grad(), ExitStack() as stack:
+    with at_rest(model), _frozen(model), _light(model), torch.enable_grad(), ExitStack() as stack:
         stack.enter_context(_catching(model, calls))
         output = model(**given)
         score, asked = _score(output, target, position)
@@ -270,6 +272,39 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, was in before:
             parameter.requires_grad_(was)
+
+
+@contextmanager
+def _light(model: nn.Module) -> Iterator[None]:
+    """Feed-forward layers keep their inputs alone, and compute again what a gradient needs."""
+    parts: list[nn.Module] = []
+    for blocks in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for block in blocks:
+            if not any(_attends(module) for module in block.modules()):
+                continue
+            parts += [
+                child
+                for child in block.children()
+                if not any(_attends(module) for module in child.modules())
+                and any(parameter.ndim > 1 for parameter in child.parameters())
+            ]
+    before = [(part, part.__dict__.get("forward")) for part in parts]
+    try:
+        for part in parts:
+            part.forward = partial(
+                checkpoint, part.forward, use_reentrant=False, preserve_rng_state=False
+            )
+        yield
+    finally:
+        for part, was in before:
+            if was is None:
+                del part.__dict__["forward"]
+            else:
+                part.forward = was
+
+
+def _attends(module: nn.Module) -> bool:
+    return "Attention" in type(module).__name__
 
 
 @contextmanager
