@@ -37,6 +37,7 @@ from weft.mechanism.matrix_cells import (
     ranges_of,
     sizes_of_blocks,
 )
+from weft.mechanism.matrix_operator import linear_operator
 from weft.mechanism.positions import Relative
 from weft.mechanism.shapes import describe
 
@@ -315,27 +316,7 @@ class AttentionMatrix:
 
     def head(self, h: int) -> LinearOperator:
         """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
-        from scipy.sparse.linalg import LinearOperator
-
-        one = self._of_head(h)
-
-        def times(matrix: AttentionMatrix | TransposedMatrix) -> Any:
-            def product(vectors: Any) -> Any:
-                given = torch.as_tensor(vectors, dtype=self.queries.dtype)
-                columns = given.reshape(len(given), -1)
-                return (matrix @ columns)[0].reshape(-1, *given.shape[1:]).numpy()
-
-            return product
-
-        forward, backward = times(one), times(one.T)
-        return LinearOperator(
-            one.shape[1:],
-            matvec=forward,
-            rmatvec=backward,
-            matmat=forward,
-            rmatmat=backward,
-            dtype=torch.empty(0, dtype=self.queries.dtype).numpy().dtype,
-        )
+        return linear_operator(self._of_head(h))
 
     # Behind them
 
