@@ -9,7 +9,7 @@ import { lookup, painted, SIDE, type Tiles } from "../tiles";
 import { smallPrint } from "./print";
 import { figure, line, picture, rect, text } from "./svg";
 
-export function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, theme: Theme): Figure {
+export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, theme: Theme): Promise<Figure> {
   const ink = INKS[theme];
   const scale = SCALES[studio.state.scale];
   const { wide, high } = plot(sheet);
@@ -29,7 +29,12 @@ export function matrixFigure(studio: Studio, example: Example, layer: Layer, hea
   const block = 2 ** level, step = SIDE * block, k = view.zoom * per;
   for (let row = Math.floor(view.top / step); row * step < view.top + bottom / view.zoom; row++)
     for (let column = Math.floor(view.left / step); column * step < view.left + right / view.zoom; column++) {
-      const tile = tiles.get(level, row, column);
+      let tile = tiles.get(level, row, column);
+      // Those on their way are waited for.
+      for (let wait = 0; !tile && wait < 400 && !tiles.problem; wait++) {
+        await new Promise((done) => setTimeout(done, 50));
+        tile = tiles.get(level, row, column);
+      }
       if (!tile) throw new Error("Tiles are still on their way; try again in a moment.");
       const own = { ...tile, canvas: null, painted: null };
       context.drawImage(painted(own, colours), (column * step - view.left) * k, (row * step - view.top) * k, tile.columns * block * k, tile.rows * block * k);

@@ -4,7 +4,7 @@ import { headColour, INKS, type Theme } from "../colour";
 import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import { percent, visible } from "../text";
-import { curve, type Line } from "../weave";
+import { breadth, curve, type Line } from "../weave";
 import { smallPrint } from "./print";
 import { figure, n1, rect, text } from "./svg";
 
@@ -52,6 +52,11 @@ export function threadsFigure(studio: Studio, example: Example, layer: Layer, ch
     x += 48;
   }
   // The scale bar: how wide a thread is.
+  x = right - 6;
+  for (const share of [0.1, 0.5, 1]) {
+    parts.push(`<line x1="${n1(x)}" x2="${n1(x + 18)}" y1="${n1(bottom - 4)}" y2="${n1(bottom - 4)}" stroke="${ink.faint}" stroke-width="${breadth(share).toFixed(2)}"/>`, text(x + 23, bottom, String(share), { size: 9, fill: ink.faint }));
+    x += 52;
+  }
   const title = chosen.length === 1 ? headName(example, layer, chosen[0]) : `Layer ${layer.index}, ${chosen.length} heads`;
   const note = `threads hold ${percent(studio.state.share)} of each row's mass${studio.state.sinks ? "; first token and separators hidden" : ""}; the rest is a stub`;
   return figure(right + SIDE + PAD + 10, 22 + layout.tall + 26, theme, title, note, smallPrint(studio, example), parts.join(""));
