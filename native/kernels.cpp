@@ -24,7 +24,7 @@ static size_t forward_workspace(const Call& call) {
 
 static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_block,
                     int64_t end_block, char* workspace) {
-    const SmallNumbersAreZero small_numbers_are_zero;
+    const SmallNumbersAreZero small_numbers_are_zero{};
     Workspace space(workspace);
     Block* block = lay_out_block(call, space);
     PackedKeys keys = lay_out_keys(call, space);
@@ -75,7 +75,7 @@ static size_t backward_workspace(const Call& call, const Gradients& gradients) {
 
 static void backward(const Call& call, const Gradients& gradients, int64_t b, int64_t kv_head,
                      int64_t piece, char* workspace) {
-    const SmallNumbersAreZero small_numbers_are_zero;
+    const SmallNumbersAreZero small_numbers_are_zero{};
     Workspace space(workspace);
     backward_piece(call, gradients, b, kv_head, piece, space);
 }
