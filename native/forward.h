@@ -300,13 +300,13 @@ inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Ra
         if (!group.empty()) soften_row<with_statistics>(call, block, row, group, tile, rules);
     }
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
-        if (groups[g].empty()) continue;
-        multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
-                       block.scores + row * block.tile_row + (groups[g].first - tile.first),
-                       block.tile_row, 1,
-                       keys.value(groups[g].first), keys.value_row,
-                       block.sums + row * block.sums_row, block.sums_row,
-                       groups[g].end - groups[g].first);
+        for (int64_t key = groups[g].first, end; key < groups[g].end; key = end) {
+            end = end_of_piece(key, groups[g].end);
+            multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
+                           block.scores + row * block.tile_row + (key - tile.first), block.tile_row, 1,
+                           keys.value(key), keys.value_row, block.sums + row * block.sums_row,
+                           block.sums_row, end - key);
+        }
     }
 }
 

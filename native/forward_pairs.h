@@ -58,7 +58,7 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
     // Weights that are rounded to 8 bits need no more than 18.
     constexpr int degree = splits == 1 ? 4 : 5;
     const Running fixed = row;
-    Floats total = row.total, moment = row.moment;
+    Floats total{}, moment{};
     for (int64_t c = 0; c < chunks; ++c, to += step) {
         float* chunk = scores + c * chunk_terms;
         const Floats x = fixed.exponents(load(chunk)), y = fixed.exponents(load(chunk + 16));
@@ -74,8 +74,8 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
         }
         store_pairs<splits>(p, q, to);
     }
-    row.total = total;
-    if (with_moment) row.moment = moment;
+    row.total += total;
+    if (with_moment) row.moment += moment;
 }
 
 // Whether the weights of a row, half as wide as its scores, take their place: what was just read is
@@ -171,13 +171,18 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
             ? Tiles{reinterpret_cast<int32_t*>(block.scores) + first_chunk * (chunk_terms / 2),
                     chunk_terms / 2, 16 * block.tile_row, block.tile_row}
             : Tiles{block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells, 16};
-    for (int64_t n = 0; n < columns; n += 2)
-        multiply_tiles<splits>(
-            two_rows, n + 1 < columns, weights,
-            {keys.value_tiles + ((stripe.first - keys.first) / chunk_terms * columns + n) * cells,
-             columns * cells, cells, 16},
-            block.sums + first_row * block.sums_row + n * 16, block.sums_row,
-            (stripe.end - stripe.first) / chunk_terms, true);
+    for (int64_t key = stripe.first, end; key < stripe.end; key = end) {
+        end = splits > 1 ? end_of_piece(key, stripe.end) : stripe.end;
+        const int64_t chunk = (key - stripe.first) / chunk_terms;
+        for (int64_t n = 0; n < columns; n += 2)
+            multiply_tiles<splits>(
+                two_rows, n + 1 < columns,
+                {weights.cells + chunk * weights.chunk, weights.chunk, weights.block, weights.row},
+                {keys.value_tiles + ((key - keys.first) / chunk_terms * columns + n) * cells,
+                 columns * cells, cells, 16},
+                block.sums + first_row * block.sums_row + n * 16, block.sums_row,
+                (end - key) / chunk_terms, true);
+    }
 }
 
 // One block of queries from beginning to end. Returns false, with nothing done, where a query is

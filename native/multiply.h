@@ -2,6 +2,7 @@
 #pragma once
 
 #include "vector.h"
+#include "visible.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -13,6 +14,14 @@ constexpr int group_rows = 8;
 #else
 constexpr int group_rows = 6;
 #endif
+
+// Keys whose weighted values are summed before they join the sum of all: pieces are counted from
+// key 0, so that a row's result does not depend on where its block or its tile begins.
+constexpr int64_t keys_summed = 512;
+
+inline int64_t end_of_piece(int64_t key, int64_t end) {
+    return smaller((key / keys_summed + 1) * keys_summed, end);
+}
 
 // Columns that are multiplied together.
 constexpr int panel_columns = 2 * lanes;
@@ -26,7 +35,7 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
     Floats sums[rows][vectors];
     for (int r = 0; r < rows; ++r)
         for (int v = 0; v < vectors; ++v)
-            sums[r][v] = accumulate ? load(c + r * c_row + v * lanes) : Floats{};
+            sums[r][v] = Floats{};
     for (int64_t t = 0; t < steps; ++t) {
         Floats right[vectors];
 #pragma GCC unroll 4
@@ -42,7 +51,10 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r)
-        for (int v = 0; v < vectors; ++v) store(c + r * c_row + v * lanes, sums[r][v]);
+        for (int v = 0; v < vectors; ++v) {
+            float* to = c + r * c_row + v * lanes;
+            store(to, accumulate ? load(to) + sums[r][v] : sums[r][v]);
+        }
 }
 
 template <int vectors, bool accumulate>

@@ -215,12 +215,20 @@ struct MatrixUnit {
     const bool wanted;
 };
 
-// c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms.
+// c[r, 0 .. 16) += more[r, 0 .. 16), for 16 rows.
+inline void add_tile(float* c, int64_t c_row, const float* more, int64_t more_row) {
+    for (int r = 0; r < 16; ++r)
+        store(c + r * c_row, load(c + r * c_row) + load(more + r * more_row));
+}
+
+// c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms. Of
+// float32, what is there already is added last (see multiply_block); bfloat16 needs no such care.
 template <int splits, bool two_rows, bool two_columns>
 inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row, int64_t chunks,
                            bool accumulate) {
     const int64_t stride = c_row * 4, left_stride = left.row * 4;
-    if (accumulate) {
+    const bool apart = splits > 1 && accumulate;
+    if (accumulate && !apart) {
         WEFT_TILE_LOAD(0, c, stride);
         if (two_columns) WEFT_TILE_LOAD(1, c + 16, stride);
         if (two_rows) WEFT_TILE_LOAD(2, c + 16 * c_row, stride);
@@ -273,6 +281,18 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
         if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
         if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
         if (two_rows && two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
+    }
+    if (apart) {
+        alignas(64) float more[32 * 32];
+        WEFT_TILE_STORE(0, more, 128);
+        if (two_columns) WEFT_TILE_STORE(1, more + 16, 128);
+        if (two_rows) WEFT_TILE_STORE(2, more + 16 * 32, 128);
+        if (two_rows && two_columns) WEFT_TILE_STORE(3, more + 16 * 32 + 16, 128);
+        add_tile(c, c_row, more, 32);
+        if (two_columns) add_tile(c + 16, c_row, more + 16, 32);
+        if (two_rows) add_tile(c + 16 * c_row, c_row, more + 16 * 32, 32);
+        if (two_rows && two_columns) add_tile(c + 16 * c_row + 16, c_row, more + 16 * 32 + 16, 32);
+        return;
     }
     WEFT_TILE_STORE(0, c, stride);
     if (two_columns) WEFT_TILE_STORE(1, c + 16, stride);

@@ -73,11 +73,12 @@ private:
 // Exponents for the moment: hidden keys weigh 0, but 0 times minus infinity is NaN.
 inline Floats bounded_exponents(Floats x) { return maximum(broadcast(-200.0f), x); }
 
-// Replace whole vectors of scores by their powers, and add them to the row.
+// Replace whole vectors of scores by their powers, and add them to the row: first among themselves,
+// so that the error of the sum does not grow with the row.
 template <bool with_moment>
 inline void exponentiate(Running& row, float* scores, int64_t vectors) {
     const Running fixed = row;
-    Floats total = row.total, moment = row.moment;
+    Floats total{}, moment{};
     for (int64_t v = 0; v < vectors; ++v) {
         const Floats x = fixed.exponents(load(scores + v * lanes));
         const Floats p = power_of_2<5>(x);
@@ -85,8 +86,8 @@ inline void exponentiate(Running& row, float* scores, int64_t vectors) {
         if (with_moment) moment += p * bounded_exponents(x);
         store(scores + v * lanes, p);
     }
-    row.total = total;
-    if (with_moment) row.moment = moment;
+    row.total += total;
+    if (with_moment) row.moment += moment;
 }
 
 }  // namespace WEFT_INSTRUCTION_SET
