@@ -212,7 +212,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     """The run before the error is kept, and goes on when there is space again."""
     command = ("train", data / "language.toml", "--run", tmp_path / "run")
     written: list[str] = []
-    sync = files._sync
+    sync = files.sync
 
     def full(path: Path) -> None:
         written.append(path.name)
@@ -221,7 +221,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         sync(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_sync", full)
+        patch.setattr(files, "sync", full)
         result = weft_main(*command)
     assert result.code == 2
     last = result.err.splitlines()[-1]
