@@ -22,6 +22,7 @@ def exported(page: Any, folder: Path, kind: str, width: str = "175", theme: str 
     page.locator(f".export input[value={theme}]").check()
     with page.expect_download() as waiting:
         page.locator(".export .primary").click()
+    page.locator(".export .primary").wait_for(state="hidden")  # keys belong to the page again
     path = folder / waiting.value.suggested_filename
     waiting.value.save_as(path)
     return path
