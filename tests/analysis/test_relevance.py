@@ -214,6 +214,8 @@ def test_what_cannot_be_asked(minilm):
     model = build(*CASES["classifier"])
     with pytest.raises(weft.InputError, match="batch of 2"):
         relevance(model, {"input_ids": IDS.repeat(2, 1)})
+    with pytest.raises(weft.InputError, match="at least one token"):
+        relevance(model, {"input_ids": IDS[:, :0]})
     with pytest.raises(weft.InputError, match="no logit 9"):
         relevance(model, {"input_ids": IDS}, 9)
     with pytest.raises(weft.InputError, match="rows"):

@@ -18,6 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from weft.analysis.interval import check_numbers
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -139,15 +140,16 @@ def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     exact: True: all of them, from queries and keys; False: those of the kept edges; None: all of
     them where the layer knows its queries and keys, or has every edge anyway.
 
-    Raises: InputError: exact is True and the layer has no `matrix`.
+    Raises: InputError: exact is True and the layer has no `matrix`; weights that are not numbers.
     """
-    if exact is False:
-        return Kept(layer.graph)
-    if layer.matrix is not None:
+    if exact is not False and layer.matrix is not None:
+        check_numbers(layer.matrix, f"layer {layer.name}")
         return Exact(layer.matrix, causal=layer.mask == "causal")
     if exact:
         raise InputError(
             f"layer {layer.name}: it has no exact weights: {layer.no_matrix}. Take the kept edges, "
             "exact=False."
         )
-    return Kept(layer.graph)
+    graph = layer.graph
+    check_numbers(graph, f"layer {layer.name}")
+    return Kept(graph)

@@ -10,7 +10,7 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components
 
-from weft.analysis.interval import Source, left_out
+from weft.analysis.interval import Source, check_numbers, left_out
 from weft.errors import InputError, ShapeError
 from weft.mechanism.graph import AttentionGraph
 
@@ -72,6 +72,7 @@ def components(
         )
     if not 0 < threshold <= 1:
         raise InputError(f"components: threshold={threshold}; expected above 0, at most 1.")
+    check_numbers(source, "components")
     if isinstance(source, AttentionGraph):
         graph = source
         complete = (left_out(source)[1] < threshold).all(-1).numpy()

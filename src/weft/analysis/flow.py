@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.sparse.csgraph import maximum_flow
 
 from weft.analysis.averaged import average_edges
-from weft.analysis.interval import Interval, left_out, to_others
+from weft.analysis.interval import Interval, check_numbers, left_out, to_others
 from weft.analysis.rollout import chosen_layers
 from weft.errors import InputError
 from weft.formats.trace import Trace, TraceLayer
@@ -119,6 +119,7 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
                 "edges, exact=False."
             )
         graph = layer.matrix.top(keys)
+    check_numbers(graph, f"flow: layer {layer.name}")
     averaged = average_edges(graph)
     mass, largest = (part.double() for part in left_out(graph))
     missing, given = mass.mean(0).numpy(), to_others(graph, largest).mean(0).numpy()

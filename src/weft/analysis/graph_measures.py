@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.analysis.components import components
-from weft.analysis.interval import Source
+from weft.analysis.interval import Source, check_numbers
 from weft.analysis.pagerank import pagerank
 from weft.analysis.received import heavy_hitters, received
 from weft.analysis.reciprocity import reciprocity
@@ -80,12 +80,15 @@ def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
     if exact is None:
         exact = heads * queries * keys <= CHEAP_CELLS and layer.matrix is not None
     if not exact:
-        return layer.graph, "kept"
+        graph = layer.graph
+        check_numbers(graph, f"measures: layer {layer.name}")
+        return graph, "kept"
     if layer.matrix is None:
         raise InputError(
             f"measures: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
             "edges, exact=False."
         )
+    check_numbers(layer.matrix, f"measures: layer {layer.name}")
     return layer.matrix, "exact"
 
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix import AttentionMatrix
 
-__all__ = ["Interval", "Source", "column_maxima", "left_out", "to_others"]
+__all__ = ["Interval", "Source", "check_numbers", "column_maxima", "left_out", "to_others"]
 
 #: What a measure is taken from: all weights, or the kept edges.
 Source = AttentionMatrix | AttentionGraph
@@ -45,6 +46,24 @@ class Interval:
     def width(self) -> Tensor:
         """How much is not known."""
         return self.upper - self.lower
+
+
+def check_numbers(source: Source, measure: str) -> None:
+    """Refuse weights that are not numbers, which a sum would hide or spread.
+
+    Raises: InputError: a row whose log-sum-exp is NaN.
+
+    >>> import weft
+    >>> check_numbers(weft.AttentionMatrix(torch.ones(1, 2, 1), torch.ones(1, 2, 1)), "received")
+    """
+    broken = source.lse.isnan()
+    if broken.any():
+        head, query = broken.nonzero()[0].tolist()
+        raise InputError(
+            f"{measure}: the weights of head {head}, query {query} are not numbers (NaN), since "
+            "the model's queries or keys were not. All such rows of a trace: weft query TRACE "
+            '"select layer, head, query from rows where isnan(lse)".'
+        )
 
 
 def left_out(graph: AttentionGraph) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.analysis.interval import Interval, Source, left_out
+from weft.analysis.interval import Interval, Source, check_numbers, left_out
 from weft.errors import InputError, ShapeError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -61,6 +61,7 @@ def given_by_rows(source: Source, value_norms: Tensor) -> Interval:
     Args: source: all weights, or the kept edges; value_norms: (heads, keys).
     Returns: (heads, queries).
     """
+    check_numbers(source, "norms")
     _check(source.shape, value_norms)
     if not isinstance(source, AttentionGraph):
         exact = (source @ value_norms[..., None])[..., 0]

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.averaged import average_edges
-from weft.analysis.interval import Source, column_maxima, left_out, to_others
+from weft.analysis.interval import Source, check_numbers, column_maxima, left_out, to_others
 from weft.errors import InputError, ShapeError
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix import AttentionMatrix
@@ -94,6 +94,7 @@ def pagerank(
         )
     if not 0 <= damping < 1:
         raise InputError(f"pagerank: damping={damping}; expected a number from 0, below 1.")
+    check_numbers(source, "pagerank")
     if isinstance(source, AttentionGraph):
         return _of_edges(source, damping, tolerance)
     return _of_matrix(source, damping, tolerance, edges)

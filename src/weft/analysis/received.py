@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import Interval, Source, left_out, to_others
+from weft.analysis.interval import Interval, Source, check_numbers, left_out, to_others
 from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
 
@@ -35,6 +35,7 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
     >>> received(graph).lower
     tensor([[2., 0.]])
     """
+    check_numbers(source, "received")
     if isinstance(source, AttentionGraph):
         lower = source.strength()
         mass, largest = left_out(source)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import Interval, Source, column_maxima, left_out
+from weft.analysis.interval import Interval, Source, check_numbers, column_maxima, left_out
 from weft.analysis.received import received
 from weft.errors import ShapeError
 from weft.mechanism.graph import AttentionGraph
@@ -46,6 +46,7 @@ def reciprocity(source: Source) -> Interval:
             f"reciprocity: {queries} queries and {keys} keys; expected as many keys as queries, "
             "of a sequence that looks at itself."
         )
+    check_numbers(source, "reciprocity")
     if not isinstance(source, AttentionGraph):
         there, squares = source.reciprocity().sum(-1), source.sum_of_squares().sum(-1)
         exact = _ratio(there, squares)

@@ -254,6 +254,8 @@ def _inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor, *, last: bool)
         raise InputError(
             f"relevance: a batch of {max(sizes, default=0)} inputs; expected one text."
         )
+    if any(isinstance(value, Tensor) and not value.numel() for value in given.values()):
+        raise InputError("relevance: the text is empty; expected at least one token.")
     if is_transformers_model(model):
         given.setdefault("use_cache", False)
         takes = inspect.signature(model.forward).parameters

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import Interval, Source, left_out
+from weft.analysis.interval import Interval, Source, check_numbers, left_out
 from weft.errors import InputError
 from weft.mechanism import spectra
 from weft.mechanism.graph import AttentionGraph
@@ -41,6 +41,7 @@ def effective_rank(source: Source) -> Tensor:
             f"effective_rank: {queries:,} x {keys:,} weights; all singular values of more than "
             f"{DENSE:,} take too long. Take energy_rank, which needs the leading ones."
         )
+    check_numbers(source, "effective_rank")
     found = []
     for head in range(heads):
         if isinstance(source, AttentionGraph):
@@ -87,6 +88,7 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
     >>> found.lower.round(decimals=2), found.upper.round(decimals=2)
     (tensor([64.]), tensor([64.]))
     """
+    check_numbers(source, "energy_rank")
     heads, queries, keys = source.shape
     leading = min(leading, queries, keys)
     if isinstance(source, AttentionGraph):
