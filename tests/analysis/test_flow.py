@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 import weft
 from weft.analysis.flow import attention_flow
+from weft.cli import analysis, main
 from weft.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
@@ -101,3 +104,30 @@ def test_what_there_is_not(trace, make_trace):
         attention_flow(trace, 0, 12)
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         attention_flow(make_trace(["a"]), 0, 0, exact=True)
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_command(trace, tmp_path, capsys, monkeypatch):
+    trace.save(tmp_path / "t")
+    assert run("flow", tmp_path / "t", "--token", "-1", "--top", "3", "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    said = json.loads(lines[-1])
+    expected = attention_flow(trace, 11, range(12))
+    assert torch.allclose(torch.tensor(said["lower"]).double(), expected.lower)
+    best = int(expected.lower.argmax())
+    assert lines[1].split()[:3] == [*[f"{expected.lower[best]:.4f}"] * 2, str(best)]
+    assert run("flow", tmp_path / "t", "--to", "-1", "--to", "2", "--kept", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
+    monkeypatch.setattr(analysis, "FLOWS", 11)
+    for options, said in ((("--to", "12"), "no position 12"), ((), "12 input positions")):
+        assert run("flow", tmp_path / "t", *options) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line

@@ -224,3 +224,29 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights):
     distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
     far = asked["How far away do the heads look?"].iloc[0]
     assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
+
+
+def test_views_that_are_joined_by_name_are_there(pair_trace):
+    both = pair_trace.sql("select h.head from heads h join rows r using (layer, head) limit 1")
+    assert len(both) == 1
+
+
+def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp_path):
+    query = "select [1, 2] as list, {'a': 'nan'::double} as part, 'inf'::double as far, 1 as one"
+    assert ask(pair_trace, query).write(tmp_path / "a.csv") == 1
+    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    assert (json.loads(row["list"]), json.loads(row["part"])) == ([1, 2], {"a": None})
+    assert row["one"] == "1"
+    ask(pair_trace, query).write(tmp_path / "a.json")
+    expected = [{"list": [1, 2], "part": {"a": None}, "far": None, "one": 1}]
+
+    def none(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=none) == expected
+
+
+def test_json_on_the_command_line_has_null_for_what_is_no_number(pair_trace, tmp_path, capsys):
+    pair_trace.save(tmp_path / "t")
+    assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == '{"columns": ["a"], "rows": [[null]]}'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from weft.formats.trace_folder import MANIFEST
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["WRITERS", "Answer", "ask", "open_traces", "sql"]
+__all__ = ["WRITERS", "Answer", "ask", "finite", "open_traces", "sql"]
 
 
 def sql(trace: Trace | Mapping[str, Trace], query: str) -> pandas.DataFrame:
@@ -64,10 +65,21 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
                 else f"{len(statements)} statements"
             )
             raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
-        asked = {name.lower() for name in connection.get_table_names(query)}
-        make_views(connection, traces, column=not isinstance(trace, Trace), heads="heads" in asked)
+        heads = _asks_for_heads(connection, query)
+        make_views(connection, traces, column=not isinstance(trace, Trace), heads=heads)
         relation = connection.sql(statements[0])
         return Answer(relation.to_arrow_reader(100_000), connection)
+
+
+def _asks_for_heads(connection: Any, query: str) -> bool:
+    """Whether a query needs the view that has to be computed."""
+    import duckdb
+
+    try:
+        return "heads" in {name.lower() for name in connection.get_table_names(query)}
+    except duckdb.Error:
+        # As of `join ... using`, which looks for columns of views that are not there yet.
+        return "heads" in query.lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +132,29 @@ class Answer:
 
 def _write_csv(answer: Answer, path: Path) -> int:
     import pyarrow.csv
+    import pyarrow.types as types
 
+    # Lists and the like have no form of their own in CSV: they are written as JSON.
+    nested = [types.is_nested(field.type) for field in answer.schema]
+    schema = pa.schema(
+        [
+            pa.field(field.name, pa.string()) if is_nested else field
+            for field, is_nested in zip(answer.schema, nested, strict=True)
+        ]
+    )
     count = 0
-    with pyarrow.csv.CSVWriter(path, answer.schema) as writer:
+    with _one_line(), pyarrow.csv.CSVWriter(path, schema) as writer:
         for batch in answer.batches():
-            writer.write_batch(batch)
+            columns = [
+                pa.array(
+                    [None if cell is None else _json(cell) for cell in column.to_pylist()],
+                    pa.string(),
+                )
+                if is_nested
+                else column
+                for column, is_nested in zip(batch.columns, nested, strict=True)
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             count += batch.num_rows
     return count
 
@@ -140,9 +170,28 @@ def _write_parquet(answer: Answer, path: Path) -> int:
 
 def _write_json(answer: Answer, path: Path) -> int:
     rows = answer.table().to_pylist()
-    text = json.dumps(rows, ensure_ascii=False, default=str, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(_json(rows, indent=1) + "\n", encoding="utf-8")
     return len(rows)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, which has no number that is none."""
+    return json.dumps(
+        finite(value), ensure_ascii=False, default=str, indent=indent, allow_nan=False
+    )
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON: null instead of NaN and infinity, at any depth.
+
+    >>> finite([{"a": 1.5, "b": float("nan")}])
+    [{'a': 1.5, 'b': None}]
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 #: How an answer is written, by the suffix of the file.

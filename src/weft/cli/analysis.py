@@ -24,6 +24,9 @@ Exact = Annotated[
     ),
 ]
 
+#: Input positions that `flow` asks about unless they are named: each is a max-flow problem.
+FLOWS = 256
+
 
 @app.command()
 def query(
@@ -40,7 +43,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Ask traces in SQL; views: edges, rows, keys, tokens, layers, heads, named."""
-    from weft.analysis.query import WRITERS, ask, open_traces, shown
+    from weft.analysis.query import WRITERS, ask, finite, open_traces, shown
 
     if output is not None and output.suffix.lower() not in WRITERS:
         raise InputError(f"{output}: expected a file name that ends in {', '.join(WRITERS)}.")
@@ -54,7 +57,7 @@ def query(
     table = answer.table()
     if as_json:
         columns, rows_of = answer.columns, list(zip(*table.to_pydict().values(), strict=True))
-        _print_json({"columns": columns, "rows": rows_of})
+        _print_json({"columns": columns, "rows": finite(rows_of)})
     else:
         print(shown(table, limit))
 
@@ -111,6 +114,46 @@ def rollout(
     print(f"No entry is more than {bound:.1e} too low.")
     if as_json:
         _print_json({"trace": str(path), "values": values.tolist(), "bound": bound})
+
+
+@app.command()
+def flow(
+    path: TracePath,
+    token: Annotated[int, typer.Option(help="A position; negative ones from the end.")] = 0,
+    to: Annotated[
+        list[int] | None,
+        typer.Option("--to", help="An input position; may be repeated. Default: all, up to 256."),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+    ] = None,
+    exact: Exact = None,
+    top: Annotated[int, typer.Option(min=1, help="Positions printed at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Attention flow: how much can flow from a position to input positions, through all layers."""
+    from weft.analysis.flow import attention_flow
+    from weft.analysis.rollout import ends
+    from weft.formats.tokens import visible
+    from weft.formats.trace import Trace
+
+    trace = Trace.open(path)
+    queries, keys = (trace.sequences[name] for name in ends(trace, kind))
+    if not to and len(keys) > FLOWS:
+        raise InputError(
+            f"flow: {len(keys):,} input positions, each of which is a problem of its own. Name "
+            f"those that are wanted, as --to 0 --to 5; all of them up to {FLOWS}."
+        )
+    wanted = to or list(range(len(keys)))
+    found = attention_flow(trace, token, wanted, kind=kind, exact=exact)
+    print(f"{visible(queries[token])} ({token % len(queries)}), at least and at most from:")
+    for place in found.middle.argsort(descending=True, stable=True)[:top].tolist():
+        least, most = float(found.lower[place]), float(found.upper[place])
+        key = wanted[place]
+        print(f"{least:8.4f}  {most:8.4f}  {key % len(keys):6}  {visible(keys[key])}")
+    if as_json:
+        lower, upper = found.lower.tolist(), found.upper.tolist()
+        _print_json({"trace": str(path), "targets": wanted, "lower": lower, "upper": upper})
 
 
 @app.command()
