@@ -53,7 +53,7 @@ struct Call {
 
     // Results. Rows are (batch, heads, queries) in this order.
     void* output = nullptr;  // (rows, value_depth), in the type of the inputs
-    float* lse = nullptr;
+    float* lse = nullptr;      // may be left out where entropy is
     float* entropy = nullptr;  // nullptr where it is not asked for; with it rest and count
     float* rest = nullptr;
     int32_t* count = nullptr;

@@ -342,8 +342,9 @@ inline void finish_block(const Call& call, Block& block) {
         // A row that saw no key: no mass, and minus infinity for its logarithm.
         const bool blind = with_sink == 0;
         const float inverse = blind ? 0.0f : 1.0f / with_sink;
-        const float logarithm = __builtin_logf(with_sink);
         write_output(call, at, block.sums + row * block.sums_row, factor * inverse);
+        if (!call.lse) continue;
+        const float logarithm = __builtin_logf(with_sink);
         call.lse[at] = blind ? -infinity : running.log_sum(logarithm);
         if (!call.entropy) continue;
         const float entropy = (total * logarithm - sum(running.moment) * log_of_2) * inverse;

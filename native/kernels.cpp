@@ -6,14 +6,22 @@
 #include "backward.h"
 #include "forward.h"
 #include "forward_pairs.h"
+#include "short.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-static int64_t block_size(const Call& call) { return queries_of_block(call); }
+static int64_t block_size(const Call& call) {
+    // A short head is one block.
+    return is_short(call) ? call.queries_count : queries_of_block(call);
+}
 
 static size_t forward_workspace(const Call& call) {
     Workspace space(nullptr);
+    if (is_short(call)) {
+        lay_out_short(call, space);
+        return space.used();
+    }
     lay_out_block(call, space);
     lay_out_keys(call, space);
 #if defined(WEFT_HAS_PAIRS)
@@ -26,6 +34,13 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
                     int64_t end_block, char* workspace) {
     const SmallNumbersAreZero small_numbers_are_zero{};
     Workspace space(workspace);
+    if (is_short(call)) {
+        const ShortSpace columns = lay_out_short(call, space);
+        const int64_t heads = call.heads / call.kv_heads;
+        for (int64_t n = first_block; n < end_block; ++n)
+            forward_short(call, b, kv_head * heads + n, kv_head, columns);
+        return;
+    }
     Block* block = lay_out_block(call, space);
     PackedKeys keys = lay_out_keys(call, space);
     const int64_t size = queries_of_block(call), group = call.heads / call.kv_heads;

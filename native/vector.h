@@ -99,6 +99,18 @@ inline Floats multiply_subtract(Floats a, float factor, float b) {
 #endif
 }
 
+inline Floats multiply_subtract(Floats a, float factor, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmsub_ps((__m512)a, _mm512_set1_ps(factor), (__m512)b);
+#elif defined(__FMA__)
+    return (Floats)_mm256_fmsub_ps((__m256)a, _mm256_set1_ps(factor), (__m256)b);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_n_f32((float32x4_t)-b, (float32x4_t)a, factor);
+#else
+    return a * factor - b;
+#endif
+}
+
 constexpr float log2_of_e = 1.44269504088896341f;
 constexpr float log_of_2 = 0.693147180559945309f;
 

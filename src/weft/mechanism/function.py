@@ -22,8 +22,8 @@ __all__ = ["Backend", "attend", "attention"]
 
 Backend = Literal["native", "torch"]
 
-#: Keys below which torch's fused attention is the faster one for the output alone: the kernels'
-#: fixed cost of a head is not yet earned (benchmarks/bench_short_sequences.py).
+#: Keys below which the output alone is left to torch's fused attention: unless the batch is large,
+#: the kernels' fixed cost of a call is not yet earned (benchmarks/bench_short_sequences.py).
 SHORT = 64
 
 

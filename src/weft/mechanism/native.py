@@ -44,16 +44,17 @@ class Rows:
     weights: Tensor | None = None
 
 
-def forward(native: NativeCall, kept: int | None) -> Rows:
+def forward(native: NativeCall, kept: int | None, with_lse: bool = True) -> Rows:
     """Run the forward kernel.
 
     kept: how many edges of a row to keep; None for the output and lse alone.
+    with_lse: whether to write lse; it is left empty otherwise.
     """
     batch, heads, queries, _ = native.queries.shape
     length, value_depth = native.values.shape[2:]
     rows = (batch, heads, queries)
     output = native.queries.new_empty(*rows, value_depth)
-    lse = torch.empty(rows)
+    lse = torch.empty(rows if with_lse else 0)  # at address 0 if empty: not asked for
     call = _request(native)
     call.output, call.lse = output.data_ptr(), lse.data_ptr()
     found = Rows(output, lse)
@@ -390,7 +391,7 @@ def attention(call: AttentionCall) -> Tensor:
     """The output of a call that the kernels serve, (batch, heads, queries, value_depth)."""
     native = prepare(call)
     if not _wants_gradients(native):
-        return forward(native, None).output
+        return forward(native, None, with_lse=False).output
     output, _ = _Attention.apply(native, *native.tensors)  # type: ignore[no-untyped-call]
     return output  # type: ignore[no-any-return]
 

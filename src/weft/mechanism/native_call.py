@@ -217,10 +217,10 @@ def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
     length = native.keys.shape[2]
     # Beyond every key on either side.
     left, right = -(rows + length + 1), rows + length + 1
-    first, end = torch.zeros(batch, dtype=torch.int64), torch.full((batch,), length)
+    key_range: Tensor | None = None
     row_range: Tensor | None = None
     allowed: Tensor | None = None
-    banded = padded = False
+    banded = False
     for part in _parts(mask):
         if isinstance(part, Window):
             banded = True
@@ -236,15 +236,14 @@ def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
         if isinstance(part, Padding):
             ends = _padding_range(part)
             if ends is not None:
-                padded = True
-                first, end = torch.maximum(first, ends[0]), torch.minimum(end, ends[1])
+                key_range = ends if key_range is None else _narrower(key_range, ends)
                 continue
         cells = _as_cells(part.block(range(rows), length, native.queries.device), length)
         allowed = cells if allowed is None else allowed & cells
     return replace(
         native,
         band=(max(left, -(2**40)), min(right, 2**40)) if banded else None,
-        key_range=torch.stack((first, end)).contiguous() if padded else None,
+        key_range=None if key_range is None else key_range.expand(2, batch).contiguous(),
         row_range=row_range,
         allowed=allowed,
     )
@@ -254,11 +253,11 @@ def _narrower(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack((torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])))
 
 
-def _padding_range(mask: Padding) -> tuple[Tensor, Tensor] | None:
-    """First real key and end for each sequence, or None where the real keys are no range."""
+def _padding_range(mask: Padding) -> Tensor | None:
+    """First real key and end for each sequence, (2, batch or 1); None where these are no range."""
     if mask.lengths is not None:
         lengths = mask.lengths.to("cpu", torch.int64)
-        return torch.zeros_like(lengths), lengths
+        return torch.stack((torch.zeros_like(lengths), lengths))
     assert mask.allowed is not None
     allowed = mask.allowed.cpu()
     if allowed.shape[1] == 0:
@@ -268,4 +267,4 @@ def _padding_range(mask: Padding) -> tuple[Tensor, Tensor] | None:
     last = allowed.shape[1] - allowed.flip(1).int().argmax(1)
     if bool(((count > 0) & (last - first != count)).any()):
         return None
-    return first, first + count
+    return torch.stack((first, first + count))
