@@ -254,6 +254,11 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
         add_table_gradients(call, to, t, b, h, first_query, rows, inner, query_gradients);
 }
 
+// Zeros in some rows of a gradient: by the task that adds to them, just before it does.
+inline void clear_rows(float* gradient, int64_t first, int64_t rows, int64_t columns) {
+    std::memset(gradient + first * columns, 0, rows * columns * sizeof(float));
+}
+
 // All queries of a group of heads against one piece of their keys.
 inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int64_t kv_head,
                            int64_t piece, Workspace& space) {
@@ -263,8 +268,15 @@ inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int
     const int64_t end = smaller(first + to.piece_keys, call.keys_count);
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
         prepare_tables(call, to, t, h);
+        clear_rows(to.queries, ((piece * call.batch + b) * call.heads + h) * call.queries_count,
+                   call.queries_count, to.padded_depth);
         for (int64_t key = first; key < end; key += tile_keys) {
             const Range tile{key, smaller(key + tile_keys, end)};
+            if (h == kv_head * group) {
+                const int64_t row = (b * call.kv_heads + kv_head) * call.keys_count + key;
+                clear_rows(to.keys, row, tile.end - key, to.padded_depth);
+                clear_rows(to.values, row, tile.end - key, to.padded_value_depth);
+            }
             pack_panels(call.keys, call.bfloat16, b, kv_head, tile.first, tile.end, call.depth,
                         t.key_panels);
             pack_panels(call.values, call.bfloat16, b, kv_head, tile.first, tile.end,

@@ -15,7 +15,8 @@ namespace weft {
 // through the entropy besides its factor. Rows that see no key have lse = +infinity here.
 //
 // Results have rows of `padded` columns: depths rounded up to 16, so that every kernel can add
-// whole vectors. They are added to, and must begin as zeros.
+// whole vectors. Those of queries, keys and values are written whenever there are queries and keys;
+// the others are added to, and must begin as zeros.
 struct Gradients {
     Tensor output;                      // dO, float32 (batch, heads, queries, value_depth)
     const float* lse = nullptr;         // (batch, heads, queries)

@@ -268,7 +268,7 @@ def _gradients(
 
     blind = rows.lse == -torch.inf
     lse = rows.lse.masked_fill(blind, torch.inf)
-    delta = (by_output * rows.output).sum(-1)
+    delta = torch.einsum("bhnd,bhnd->bhn", by_output, rows.output.float())
     subtract = delta if by_lse is None else delta - by_lse
     sink_mass = None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
     if incoming.entropy is not None:
@@ -329,9 +329,11 @@ def _run_backward(
     to.pieces, to.piece_keys = pieces, max(piece_keys, 1)
     to.padded_depth, to.padded_value_depth = wide, value_wide
 
-    by_queries = torch.zeros(pieces, batch, heads, queries, wide)
-    by_keys = torch.zeros(batch, kv_heads, length, wide)
-    by_values = torch.zeros(batch, kv_heads, length, value_wide)
+    # The kernels write these, unless there is nothing to do.
+    new = torch.empty if queries and length else torch.zeros
+    by_queries = new(pieces, batch, heads, queries, wide)
+    by_keys = new(batch, kv_heads, length, wide)
+    by_values = new(batch, kv_heads, length, value_wide)
     to.queries, to.keys = by_queries.data_ptr(), by_keys.data_ptr()
     to.values = by_values.data_ptr()
     by_bias = by_offset = by_key_table = by_value_table = None
