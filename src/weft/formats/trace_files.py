@@ -191,17 +191,23 @@ class TableFile:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
+        encodings = {name: _ENCODINGS[name] for name in schema.names if name in _ENCODINGS}
         self._file = _Hashing(path)
-        self._writer = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression="lz4",
-            use_dictionary=False,
-            column_encoding={name: _ENCODINGS[name] for name in schema.names if name in _ENCODINGS},
-            write_statistics=[name for name in schema.names if name in _STATISTICS],
-            write_page_checksum=True,
-            store_schema=False,
-        )
+        try:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                schema,
+                compression="lz4",
+                use_dictionary=False,
+                column_encoding=encodings,
+                write_statistics=[name for name in schema.names if name in _STATISTICS],
+                write_page_checksum=True,
+                store_schema=False,
+            )
+        except BaseException:
+            # The disk may be full already: nobody else would close it.
+            self._file.close()
+            raise
 
     def append(self, table: pa.Table) -> None:
         """Add a row group; an empty one is left out."""
@@ -236,7 +242,11 @@ class TensorFile:
         self._names = {dtype: name for name, dtype in STORED_TYPES.items()}
         self._names[torch.int32] = "I32"
         self._room = min(CONTENTS, first // 128 * 8)
-        self._file.seek(self._room)
+        try:
+            self._file.seek(self._room)
+        except BaseException:
+            self._file.close()
+            raise
 
     def append(self, name: str, tensor: Tensor) -> None:
         """Add a tensor."""
