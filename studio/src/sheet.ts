@@ -52,6 +52,12 @@ export interface Look {
 
 export const levelOf = (zoom: number, top: number) => Math.min(Math.max(Math.floor(-Math.log2(zoom) + 1e-9), 0), top);
 
+/** How the names of columns stand, so that none touches the next: level, leaning, or upright. */
+export function turnOf(zoom: number, widest: number): number {
+  if (widest <= zoom - 6) return 0;
+  return zoom < 16 ? -90 : -45;
+}
+
 /** Draws what is in sight; says whether all of it was there. */
 export function drawSheet(context: CanvasRenderingContext2D, sheet: Sheet, view: Window, tiles: Tiles, look: Look, ratio: number): boolean {
   const { layer } = tiles;
@@ -114,7 +120,9 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
   context.fillStyle = ink.query;
-  context.fillText("queries ↓", 14, 22);
+  context.textAlign = "right";
+  context.fillText("queries ↓", margin.left - 8, margin.top - 12);
+  context.textAlign = "left";
   context.fillStyle = ink.key;
   context.fillText("keys →", margin.left, 22);
   const named = view.zoom >= TOKENS_FROM;
@@ -127,7 +135,9 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   const x = (column: number) => margin.left + (column + 0.5 - view.left) * view.zoom;
   const inside = (at: number, start: number, room: number) => at >= start - 1 && at <= start + room + 1;
   if (named) {
-    const leans = view.zoom < 34 && layer.keyTokens.slice(columns[0], columns[1] + 1).some((token) => token.length > 2);
+    const names = layer.keyTokens.slice(columns[0], columns[1] + 1).map((token) => visible(token, 12));
+    const turn = turnOf(view.zoom, Math.max(0, ...names.map((name) => context.measureText(name).width)));
+    const room = turn === -45 ? 82 : margin.top - 38;
     context.textAlign = "right";
     for (let row = rows[0]; row <= rows[1]; row++) {
       if (!inside(y(row), margin.top, high)) continue;
@@ -139,9 +149,9 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
       context.fillStyle = column === look.cell?.column ? ink.key : ink.faint;
       context.save();
       context.translate(x(column), margin.top - 8);
-      if (leans) context.rotate(-Math.PI / 4);
-      context.textAlign = leans ? "left" : "center";
-      context.fillText(visible(layer.keyTokens[column], leans ? 12 : 6), 0, leans ? 0 : -4, leans ? 82 : view.zoom);
+      if (turn) context.rotate((turn * Math.PI) / 180);
+      context.textAlign = turn ? "left" : "center";
+      context.fillText(names[column - columns[0]], 0, turn ? 0 : -4, turn ? room : view.zoom);
       context.restore();
     }
   } else {

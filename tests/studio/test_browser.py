@@ -208,3 +208,13 @@ def test_an_empty_and_a_single_token(studio, make_trace, language_model):
         for trace in (empty, make_trace(["a"])):
             page = studio.file(collect([trace]), f"#view={view}")
             page.locator(f".stage.{view}").wait_for()
+
+
+def test_a_narrow_window_cuts_no_head_and_no_caption(studio, minilm_trace):
+    page = studio.file(collect([minilm_trace]), width=800)
+    page.locator(".stage .tile small").nth(71).wait_for()
+    cut = """() => [...document.querySelectorAll(".stage.heads .tile small, .stage.heads")]
+        .filter((of) => of.scrollWidth > of.clientWidth + 1).map((of) => of.textContent)"""
+    assert page.evaluate(cut) == []
+    # Pictures in the panel below do not grow with it, and their letters neither.
+    assert page.locator(".scatter svg").bounding_box()["width"] <= 480

@@ -40,13 +40,13 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
       context.drawImage(painted(own, colours), (column * step - view.left) * k, (row * step - view.top) * k, tile.columns * block * k, tile.rows * block * k);
     }
   const parts = [picture(x0, y0, right, bottom, canvas)];
-  parts.push(text(14, 20, "queries ↓", { size: 10, fill: ink.query, weight: 600 }), text(x0, 20, "keys →", { size: 10, fill: ink.key, weight: 600 }));
+  parts.push(text(x0 - 8, y0 - 12, "queries ↓", { size: 10, fill: ink.query, weight: 600, anchor: "end" }), text(x0, 20, "keys →", { size: 10, fill: ink.key, weight: 600 }));
   const size = Math.min(12, view.zoom * 0.66);
   if (named) {
     for (let row = Math.ceil(view.top - 0.5); row + 0.5 < view.top + bottom / view.zoom && row < layer.rows; row++)
       parts.push(text(x0 - 6, y0 + (row + 0.5 - view.top) * view.zoom, visible(layer.queryTokens[row], 16), { size, fill: ink.faint, anchor: "end", middle: true }));
     for (let column = Math.ceil(view.left - 0.5); column + 0.5 < view.left + right / view.zoom && column < layer.columns; column++)
-      parts.push(text(x0 + (column + 0.5 - view.left) * view.zoom + 2, y0 - 6, visible(layer.keyTokens[column], 14), { size, fill: ink.faint, turn: -45 }));
+      parts.push(text(x0 + (column + 0.5 - view.left) * view.zoom + 2, y0 - 6, visible(layer.keyTokens[column], 14), { size, fill: ink.faint, turn: view.zoom < 16 ? -90 : -45, middle: view.zoom < 16 }));
   } else {
     const down = nice(70 / view.zoom), across = nice(90 / view.zoom);
     for (let row = Math.ceil(view.top / down) * down; row < view.top + bottom / view.zoom; row += down) {

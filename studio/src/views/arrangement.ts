@@ -10,8 +10,15 @@ export const GAP = 10; // between tiles
 export const APART = 28; // between groups
 export const TITLE = 46; // above a group: its name and the numbers of its columns
 
+/** Up to here, in pixels, a window is narrow: its stage grows with what it holds, and the page scrolls. */
+export const NARROW = 900;
+const MOST = 168, MOST_NARROW = 104;
+
+/** The height that tiles may fill, and how large they may be. */
+export const roomFor = (inner: number, height: number) => (inner <= NARROW ? { height: Infinity, most: MOST_NARROW } : { height, most: MOST });
+
 /** The size of a tile and how many groups stand in a row. */
-export function arrange(groups: Group[], width: number, height: number, caption: number, most = 168): { tile: number; across: number } {
+export function arrange(groups: Group[], width: number, height: number, caption: number, most: number): { tile: number; across: number } {
   let best = { tile: 0, across: 1 };
   for (let across = 1; across <= groups.length; across++) {
     let wide = Infinity, rows = 0, bands = 0;
