@@ -32,6 +32,15 @@ __all__ = ["app", "main"]
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 
+#: What is said of a verb that a person stops.
+_TRAINING = " A training goes on from its last checkpoint."
+_GOES_ON = {
+    "train": _TRAINING,
+    "demo": _TRAINING,
+    "trace": " Traces that are there are whole; with --corpus the same command goes on.",
+}
+
+
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
@@ -56,7 +65,8 @@ class _Verbs(TyperGroup):
             reason = (error.strerror or str(error)).lower()
             raise InputError(f"cannot write the output: {reason}. Free some space.") from error
         except KeyboardInterrupt:
-            print("weft: stopped. A training goes on from its last checkpoint.", file=sys.stderr)
+            goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
+            print(f"weft: stopped.{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
         return result
 
