@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,10 +182,61 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     assert [trace.model["window"]["number"] for trace in traces] == [0, 1, 2]
     assert_one_line(weft_main(*arguments), "000000.weft exists already")
     assert weft_main(*arguments, "--overwrite").code == 0
-    assert_one_line(weft_main(*arguments[:-1], 17), "reads 16 at most")
-    assert_one_line(weft_main(*arguments, "--overlap", 16), "no room for new ones")
+    assert_one_line(weft_main(*arguments[:-1], 17), "reads 16 at most. Give --window 16 or less.")
+    assert_one_line(weft_main(*arguments, "--overlap", 16), "no room for new ones. Give a larger")
+    elsewhere = ("trace", writer, "--text", text[:9], "-o", tmp_path / "none.weft")
+    assert_one_line(weft_main(*elsewhere, "--layers", " , "), "--layers names no layer")
     assert_one_line(weft_main("trace", writer, "--text", text, "-o", folder, "--overlap", 2),
                     "--overlap is for --window")  # fmt: skip
+
+
+def test_ctrl_c_says_what_is_left_of_a_trace(
+    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.tracing.trace_model", stopped)
+    result = weft_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.weft")
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == (
+        "weft: stopped. Traces that are there are whole; with --corpus the same command goes on."
+    )
+    assert not (tmp_path / "none.weft").exists()
+
+
+def test_windows_of_an_earlier_text_do_not_stay_among_new_ones(
+    weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "windows"
+    options = ("-o", folder, "--window", 8, "--overlap", 0)
+    long, short = (" ".join(LETTERS[i % 10] for i in range(count)) for count in (24, 9))
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    assert weft_main("trace", writer, "--text", long, *options).code == 0
+    assert names() == ["000000.weft", "000001.weft", "000002.weft"]
+    (folder / "notes.weft").mkdir()
+    for number in (0, 1):
+        shutil.rmtree(folder / f"00000{number}.weft")
+    assert_one_line(
+        weft_main("trace", writer, "--text", short, *options), "000002.weft exists already"
+    )
+    assert weft_main("trace", writer, "--text", short, *options, "--overwrite").code == 0
+    assert names() == ["000000.weft", "000001.weft", "notes.weft"]
+
+    # What is there and no folder of windows is left alone.
+    trace = folder / "000000.weft"
+    before = sorted(path.name for path in trace.iterdir())
+    into = ("trace", writer, "--text", short, "-o", trace, "--window", 8, "--overwrite")
+    assert_one_line(weft_main(*into), "windows need a folder of their own")
+    assert sorted(path.name for path in trace.iterdir()) == before
+    (folder / "corpus.json").write_text("{}")
+    assert_one_line(
+        weft_main("trace", writer, "--text", short, *options, "--overwrite"),
+        "windows need a folder of their own",
+    )
 
 
 @pytest.fixture

@@ -185,3 +185,8 @@ def test_folders_that_are_refused(small, tmp_path):
         load_pretrained(small)
     with pytest.raises(weft.DataError, match="no such run or model"):
         load_pretrained(tmp_path / "nothing")
+
+
+def test_an_empty_name_is_no_model() -> None:
+    with pytest.raises(weft.DataError, match="name of the model is empty"):
+        load_pretrained("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,12 @@ class Options:
     @property
     def wanted(self) -> list[int | str] | None:
         """The layers, as numbers and paths."""
-        return None if self.layers is None else _layer_names(self.layers)
+        if self.layers is None:
+            return None
+        names = _layer_names(self.layers)
+        if not names:
+            raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
+        return names
 
     @property
     def stored(self) -> torch.dtype | None:
@@ -208,7 +214,17 @@ def trace_windows(
         window: tokens that the model reads at once, special ones included.
         overlap: tokens that two windows share; None: a quarter of them.
         progress: told how many windows of how many are done.
+
+    Windows of an earlier text that the folder holds beyond these are removed with overwriting,
+    once the new ones are there.
+
+    Raises: InputError: a run, or a window that does not fit; DataError: the folder is a trace or a
+    corpus, holds windows that must stay, or cannot be written.
     """
+    if (output / "corpus.json").exists() or (output.is_dir() and not_a_trace(output) is None):
+        raise DataError(
+            f"{output} is a trace or a corpus; windows need a folder of their own. Choose another."
+        )
     opened = open_model(model, options)
     if opened.run is not None:
         raise InputError("--window is for models of Hugging Face; a run of weft reads texts whole.")
@@ -220,13 +236,32 @@ def trace_windows(
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"cannot write {output}: {reason}. Choose another folder.") from error
-    for path in paths:
+    beyond = _windows_beyond(output, len(paths))
+    for path in [*paths, *beyond]:
         _check_output(path, options.overwrite)
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
         said = {"window": {"number": number, "of": len(parts), "tokens": window}}
         trace_opened(opened, "", path, options, inputs=part, description=said)
         progress(number + 1, len(parts))
+    for path in beyond:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise DataError(
+                f"{path} is a window of an earlier text and cannot be removed: {reason}. Remove it."
+            ) from error
     return paths
+
+
+def _windows_beyond(folder: Path, count: int) -> list[Path]:
+    """Traces of windows in a folder whose numbers are not below `count`, in order."""
+    found = []
+    for path in sorted(folder.glob("*.weft")):
+        number = path.stem
+        if len(number) >= 6 and number.isascii() and number.isdigit() and int(number) >= count:
+            found.append(path)
+    return found
 
 
 def _layer_names(layers: str) -> list[int | str]:

@@ -218,7 +218,7 @@ def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
         if limit is not None and ids.shape[1] > limit:
             raise InputError(
                 f"trace: {ids.shape[1]} tokens in {name}; {type(model).__name__} reads {limit} at "
-                "most. Shorten the text, or split it."
+                "most. Shorten the text, or split it (weft trace --window)."
             )
 
 

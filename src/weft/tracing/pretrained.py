@@ -36,6 +36,8 @@ def load_pretrained(
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
         InputError: Transformers is missing, or does not know the architecture.
     """
+    if not str(model):
+        raise DataError("the name of the model is empty; give a run, a folder, or a name.")
     folder = Path(model)
     is_path = folder.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1
     if is_path and not folder.exists():
@@ -249,13 +251,16 @@ def split_windows(
         raise InputError("--window needs a tokenizer of the tokenizers library (tokenizer.json).")
     limit = token_limit(model)
     if limit is not None and window > limit:
-        raise InputError(f"--window {window}: {type(model).__name__} reads {limit} at most.")
+        raise InputError(
+            f"--window {window}: {type(model).__name__} reads {limit} at most. Give --window "
+            f"{limit} or less."
+        )
     special = len(tokenizer("", verbose=False)["input_ids"])
     shared = (window - special) // 4 if overlap is None else overlap
     if window - special - shared < 1:
         raise InputError(
             f"--window {window}: with {special} special tokens and {shared} of overlap there is no "
-            "room for new ones."
+            "room for new ones. Give a larger --window or a smaller --overlap."
         )
     if not text:
         raise InputError("the text is empty; give at least one character.")
