@@ -93,3 +93,17 @@ def test_hostile_tokens_in_a_figure(studio, make_trace, hostile_tokens, tmp_path
     assert not list(root.iter(f"{SVG}script"))
     assert "<script>alert(1)</script>"[:23] in " ".join(texts(path))
     assert not any(name.startswith("on") for element in root.iter() for name in element.attrib)
+
+
+def test_a_key_pressed_while_the_dialog_closes_is_not_lost(page) -> None:
+    page.keyboard.press("e")
+    press = """() => {
+        const button = document.querySelector(".export .primary");
+        button.focus();
+        if (%s) button.closest("dialog").close();
+        button.dispatchEvent(new KeyboardEvent("keydown", { key: "t", bubbles: true }));
+    }"""
+    page.evaluate(press % "false")
+    assert not page.locator(".loom").count()
+    page.evaluate(press % "true")
+    page.locator(".loom").wait_for()
