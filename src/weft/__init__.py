@@ -8,35 +8,36 @@ The face of the library:
     trace = weft.trace(model, inputs, tokenizer=tokenizer, keep=weft.Top(32))
     trace.save("run.weft")
 
-Heavier parts load when they are first used.
+Each name loads its module when it is first used: torch takes a second, which `weft --help` need not
+wait for, and in which the command line already answers Ctrl-C.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import BackendError, DataError, InputError, ShapeError, WeftError
-from weft.mechanism.function import attend, attention
-from weft.mechanism.graph import All, AttentionGraph, Top
-from weft.mechanism.masks import Mask, causal, neighbours, padding, window
-from weft.mechanism.matrix import AttentionMatrix
-from weft.mechanism.packed import packed
-from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
-from weft.mechanism.scores import (
-    Additive,
-    Bilinear,
-    Dot,
-    GraphAttention,
-    GraphAttentionV2,
-    ScaledDot,
-)
 from weft.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from weft.formats.trace import Trace
+    from weft.mechanism.function import attend, attention
+    from weft.mechanism.graph import All, AttentionGraph, Top
+    from weft.mechanism.masks import Mask, causal, neighbours, padding, window
+    from weft.mechanism.matrix import AttentionMatrix
+    from weft.mechanism.packed import packed
+    from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
+    from weft.mechanism.scores import (
+        Additive,
+        Bilinear,
+        Dot,
+        GraphAttention,
+        GraphAttentionV2,
+        ScaledDot,
+    )
     from weft.tracing.capture import trace
     from weft.tracing.watch import watch
-
 
 __all__ = [
     "ALiBi",
@@ -75,6 +76,25 @@ __all__ = [
     "window",
 ]
 
+#: The modules whose names are here, each loaded when one of its names is first used.
+_LAZY = {
+    "weft.formats.trace": ("Trace",),
+    "weft.mechanism.function": ("attend", "attention"),
+    "weft.mechanism.graph": ("All", "AttentionGraph", "Top"),
+    "weft.mechanism.masks": ("Mask", "causal", "neighbours", "padding", "window"),
+    "weft.mechanism.matrix": ("AttentionMatrix",),
+    "weft.mechanism.packed": ("packed",),
+    "weft.mechanism.positions": (
+        "ALiBi", "Buckets", "Shaw", "alibi_slopes", "rotary", "sinusoidal",
+    ),
+    "weft.mechanism.scores": (
+        "Additive", "Bilinear", "Dot", "GraphAttention", "GraphAttentionV2", "ScaledDot",
+    ),
+    "weft.tracing.capture": ("trace",),
+    "weft.tracing.watch": ("watch",),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
+
 
 def open(path: "Path | str") -> "Trace":
     """Open a trace folder; its layers are read when they are first asked for.
@@ -87,20 +107,10 @@ def open(path: "Path | str") -> "Trace":
 
 
 def __getattr__(name: str) -> Any:
-    """Names whose modules are heavy: loaded when first used."""
-    if name == "trace":
-        from weft.tracing.capture import trace
-
-        return trace
-    if name == "watch":
-        from weft.tracing.watch import watch
-
-        return watch
-    if name == "Trace":
-        from weft.formats.trace import Trace
-
-        return Trace
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,71 @@
-"""``python -m weft`` is ``weft``."""
+"""The command ``weft``, and ``python -m weft``: Ctrl-C ends it with 130, early and late."""
 
-from weft.cli import main
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+__all__ = ["main"]
+
+_STOPPED = 130  # what a shell says of a program that was ended by Ctrl-C
+
+
+def _stop_now(number: int, frame: FrameType | None) -> NoReturn:
+    """End at once."""
+    os.write(2, b"weft: stopped.\n")
+    os._exit(_STOPPED)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise, so that a verb can end well; while a module is imported, end at once.
+
+    A module whose import is interrupted may swallow the exception and stay half made: NumPy's then
+    calls itself without end.
+    """
+    caller = frame
+    while caller is not None:
+        if caller.f_code.co_filename == "<frozen importlib._bootstrap>":
+            _stop_now(number, frame)
+        caller = caller.f_back
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
+    code: object = None
+
+    def end() -> None:
+        # Where Ctrl-C struck inside an exec(), as dataclasses use it, Python would end itself by
+        # the signal, although it was answered.
+        if code == _STOPPED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_STOPPED)
+
+    atexit.register(end)  # the first to be registered is the last to be called
+    # A shell starts jobs in the background with Ctrl-C ignored: that stays.
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if heard:
+            signal.signal(signal.SIGINT, _stop)
+        from weft.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        code = _STOPPED
+        print("weft: stopped.", file=sys.stderr)
+        raise SystemExit(code) from None
+    except SystemExit as ending:
+        code = ending.code
+        raise
+    finally:
+        if heard:
+            signal.signal(signal.SIGINT, _stop_now)
+
 
 if __name__ == "__main__":
     main()
