@@ -37,7 +37,7 @@ _TRAINING = " A training goes on from its last checkpoint."
 _GOES_ON = {
     "train": _TRAINING,
     "demo": _TRAINING,
-    "trace": " Traces that are there are whole; with --corpus the same command goes on.",
+    "trace": " What is traced is whole; with --corpus and --window the same command goes on.",
 }
 
 

@@ -8,13 +8,11 @@ A trace is there whole or not at all, so what is there is done.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 from weft.cli.tracing import Opened, Options, open_model, trace_opened
 from weft.errors import DataError, InputError, WeftError
 from weft.formats.files import read_json, read_text, write_json
+from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
 
 __all__ = ["Done", "read_corpus", "trace_corpus"]
@@ -90,7 +89,7 @@ def trace_corpus(
     Raises: DataError: the folder holds another corpus; a worker was killed.
     """
     texts = read_corpus(corpus)
-    with _folder(output) as folder:
+    with own_folder(output, "traces this corpus") as folder:
         _remember(folder, model, options, texts)
         done = Done()
         missing = {}
@@ -112,28 +111,6 @@ def trace_corpus(
                 done.failed[name] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
     return done
-
-
-@contextmanager
-def _folder(output: Path) -> Iterator[Path]:
-    """The folder, made where there is none, and no other process's meanwhile."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(f"cannot write {output}: {reason}. Choose another folder.") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataError(
-            f"{output}: another process traces this corpus. Wait for it, or choose another folder."
-        ) from None
-    try:
-        yield output
-    finally:
-        os.close(descriptor)
 
 
 def _remember(folder: Path, model: str, options: Options, texts: dict[str, str]) -> None:

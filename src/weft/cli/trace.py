@@ -63,7 +63,9 @@ def trace(
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=2, help="Split a long text into windows of so many tokens, a trace each."),
+        typer.Option(
+            min=2, help="Split a long text into windows of so many tokens, a trace each; resumable."
+        ),
     ] = None,
     overlap: Annotated[
         int | None, typer.Option(min=0, help="Tokens that windows share; default: a quarter.")
@@ -159,11 +161,11 @@ def _windows(
     options: Any,
     as_json: bool,
 ) -> None:
-    from weft.cli.tracing import trace_windows
+    from weft.cli.windows import trace_windows
 
     with progress_bar() as bar:
         task = bar.add_task("windows", total=None)
-        paths = trace_windows(
+        found = trace_windows(
             model,
             text,
             output,
@@ -172,14 +174,16 @@ def _windows(
             overlap=overlap,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    there = f" {found.there} were there already." if found.there else ""
     console().print(
-        f"{len(paths)} windows of at most {window} tokens, a trace each. No token looks from one "
-        f"window into another. Traces: {output}",
+        f"{len(found.paths)} windows of at most {window} tokens, a trace each.{there} No token "
+        f"looks from one window into another. Traces: {output}",
         markup=False,
         soft_wrap=True,
     )
     if as_json:
-        print_json({"traces": [str(path) for path in paths], "window": window})
+        paths = [str(path) for path in found.paths]
+        print_json({"traces": paths, "window": window, "there": found.there})
 
 
 def _corpus(

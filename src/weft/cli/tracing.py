@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from weft.tracing.pretrained import (
     image_inputs,
     load_pretrained,
     open_image,
-    split_windows,
     text_inputs,
 )
 from weft.training.inference import TrainedRun, open_run
@@ -33,12 +31,14 @@ from weft.training.tasks.pairs import translate
 __all__ = [
     "Opened",
     "Options",
+    "check_output",
     "export_trace",
     "open_model",
+    "text_of_run",
     "trace_model",
     "trace_opened",
+    "trace_run",
     "trace_text",
-    "trace_windows",
 ]
 
 
@@ -99,7 +99,10 @@ def open_model(model: str, options: Options, *, image: bool = False) -> Opened:
     """
     if (Path(model) / "run.json").is_file():
         if image:
-            raise InputError(f"--image: {model} is a run of weft, which reads text.")
+            raise InputError(
+                f"--image: {model} is a run of weft, which reads text. Give it a --text, or choose "
+                "an image model of Hugging Face."
+            )
         return Opened(open_run(Path(model)))
     if image and options.generate is not None:
         raise InputError("--image and --generate do not go together yet: trace one of them.")
@@ -119,14 +122,18 @@ def trace_opened(
 ) -> Trace:
     """Trace a text into a folder.
 
-    inputs: what a model of Hugging Face reads instead of the text.
+    inputs: what the model reads instead of the text: tensors by name, and an "offset_mapping"
+        where the trace is to have the offsets of its tokens.
     description: what the trace says besides of the model.
     progress: told the path and the number of each layer that is done, of how many.
     """
     if inputs is None and not text:
         raise InputError("the text is empty; give at least one character.")
     if opened.run is not None:
-        caught = trace_text(opened.run, text, options)
+        if inputs is None:
+            inputs = text_of_run(opened.run, text, options)
+        caught = trace_run(opened.run, inputs, options)
+        caught = replace(caught, model={**caught.model, **(description or {})})
         caught.save(output, dtype=options.stored, overwrite=options.overwrite)
         return caught
     assert opened.network is not None
@@ -171,7 +178,7 @@ def trace_model(
         image: a picture that it sees.
         progress: see `trace_opened`.
     """
-    _check_output(output, options.overwrite)
+    check_output(output, options.overwrite)
     if text is not None and not text:
         raise InputError("the text is empty; give at least one character.")
     if image is None:
@@ -188,7 +195,7 @@ def trace_model(
     )
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def check_output(output: Path, overwrite: bool) -> None:
     """Before the model runs, not after."""
     if output.exists():
         if not overwrite:
@@ -196,72 +203,6 @@ def _check_output(output: Path, overwrite: bool) -> None:
         problem = not_a_trace(output)
         if problem:
             raise DataError(f"{output} is not overwritten: {problem}. Choose another name.")
-
-
-def trace_windows(
-    model: str,
-    text: str,
-    output: Path,
-    options: Options,
-    *,
-    window: int,
-    overlap: int | None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Path]:
-    """Split a text into overlapping windows and trace each; returns the traces' folders.
-
-    Args:
-        window: tokens that the model reads at once, special ones included.
-        overlap: tokens that two windows share; None: a quarter of them.
-        progress: told how many windows of how many are done.
-
-    Windows of an earlier text that the folder holds beyond these are removed with overwriting,
-    once the new ones are there.
-
-    Raises: InputError: a run, or a window that does not fit; DataError: the folder is a trace or a
-    corpus, holds windows that must stay, or cannot be written.
-    """
-    if (output / "corpus.json").exists() or (output.is_dir() and not_a_trace(output) is None):
-        raise DataError(
-            f"{output} is a trace or a corpus; windows need a folder of their own. Choose another."
-        )
-    opened = open_model(model, options)
-    if opened.run is not None:
-        raise InputError("--window is for models of Hugging Face; a run of weft reads texts whole.")
-    assert opened.network is not None
-    parts = split_windows(opened.network, opened.tokenizer, text, window, overlap)
-    paths = [output / f"{number:06d}.weft" for number in range(len(parts))]
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DataError(f"cannot write {output}: {reason}. Choose another folder.") from error
-    beyond = _windows_beyond(output, len(paths))
-    for path in [*paths, *beyond]:
-        _check_output(path, options.overwrite)
-    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-        said = {"window": {"number": number, "of": len(parts), "tokens": window}}
-        trace_opened(opened, "", path, options, inputs=part, description=said)
-        progress(number + 1, len(parts))
-    for path in beyond:
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise DataError(
-                f"{path} is a window of an earlier text and cannot be removed: {reason}. Remove it."
-            ) from error
-    return paths
-
-
-def _windows_beyond(folder: Path, count: int) -> list[Path]:
-    """Traces of windows in a folder whose numbers are not below `count`, in order."""
-    found = []
-    for path in sorted(folder.glob("*.weft")):
-        number = path.stem
-        if len(number) >= 6 and number.isascii() and number.isdigit() and int(number) >= count:
-            found.append(path)
-    return found
 
 
 def _layer_names(layers: str) -> list[int | str]:
@@ -281,36 +222,46 @@ def trace_text(run: TrainedRun, text: str, options: Options | None = None, beam:
         beam: of the model's own translation.
     """
     options = options or Options()
+    return trace_run(run, text_of_run(run, text, options, beam), options)
+
+
+def text_of_run(run: TrainedRun, text: str, options: Options, beam: int = 5) -> dict[str, Tensor]:
+    """What a run's model reads for a text: its token ids; of a translator, and the target's."""
     target = options.target
     words = run.vocabulary
     ids = words.encode(text)
     if not ids:
         raise InputError("the text is empty; give at least one character.")
-    inputs: dict[str, Tensor]
     if isinstance(run.model, LanguageModel):
         if target is not None:
             raise InputError("--target: this run is a language model, which has no target.")
-        inputs = {"tokens": _ids(ids)}
-    else:
-        if options.generate is not None:
-            raise InputError("--generate: this run translates; its translation is traced anyway.")
-        if target is None:
-            (target,) = translate(run.model, words, [text], beam=beam)
-        inputs = {
-            "source": _ids([*ids, words.end]),
-            "target": _ids([words.start, *words.encode(target)]),
-        }
+        return {"tokens": _ids(ids)}
+    if options.generate is not None:
+        raise InputError("--generate: this run translates; its translation is traced anyway.")
+    if target is None:
+        (target,) = translate(run.model, words, [text], beam=beam)
+    return {
+        "source": _ids([*ids, words.end]),
+        "target": _ids([words.start, *words.encode(target)]),
+    }
+
+
+def trace_run(run: TrainedRun, inputs: Mapping[str, Tensor], options: Options) -> Trace:
+    """Trace a run's model on token ids; see `trace_opened` for the inputs."""
+    offsets = inputs.get("offset_mapping")
     caught = trace(
         run.model,
-        inputs,
-        tokenizer=words,
+        {name: ids for name, ids in inputs.items() if name != "offset_mapping"},
+        tokenizer=run.vocabulary,
         keep=Top(options.keep),
         layers=options.wanted,
         queries_keys=options.queries_keys,
         generate=options.generate,
     )
     assert isinstance(caught, Trace)
-    return caught
+    if offsets is None:
+        return caught
+    return replace(caught, positions={"tokens": {"offsets": offsets[0].tolist()}})
 
 
 def _check_outputs(outputs: dict[str, Path | None]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from weft.errors import DataError
 from weft.formats.files import MARK, reason_of, sync
 
-__all__ = ["Leftovers", "atomic_folder", "leftovers"]
+__all__ = ["Leftovers", "atomic_folder", "leftovers", "own_folder"]
 
 _OLD = ".old."
 #: Of Linux: to rename within the current folder, and to let two names change places.
@@ -106,6 +106,37 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+@contextmanager
+def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
+    """A folder of many results, made where there is none, and no other process's meanwhile.
+
+    purpose: what the error says another process does there, as "traces this corpus".
+
+    Raises: DataError: it cannot be made, or another process has it.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {reason_of(error)}. Choose another folder."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"{path}: another process {purpose}. Wait for it, or choose another folder."
+        ) from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield path
+    finally:
+        os.close(descriptor)
 
 
 class Leftovers:

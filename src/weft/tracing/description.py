@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from weft.tracing.interface import transformers
 
-__all__ = ["describe"]
+__all__ = ["describe", "weights_digest"]
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
@@ -21,3 +23,22 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "transformers": transformers().__version__,
     }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 of all that a model has learned: of the names, types and bytes of its tensors.
+
+    >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> weights_digest(one) == weights_digest(other)
+    False
+    >>> _ = other.load_state_dict(one.state_dict())
+    >>> weights_digest(one) == weights_digest(other)
+    True
+    """
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -90,14 +90,23 @@ class Vocabulary:
         """Token ids of a text, without start and end."""
         return self.encode_all([text])[0]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text, and which of its characters each stands for, from start to end.
+
+        >>> Vocabulary.of_characters(["3 May"]).encode_with_offsets("3 M")
+        ([5, 4, 6], [(0, 1), (1, 2), (2, 3)])
+        """
+        _check_text(text)
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many texts.
 
         Raises: InputError: a text holds half a surrogate pair, as from bytes that are not UTF-8.
         """
         for text in texts:
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
+            _check_text(text)
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -142,6 +151,11 @@ class Vocabulary:
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # tokenizers raises plain Exception
             raise DataError(f"{path}: this vocabulary is damaged: {error}.") from error
+
+
+def _check_text(text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
 
 
 def _bytes_of(piece: str) -> str:
