@@ -119,13 +119,14 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   context.font = `600 11.5px ${FONT}`;
   context.textBaseline = "alphabetic";
   context.textAlign = "left";
+  const named = view.zoom >= TOKENS_FROM;
   context.fillStyle = ink.query;
   context.textAlign = "right";
-  context.fillText("queries ↓", margin.left - 8, margin.top - 12);
+  // Positions of columns begin left of the first one.
+  context.fillText("queries ↓", margin.left - 8, margin.top - (named ? 12 : 30));
   context.textAlign = "left";
   context.fillStyle = ink.key;
   context.fillText("keys →", margin.left, 22);
-  const named = view.zoom >= TOKENS_FROM;
   const size = Math.min(13, Math.max(10.5, view.zoom * 0.62));
   context.font = `${size}px ${FONT}`;
   context.textBaseline = "middle";

@@ -62,7 +62,7 @@ const NEW_WORD = /^[ĠÂ▁ \n]/;
 /** How a token stands in flowing text: what is shown, and whether a space comes before it. */
 export function flowing(token: string, words: boolean): { text: string; space: boolean; line: boolean } {
   if (BERT_PIECE.test(token) && token.length > 2) return { text: visible(token.slice(2), 40), space: false, line: false };
-  if (token === "Ċ" || token === "\n") return { text: "↵", space: true, line: true };
+  if (/^[Ċ\n\r]+$/.test(token)) return { text: "↵", space: true, line: true };
   if (NEW_WORD.test(token) && token.length > 1) return { text: visible(token.slice(1), 40), space: true, line: false };
   const punctuation = /^[.,;:!?)\]}%'’”]+$/.test(token);
   return { text: visible(token, 40), space: words && !punctuation, line: false };
@@ -73,6 +73,37 @@ export function areWords(tokens: string[]): boolean {
   const some = tokens.slice(0, 400);
   if (some.some((token) => token.length > 1 && NEW_WORD.test(token))) return false;
   return some.reduce((sum, token) => sum + token.length, 0) > 2 * some.length;
+}
+
+/** Fewest and most tokens of a paragraph, where a text has no ends of sentences in between. */
+const FEW = 150, MANY = 1200;
+const END = /[.!?…。！？]["'”’»)\]]*$/;
+const CLOSING = /^[”’»)\]]+$/;
+const NUMBER = /^[Ġ▁ ]?\d/;
+const BLANK_LINE = /^(ĊĊ|\n\s*\n)/;
+
+/** Where paragraphs of flowing text end: at its blank lines, and with a sentence wherever it is long.
+ *
+ * whole: false of an end that is none of the text's own, for want of one. */
+export function paragraphs(tokens: string[]): { end: number; whole: boolean }[] {
+  const found: { end: number; whole: boolean }[] = [];
+  const blank = (place: number) => BLANK_LINE.test(tokens[place]) || (flowing(tokens[place], false).line && place > 0 && flowing(tokens[place - 1], false).line);
+  for (let start = 0, end = 0; start < tokens.length; start = end) {
+    const last = Math.min(start + MANY, tokens.length);
+    let whole = last === tokens.length;
+    for (end = start + 1; end < last; end++) {
+      if (blank(end - 1)) whole = true;
+      else if (end - start >= FEW && END.test(tokens[end - 1]) && !NUMBER.test(tokens[end])) {
+        const quoted = tokens.slice(start, end).filter((token) => token === '"').length % 2 === 1;
+        if (quoted && tokens[end] === '"') end++;
+        while (end < tokens.length && CLOSING.test(tokens[end])) end++;
+        whole = true;
+      } else continue;
+      break;
+    }
+    found.push({ end, whole });
+  }
+  return found;
 }
 
 /** The name of a model; of one in a folder, what the path ends with. */

@@ -52,12 +52,13 @@ class Studio:
     problems: list[str] = field(default_factory=list)
     _contexts: list[Any] = field(default_factory=list)
 
-    def _page(self, theme: str, width: int, own: str, offline: bool) -> Any:
+    def _page(self, theme: str, width: int, own: str, offline: bool, touch: bool = False) -> Any:
         context = self.browser.new_context(
             color_scheme=theme,
             viewport={"width": width, "height": 800},
             offline=offline,
             accept_downloads=True,
+            has_touch=touch,
         )
         self._contexts.append(context)
         page = context.new_page()
@@ -80,12 +81,17 @@ class Studio:
         return page
 
     def file(
-        self, collection: Collection, address: str = "", theme: str = "light", width: int = 1280
+        self,
+        collection: Collection,
+        address: str = "",
+        theme: str = "light",
+        width: int = 1280,
+        touch: bool = False,
     ) -> Any:
         """A collection as an exported page, with the network cut off."""
         path = self.folder / "page.html"
         path.write_text(page_html(collection), "utf-8")
-        page = self._page(theme, width, "file:", offline=True)
+        page = self._page(theme, width, "file:", offline=True, touch=touch)
         page.goto(f"{path.as_uri()}{address}")
         return page
 

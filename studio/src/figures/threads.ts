@@ -40,7 +40,7 @@ export function threadsFigure(studio: Studio, example: Example, layer: Layer, ch
   layer.keyTokens.forEach((token, place) => {
     const y = 22 + layout.shift(layer.columns) + (place + 0.5) * layout.row;
     const share = layout.shares.keys[place];
-    if (share > 0.004) parts.push(rect(right + 3, y - layout.row * 0.36, Math.max(2, 100 * (query < 0 ? share / most : share)), layout.row * 0.72, ink.key, ' fill-opacity="0.18" rx="3"'));
+    if (share > 0.004) parts.push(rect(right + 8, y + size * 0.62, Math.max(2, 100 * (query < 0 ? share / most : share)), 2, ink.key, ' fill-opacity="0.75" rx="1"'));
     const on = place === key;
     parts.push(text(right + 8, y, visible(token, 24), { size, fill: on ? ink.key : ink.ink, weight: on ? 600 : undefined, middle: true }));
     if (query >= 0 && share >= 0.005) parts.push(text(right + SIDE + 22, y, share.toFixed(2), { size: 9, fill: ink.faint, anchor: "end", middle: true }));

@@ -1,0 +1,124 @@
+"""The matrix under two fingers, and in a narrow window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.studio.page import collect
+
+WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
+
+
+class Fingers:
+    """Fingers on a touch screen, as Chromium gets them from one."""
+
+    def __init__(self, page: Any) -> None:
+        self._session = page.context.new_cdp_session(page)
+        self._page = page
+
+    def move(self, kind: str, *places: tuple[float, float]) -> None:
+        points = [{"x": x, "y": y, "id": number} for number, (x, y) in enumerate(places)]
+        self._session.send(
+            "Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points}
+        )
+        self._page.wait_for_timeout(30)
+
+    def pinch(self, x: float, y: float, start: float, end: float, aside: float = 0) -> None:
+        """Two fingers around a place, from so far left and right of it to so far, and aside."""
+        self.move("Start", (x - start, y))
+        self.move("Start", (x - start, y), (x + start, y))
+        for step in range(1, 9):
+            apart, over = start + (end - start) * step / 8, aside * step / 8
+            self.move("Move", (x - apart + over, y), (x + apart + over, y))
+        self.move("End", (x + end + aside, y))
+        self.move("End")
+
+
+def window_of(page: Any, before: str | None) -> str | None:
+    """What the address says of the window, once it is another than before."""
+    for _ in range(200):
+        found = page.evaluate(WINDOW)
+        if found != before:
+            return found
+        page.wait_for_timeout(25)
+    raise AssertionError(f"the window stays {before}")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_two_fingers_zoom_and_one_pans(studio, make_trace, width: int) -> None:
+    trace = make_trace([f"t{i}" for i in range(50)])
+    page = studio.file(collect([trace]), "#view=matrix", width=width, touch=True)
+    canvas = page.locator(".stage.matrix canvas")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5
+
+    def under() -> list[int]:
+        """The cell under a pointer at that place."""
+        page.mouse.move(x, y)
+        found = page.locator(".cell-value .faint", has_text="row").last.inner_text()
+        return [int(word.strip(",")) for word in found.split() if word.strip(",").isdigit()]
+
+    fingers = Fingers(page)
+    fingers.pinch(x, y, 30, 90)
+    page.wait_for_timeout(100)
+    first = window_of(page, None)
+    before = under()
+    fingers.pinch(x, y, 40, 60)
+    page.wait_for_timeout(100)
+    near = window_of(page, first)
+    top, left, rows = (float(number) for number in near.split(","))
+    assert rows == pytest.approx(float(first.split(",")[2]) / 1.5, rel=0.01)
+    # What lay between the fingers lies there still, and no cell was chosen.
+    assert under() == before
+    assert "query=" not in page.url
+
+    # One finger pans, as far as it goes, without inertia where it rests.
+    fingers.move("Start", (x, y))
+    for step in range(1, 7):
+        fingers.move("Move", (x - 10 * step, y - 10 * step))
+    page.wait_for_timeout(150)
+    fingers.move("End")
+    panned = window_of(page, near)
+    moved = [float(part) for part in panned.split(",")]
+    assert moved[2] == rows
+    assert moved[0] > top + 1
+    assert moved[0] - top == pytest.approx(moved[1] - left, abs=0.03)
+
+    # A touch that stays chooses the cell.
+    fingers.move("Start", (x, y))
+    fingers.move("End")
+    page.locator(".value", has_text=".").wait_for()
+    for _ in range(100):
+        if "query=" in page.url:
+            break
+        page.wait_for_timeout(25)
+    assert "query=" in page.url
+
+    # Two fingers together, and moving aside: far out again, where the address says nothing.
+    fingers.pinch(x, y, 130, 24, aside=20)
+    for _ in range(100):
+        if page.evaluate(WINDOW) is None:
+            break
+        page.wait_for_timeout(25)
+    assert page.evaluate(WINDOW) is None
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+@pytest.mark.parametrize("length", [10, 50])
+def test_the_buttons_cover_no_cell_and_no_name(studio, make_trace, width: int, length: int) -> None:
+    trace = make_trace(["reproduction"] * length)
+    page = studio.file(collect([trace]), "#view=matrix", width=width)
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    covered = """() => {
+        const stage = document.querySelector(".stage.matrix");
+        const canvas = stage.querySelector("canvas"), tools = stage.querySelector(".tools");
+        const from = canvas.getBoundingClientRect(), box = tools.getBoundingClientRect();
+        const ratio = canvas.width / from.width;
+        const { data } = canvas.getContext("2d").getImageData((box.left - from.left) * ratio,
+            (box.top - from.top) * ratio, box.width * ratio, box.height * ratio);
+        return new Set(new Uint32Array(data.buffer)).size;
+    }"""
+    assert page.evaluate(covered) == 1  # the ground alone
