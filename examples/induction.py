@@ -31,6 +31,7 @@ from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import make_task
 from weft.training.tasks.repeats import SYMBOLS
+from weft.training.validation import Foretold, foretold
 
 CONFIG = Path(__file__).parent / "repeats.toml"
 
@@ -56,20 +57,10 @@ def tested(run: TrainedRun) -> tuple[Callable[[], float], Callable[[], float]]:
     task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
     batches = task.validation(4_096)
 
-    def measure(of: str) -> float:
-        total, count = 0.0, 0
-        for batch in batches:
-            real = batch.targets != run.vocabulary.pad
-            logits = run.model(**batch.inputs)[real]
-            targets = batch.targets[real]
-            if of == "loss":
-                total += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
-            else:
-                total += int((logits.argmax(-1) == targets).sum())
-            count += len(targets)
-        return total / count
+    def measured() -> Foretold:
+        return foretold(run.model, batches, run.vocabulary.pad)
 
-    return lambda: measure("loss"), lambda: measure("accuracy")
+    return lambda: measured().loss, lambda: measured().accuracy
 
 
 def unseen(run: TrainedRun) -> list[Trace]:

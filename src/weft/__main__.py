@@ -36,15 +36,17 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
-    code: object = None
+    code: object = "not known"
 
     def end() -> None:
-        # Where Ctrl-C struck inside an exec(), as dataclasses use it, Python would end itself by
-        # the signal, although it was answered.
-        if code == _STOPPED:
+        # What Python does after this could still go wrong. A thread of the studio that is in a
+        # native kernel would abort the process when Python takes it down; and where Ctrl-C struck
+        # inside an exec(), as dataclasses use it, Python would end itself by the signal, although
+        # it was answered.
+        if isinstance(code, int):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(_STOPPED)
+            os._exit(code)
 
     atexit.register(end)  # the first to be registered is the last to be called
     # A shell starts jobs in the background with Ctrl-C ignored: that stays.
@@ -55,12 +57,13 @@ def main() -> None:
         from weft.cli import main as run
 
         run()
+        code = 0
     except KeyboardInterrupt:
         code = _STOPPED
         print("weft: stopped.", file=sys.stderr)
         raise SystemExit(code) from None
     except SystemExit as ending:
-        code = ending.code
+        code = 0 if ending.code is None else ending.code
         raise
     finally:
         if heard:

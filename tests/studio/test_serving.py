@@ -55,6 +55,53 @@ def test_weft_view_prints_its_address_serves_and_stops(trace_path: Path) -> None
         process.kill()
 
 
+#: Roles that keep a native kernel busy, for so many calls.
+BUSY = """
+import signal, sys, torch, weft
+import weft.studio.roles
+
+# A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+q = torch.randn(8, 1024, 32)
+
+def busy(trace):
+    print("busy", file=sys.stderr, flush=True)
+    for _ in range({calls}):
+        weft.attend(q, q, q)
+    return [[]]
+
+weft.studio.roles.head_roles = busy
+"""
+
+
+def run_busy(calls: int, rest: str, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(calls=calls) + rest, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_ctrl_c_ends_at_once_what_still_computes(trace_path: Path) -> None:
+    main = "from weft.__main__ import main\nmain()"
+    process = run_busy(10**9, main, "view", trace_path, "--port", 0, "--no-browser")
+    try:
+        assert process.stderr.readline() == "busy\n"
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (0, "", "")
+    finally:
+        process.kill()
+
+
+def test_a_program_that_ends_lets_its_viewer_finish(trace_path: Path) -> None:
+    rest = "from weft.studio.serving import view\nview(sys.argv[1], port=0, browser=False)"
+    process = run_busy(100, rest, trace_path)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (0, "", "busy\n")
+
+
 def test_what_cannot_be_opened_is_one_line(trace_path: Path, tmp_path: Path) -> None:
     with pytest.raises(weft.DataError, match="no such trace"):
         open_collection(tmp_path / "nowhere.weft")

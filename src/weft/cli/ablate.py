@@ -179,9 +179,9 @@ def _of_run(
 
     from weft.analysis.ablation import chosen_logit
     from weft.training.batches import Batch
-    from weft.training.optimisation import smoothed_cross_entropy
     from weft.training.tasks import make_task
     from weft.training.tasks.pairs import translate
+    from weft.training.validation import foretold
 
     words = run.vocabulary
     batches: list[Batch] = []
@@ -213,18 +213,8 @@ def _of_run(
         if logit is not None:
             raise InputError("--logit: is for language models; this run is a translator.")
 
-    def loss() -> float:
-        total, count = 0.0, 0
-        for batch in batches:
-            logits = run.model.logits(run.model.outputs(**batch.inputs))
-            total += float(
-                smoothed_cross_entropy(logits, batch.targets, smoothing=0.0, ignore=words.pad)
-            )
-            count += int((batch.targets != words.pad).sum())
-        return total / max(count, 1)
-
     if logit is None:
-        return loss, "loss"
+        return lambda: foretold(run.model, batches, words.pad).loss, "loss"
     token = _one_token("--logit", words.encode(logit))
     minus = None if against is None else _one_token("--against", words.encode(against))
     name = f"logit of {logit!r}" + ("" if against is None else f" less that of {against!r}")

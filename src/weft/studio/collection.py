@@ -90,6 +90,7 @@ class Example:
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
         self._tiles: dict[int, bytes] = {}
+        self._finding: threading.Thread | None = None
 
     def description(self) -> dict[str, Any]:
         """The trace without its numbers."""
@@ -167,10 +168,10 @@ class Example:
                 ]
             if self.roles is not None and self._state == "none":
                 self._state = "pending"
-                thread = threading.Thread(target=self._find_roles, daemon=True)
-                thread.start()
+                self._finding = threading.Thread(target=self._find_roles, daemon=True)
+                self._finding.start()
                 if wait:
-                    thread.join()
+                    self._finding.join()
         return {
             "measures": MEASURES,
             "kept": [self.layers[number].kept for number in range(len(self.trace.layers))],
@@ -178,6 +179,11 @@ class Example:
             "state": self._state,
             "roles": self._roles if self._state == "known" else None,
         }
+
+    def settle(self) -> None:
+        """Wait for roles that are being found."""
+        if self._finding is not None:
+            self._finding.join()
 
     def _find_roles(self) -> None:
         assert self.roles is not None
@@ -212,6 +218,11 @@ class Collection:
             "history": self.history is not None,
             "live": False,
         }
+
+    def settle(self) -> None:
+        """Wait for what is worked out in threads of their own."""
+        for example in self.examples:
+            example.settle()
 
 
 def name_of(trace: Trace) -> str:

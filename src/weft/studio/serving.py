@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import socket
@@ -37,16 +38,18 @@ class Viewer:
         self._collection = collection
         self.address = f"http://{_HOST}:{self._socket.getsockname()[1]}/"
         self._thread: threading.Thread | None = None
+        self._warming = threading.Thread(target=self._warm, daemon=True)
 
     def run(self) -> None:
         """Serve until interrupted."""
-        threading.Thread(target=self._warm, daemon=True).start()
+        self._warming.start()
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
         """Serve in the background; returns once it answers."""
         self._thread = threading.Thread(target=self.run, daemon=True)
         self._thread.start()
+        atexit.register(self._end)
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
 
@@ -56,6 +59,16 @@ class Viewer:
         if self._thread is not None:
             self._thread.join(timeout=10)
         self._socket.close()
+
+    def _end(self) -> None:
+        """Close, and let the threads that compute come to an end while Python is still whole.
+
+        One that is in a native kernel when Python is taken down would abort the process.
+        """
+        self.close()
+        if self._warming.is_alive():
+            self._warming.join()
+        self._collection.settle()
 
     def _warm(self) -> None:
         """Read what the first view needs before it is asked for."""

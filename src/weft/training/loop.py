@@ -32,6 +32,7 @@ from weft.training.recording import is_snapshot_step, snapshot
 from weft.training.tasks import make_task
 from weft.training.tasks.task import Task
 from weft.training.text import Vocabulary
+from weft.training.validation import foretold
 
 __all__ = ["Listener", "TrainingResult", "train"]
 
@@ -305,20 +306,10 @@ class _Training:
     @torch.no_grad()
     def _validate(self) -> None:
         position = self.position
-        filler = self.task.vocabulary.pad
         self.model.eval()
         with self._averaged():
-            total = right = count = 0.0
-            for batch in self.validation:
-                real = batch.targets != filler
-                targets = batch.targets[real]
-                logits = self.model.logits(self.model.outputs(**batch.inputs)[real])
-                total += float(
-                    smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=filler)
-                )
-                right += int((logits.argmax(-1) == targets).sum())
-                count += len(targets)
-            loss = total / count
+            found = foretold(self.model, self.validation, self.task.vocabulary.pad)
+            loss = found.loss
             self._check_finite("validation loss", loss)
             better = position.best_loss is None or loss < position.best_loss
             if better:
@@ -334,7 +325,7 @@ class _Training:
             "step": position.step,
             "epoch": position.epoch,
             "validation_loss": loss,
-            "validation_accuracy": right / count,
+            "validation_accuracy": found.accuracy,
             "perplexity": math.exp(min(loss, 700)),
             "seconds": round(position.seconds, 3),
         }

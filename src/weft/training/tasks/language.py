@@ -15,9 +15,9 @@ from weft.errors import InputError
 from weft.formats.files import read_text
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
-from weft.training.optimisation import smoothed_cross_entropy
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
+from weft.training.validation import foretold
 
 __all__ = ["LanguageTask", "language_task"]
 
@@ -71,7 +71,6 @@ class LanguageTask(Task):
             {"tokens": torch.tensor([ids])}, {"tokens": self.vocabulary.token_strings(ids)}
         )
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
@@ -79,18 +78,15 @@ class LanguageTask(Task):
         if split == "test":
             raise InputError("a language run has no test data: use --split valid.")
         batches = self.validation(8_192)
-        total, count = 0.0, 0
-        for done, batch in enumerate(batches, 1):
-            logits = model(**batch.inputs)
-            total += float(
-                smoothed_cross_entropy(
-                    logits, batch.targets, smoothing=0.0, ignore=self.vocabulary.pad
-                )
-            )
-            count += batch.targets.numel()
-            progress(done, len(batches))
-        loss = total / count
-        return {"split": "valid", "tokens": count, "loss": loss, "perplexity": math.exp(loss)}
+        found = foretold(
+            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
+        )
+        return {
+            "split": "valid",
+            "tokens": found.targets,
+            "loss": found.loss,
+            "perplexity": math.exp(found.loss),
+        }
 
 
 def language_task(config: LanguageConfig, seed: int, vocabulary: Vocabulary | None) -> LanguageTask:

