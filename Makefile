@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; the second time that costs nothing.
-.PHONY: help setup demo test test-all check bench docs clean
+.PHONY: help setup demo test test-all check bench pictures docs clean
 
 python := .venv/bin/python
 
@@ -29,6 +29,10 @@ check: setup  ## style, types and architecture, and the types of the front end
 
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(python) $$file || exit 1; done
+
+pictures: setup  ## every picture of the docs anew; look at each one
+	@scripts/setup-tests
+	$(python) scripts/pictures.py
 
 docs: setup  ## the reference of the public functions, in build/docs
 	@$(python) -m pip install --quiet --disable-pip-version-check "pdoc>=15"

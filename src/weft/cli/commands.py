@@ -24,6 +24,7 @@ from weft.cli.terminal import (
 from weft.cli.trace import trace
 from weft.cli.view import view
 from weft.errors import InputError, WeftError
+from weft.formats.files import reason_of
 
 __all__ = ["app", "main"]
 
@@ -62,8 +63,9 @@ class _Verbs(TyperGroup):
             if isinstance(error, WeftError) or error.filename is not None:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(f"cannot write the output: {reason}. Free some space.") from error
+            raise InputError(
+                f"cannot write the output: {reason_of(error)}. Free some space."
+            ) from error
         except KeyboardInterrupt:
             goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
             print(f"weft: stopped.{goes_on}", file=sys.stderr)

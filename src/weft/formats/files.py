@@ -14,7 +14,9 @@ from weft.errors import DataError
 
 __all__ = [
     "MARK",
+    "NOT_WRITABLE",
     "atomic_file",
+    "disk_errors",
     "read_json",
     "read_text",
     "reason_of",
@@ -25,6 +27,8 @@ __all__ = [
 
 #: What a temporary name begins with, after a dot and the name of the file to be.
 MARK = ".weft-part-"
+#: What to do where nothing can be made.
+NOT_WRITABLE = "Choose a folder that exists and is writable."
 
 
 def reason_of(error: OSError) -> str:
@@ -42,6 +46,23 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
+def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
+    """Turn what the system says while `path` is written into one DataError.
+
+    remedy: what can be done; empty: that nothing was changed, and to try again.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        said = remedy or (
+            "Nothing was changed; free some space or choose another place, and try again."
+        )
+        raise DataError(f"cannot write {path}: {reason_of(error)}. {said}") from error
+
+
+@contextmanager
 def atomic_file(path: Path | str) -> Iterator[Path]:
     """A temporary path to write to; becomes `path` when the block ends well, else is removed.
 
@@ -54,27 +75,17 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "a pipe or a device"
         raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
-    try:
+    with disk_errors(path, NOT_WRITABLE):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{MARK}")
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {reason_of(error)}. Choose a folder that exists and is writable."
-        ) from error
     os.close(descriptor)
     temporary = Path(name)
     try:
-        yield temporary
-        temporary.chmod(0o644)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"cannot write {path}: {reason_of(error)}. Nothing was changed; free some space or "
-            "choose another place, and try again."
-        ) from error
+        with disk_errors(path):
+            yield temporary
+            temporary.chmod(0o644)
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

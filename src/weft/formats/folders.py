@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import MARK, reason_of, sync
+from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, reason_of, sync
 
 __all__ = ["Leftovers", "atomic_folder", "leftovers", "own_folder"]
 
@@ -43,35 +43,23 @@ def atomic_folder(
     Raises: DataError: as for atomic_file, or `path` exists and must stay.
     """
     path = Path(os.path.realpath(path))
-    try:
+    with disk_errors(path, NOT_WRITABLE):
         _put_right(path)
         _check_replaceable(path, replaceable)
         temporary, lock = _locked_folder(path)
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {reason_of(error)}. Choose a folder that exists and is writable."
-        ) from error
     try:
-        yield temporary
-        temporary.chmod(0o755)
-        for file in temporary.rglob("*"):
-            sync(file)
-        if path.exists():
-            # It may have changed while the block ran.
-            _check_replaceable(path, replaceable)
-            _swap(temporary, path)
-        else:
-            temporary.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"cannot write {path}: {reason_of(error)}. Nothing was changed; free some space or "
-            "choose another place, and try again."
-        ) from error
+        with disk_errors(path):
+            yield temporary
+            temporary.chmod(0o755)
+            for file in temporary.rglob("*"):
+                sync(file)
+            if path.exists():
+                # It may have changed while the block ran.
+                _check_replaceable(path, replaceable)
+                _swap(temporary, path)
+            else:
+                temporary.rename(path)
+            sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         if lock is not None:
@@ -117,13 +105,9 @@ def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
     Raises: DataError: it cannot be made, or another process has it.
     """
     path = Path(path)
-    try:
+    with disk_errors(path, "Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {reason_of(error)}. Choose another folder."
-        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

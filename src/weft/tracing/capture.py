@@ -17,6 +17,7 @@ from weft.tracing.at_rest import at_rest
 from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.own import as_inputs, sequences_of, traces_of
+from weft.tracing.sequences import check_can_be_saved
 
 __all__ = ["trace"]
 
@@ -97,11 +98,7 @@ def trace(
     given = as_inputs(model, inputs)
     sequences = sequences_of(given)
     samples = len(next(iter(sequences.values())))
-    if save is not None and samples > 1:
-        raise InputError(
-            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
-            "the other, or leave save= out and save each trace."
-        )
+    check_can_be_saved(save, samples)
     longest = max(ids.shape[1] for ids in sequences.values())
     whole = longest + (generate if isinstance(generate, int) else 0)
     recorder = Recorder(model, Top(whole) if isinstance(keep, All) else keep)

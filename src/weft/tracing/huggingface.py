@@ -22,7 +22,7 @@ from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
 from weft.tracing.keeping import Keeper
-from weft.tracing.sequences import Sequences, on_device_of
+from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
 from weft.tracing.watch import WatchedTransformer, watching
 
 __all__ = ["token_limit", "trace_huggingface"]
@@ -59,11 +59,7 @@ def trace_huggingface(
     given, offsets = _as_inputs(model, inputs, tokenizer)
     _check(model, given, generate is not None)
     samples = next(len(value) for value in given.values() if isinstance(value, Tensor))
-    if save is not None and samples > 1:
-        raise InputError(
-            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
-            "the other, or leave save= out and save each trace."
-        )
+    check_can_be_saved(save, samples)
     says = dict(description or describe(model))
     if generate is not None:
         options = _generation(model, given, generate)

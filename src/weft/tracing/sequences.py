@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.errors import InputError
 from weft.tracing.names import token_names
 
-__all__ = ["InputSequence", "Sequences", "layer_kind", "on_device_of"]
+__all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on_device_of"]
 
 #: Names of modules that look from one sequence at another, in small letters.
 _CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
@@ -27,6 +28,15 @@ def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
     if is_causal or "decoder" in path.split("."):
         return "decoder"
     return "encoder"
+
+
+def check_can_be_saved(save: object, samples: int) -> None:
+    """Raise an InputError where several inputs are to be saved as one trace."""
+    if save is not None and samples > 1:
+        raise InputError(
+            f"trace: a batch of {samples} inputs cannot be saved as one trace. Trace one after "
+            "the other, or leave save= out and save each trace."
+        )
 
 
 @dataclass(frozen=True, eq=False)

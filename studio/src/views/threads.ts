@@ -1,0 +1,28 @@
+// What the ways to draw threads are given: of a short text, of a long one, and in words.
+
+import type { Example, Layer, Row } from "../model";
+import type { Studio } from "../studio.svelte";
+
+export interface Threads {
+  studio: Studio;
+  example: Example;
+  layer: Layer;
+  chosen: number[];
+  query: number;
+  key: number;
+  /** By head all rows of a short text; of a long one the row in question alone. */
+  rows: Map<number, Row[]>;
+  sinks: Set<number> | null;
+  ofHead: (head: number) => Float32Array | null;
+}
+
+/** By head the rows that look at the token in question. */
+export type Lookers = Map<number, { row: number; weight: number }[]>;
+
+type Place = { query?: number; key?: number };
+
+/** How a word is pointed at, or kept. */
+export interface Pointing {
+  point: (change: Place) => void;
+  lock: (change: Place) => void;
+}
