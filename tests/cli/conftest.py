@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import weft.cli
 
@@ -48,6 +49,9 @@ class Result:
     out: str
     err: str
 
+
+#: The tokens of the model that `writer` makes.
+LETTERS = "abcdefghij"
 
 Command = Callable[..., Result]
 
@@ -123,3 +127,35 @@ def trace_path(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     except SystemExit as stop:
         assert not stop.code
     return path
+
+
+@pytest.fixture(scope="session")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 that can write, with a tokenizer of letters, saved as its library saves it."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("models") / "writer"
+    words = {"[UNK]": 0, **{letter: i + 1 for i, letter in enumerate(LETTERS)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(5)
+    config = transformers.GPT2Config(
+        vocab_size=11, n_embd=8, n_layer=2, n_head=2, n_positions=16,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def assert_one_line(result, message: str) -> None:
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1, result.err
+
+
+def traces_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.weft"))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,34 +17,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from tests.formats.conftest import assert_same
 
 import weft
 from weft.formats.trace import Held, Trace, TraceLayer
 from weft.formats.trace_folder import writing_trace
-
-TENSORS = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
-
-
-def assert_same(left: Trace, right: Trace) -> None:
-    assert left.sequences == right.sequences
-    assert left.model == right.model
-    assert len(left.layers) == len(right.layers)
-    for one, other in zip(left.layers, right.layers, strict=True):
-        for name in ("name", "kind", "index", "shape", "scale", "positions", "mask"):
-            assert getattr(one, name) == getattr(other, name), name
-        assert (one.query_tokens, one.key_tokens) == (other.query_tokens, other.key_tokens)
-        for name in TENSORS:
-            assert torch.equal(getattr(one.graph, name), getattr(other.graph, name)), name
-        assert one.graph.length == other.graph.length
-        for name in ("queries", "keys"):
-            mine, its = getattr(one, name), getattr(other, name)
-            assert (mine is None) == (its is None)
-            assert mine is None or torch.equal(mine, its)
-        assert (one.value_norms is None) == (other.value_norms is None)
-        assert one.value_norms is None or torch.equal(one.value_norms, other.value_norms)
-        assert one.no_matrix == other.no_matrix
-        if one.matrix is not None:
-            assert torch.equal(one.matrix.dense(), other.matrix.dense())
 
 
 def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):
@@ -255,173 +231,6 @@ def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path):
     (left,) = tmp_path.iterdir()
     with pytest.raises(weft.DataError, match=r"a half-written trace: it has no trace\.json"):
         weft.open(left)
-
-
-def damage(folder: Path, name: str, change) -> None:
-    path = folder / name
-    path.write_bytes(change(path.read_bytes()))
-
-
-def manifest(folder: Path, change) -> None:
-    content = json.loads((folder / "trace.json").read_text("utf-8"))
-    change(content)
-    (folder / "trace.json").write_text(json.dumps(content), "utf-8")
-
-
-DAMAGE = {
-    "no such trace": lambda f: shutil.rmtree(f),
-    "a trace is a folder": lambda f: (shutil.rmtree(f), f.write_text("x")),
-    "a half-written trace": lambda f: (f / "trace.json").unlink(),
-    "line 1 is not JSON": lambda f: (f / "trace.json").write_text("{"),
-    "line 1 is not UTF-8": lambda f: (f / "trace.json").write_bytes(b"\xff"),
-    "does not say that it is a weft-trace": lambda f: manifest(f, lambda m: m.pop("format")),
-    "a trace of version 2, made by weft 9.9": lambda f: manifest(
-        f, lambda m: m.update(version=2, weft="9.9")
-    ),
-    "names no version": lambda f: manifest(f, lambda m: m.update(version="1")),
-    "has no layers": lambda f: manifest(f, lambda m: m.update(layers=[])),
-    "layer 1: shape is not": lambda f: manifest(f, lambda m: m["layers"][1].update(shape=[1, 2])),
-    "layer 0: scale is missing": lambda f: manifest(f, lambda m: m["layers"][0].pop("scale")),
-    "do not fit the tokens of 'source'": lambda f: manifest(
-        f, lambda m: m["sequences"]["source"].pop()
-    ),
-    "has no sequences of tokens": lambda f: manifest(
-        f, lambda m: m["sequences"].update(source=[1])
-    ),
-    "says nothing of the model": lambda f: manifest(f, lambda m: m.pop("model")),
-    "names no files": lambda f: manifest(f, lambda m: m.pop("files")),
-    "rows.parquet is missing": lambda f: (f / "rows.parquet").unlink(),
-    "queries_keys.safetensors is missing": lambda f: (f / "queries_keys.safetensors").unlink(),
-    "trace.json does not match its digest": lambda f: manifest(
-        f, lambda m: m["layers"][0].update(scale=0.25)
-    ),
-    "edges.parquet has": lambda f: damage(f, "edges.parquet", lambda b: b[:-9]),
-}
-
-
-@pytest.mark.parametrize("line", DAMAGE)
-def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    DAMAGE[line](path)
-    with pytest.raises(weft.DataError) as caught:
-        weft.open(path)
-    assert line in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path):
-    """The tables carry checksums: no flipped bit comes back as another number."""
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    for name in ("edges.parquet", "rows.parquet"):
-        whole = (path / name).read_bytes()
-        for place in range(4, len(whole), 97):
-            flipped = bytearray(whole)
-            flipped[place] ^= 0x10
-            (path / name).write_bytes(bytes(flipped))
-            for number, layer in enumerate(weft.open(path).layers):
-                try:
-                    graph = layer.graph
-                except weft.DataError as error:
-                    assert f"{name}, layer {number}" in str(error)
-                    assert "\n" not in str(error)
-                else:
-                    original = pair_trace.layers[number].graph
-                    for tensor in TENSORS:
-                        assert torch.equal(getattr(graph, tensor), getattr(original, tensor))
-        (path / name).write_bytes(whole)
-
-
-def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    file = path / "queries_keys.safetensors"
-    whole = file.read_bytes()
-    for place in (0, 60, len(whole) // 2, len(whole) - 1):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        layer = weft.open(path).layers[1]
-        with pytest.raises(weft.DataError, match=r"safetensors, layer 1: .* not match its digest"):
-            _ = layer.queries
-
-
-def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tmp_path):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    whole = (path / "trace.json").read_bytes()
-    noticed = 0
-    for place in range(0, len(whole), 3):
-        flipped = bytearray(whole)
-        flipped[place] ^= 0x01
-        (path / "trace.json").write_bytes(bytes(flipped))
-        try:
-            found = weft.open(path)
-        except weft.DataError as error:
-            assert "\n" not in str(error)
-            noticed += 1
-        else:
-            assert json.loads(flipped) == json.loads(whole)
-            assert found.sequences == pair_trace.sequences
-    assert noticed > len(whole) // 12
-
-
-def test_a_trace_without_digests_opens(pair_trace, tmp_path):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-
-    def strip(content):
-        for entry in (content, *content["files"].values()):
-            del entry["sha256"]
-
-    manifest(path, strip)
-    assert_same(pair_trace, weft.open(path))
-
-
-def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp_path):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-
-    def strip(content):
-        del content["sha256"], content["files"]["keys.parquet"]
-        for entry in content["files"].values():
-            del entry["sha256"]
-        for layer in content["layers"]:
-            del layer["terms"], layer["value_norms"], layer["window"]
-
-    manifest(path, strip)
-    (path / "keys.parquet").unlink()
-    for layer, whole in zip(weft.open(path).layers, pair_trace.layers, strict=True):
-        assert torch.equal(layer.graph.weights, whole.graph.weights)
-        assert layer.value_norms is None
-        assert layer.matrix is None
-        assert layer.no_matrix == "what enters its scores besides queries and keys was not kept"
-
-
-@pytest.mark.parametrize(
-    ("line", "change"),
-    [
-        ("layer 0: window is not", {"window": [1, -1, 0]}),
-        ("layer 0: terms are of the wrong type", {"terms": {"missing": None, "tensors": ["x"]}}),
-        ("layer 0: value_norms are of the wrong type", {"value_norms": 3}),
-    ],
-)
-def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change):
-    pair_trace.save(tmp_path / "t")
-    manifest(tmp_path / "t", lambda m: m["layers"][0].update(change))
-    with pytest.raises(weft.DataError, match=line):
-        weft.open(tmp_path / "t")
-
-
-def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path):
-    path = tmp_path / "t"
-    pair_trace.save(path)
-    size = (path / "queries_keys.safetensors").stat().st_size
-    (path / "queries_keys.safetensors").write_bytes(b"\0" * size)
-    trace = weft.open(path)
-    with pytest.raises(weft.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
-        _ = trace.layers[0].queries
-    assert trace.layers[0].graph.k == 7  # the rest is whole
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from weft.formats.trace import Trace
+
 VOCABULARY = 60
 #: Sizes that most configurations share.
 SIZES = {
@@ -248,3 +250,59 @@ def family_named() -> Callable[[str], Family]:
 def families() -> list[Family]:
     """Every family, for the table in the documentation."""
     return FAMILIES
+
+
+def dense_weights(model: nn.Module, inputs: dict) -> dict[str, list[torch.Tensor]]:
+    """The weights of every layer, by the names of sequences: the oracle."""
+    with torch.no_grad():
+        given = model(**inputs, output_attentions=True)
+    found = {}
+    if hasattr(given, "text_model_output"):
+        found["tokens"] = given.text_model_output.attentions
+        found["patches"] = given.vision_model_output.attentions
+    elif hasattr(given, "cross_attentions") and hasattr(given, "encoder_attentions"):
+        found = {
+            "encoder": given.encoder_attentions,
+            "decoder": given.decoder_attentions,
+            "cross": given.cross_attentions,
+        }
+    else:
+        found["all"] = given.attentions
+    return {name: list(layers) for name, layers in found.items()}
+
+
+def spans(inputs: dict, sample: int) -> dict[str, slice]:
+    """The real positions of an input, by the names of sequences."""
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        return {}
+    (real,) = mask[sample].nonzero(as_tuple=True)
+    span = slice(int(real[0]), int(real[-1]) + 1)
+    return {"tokens": span, "source": span}
+
+
+def largest_difference(traces: list[Trace], inputs: dict, expected: dict) -> float:
+    """Between caught weights and the oracle's; all of the latter are used."""
+    largest, used = 0.0, 0
+    for sample, trace in enumerate(traces):
+        places: dict[str, int] = {}
+        real = spans(inputs, sample)
+        for layer in trace.layers:
+            group = next(
+                name for name in (layer.kind, layer.queries_from, "all") if name in expected
+            )
+            place = places.get(group, 0)
+            places[group] = place + 1
+            whole = expected[group][place][sample]
+            rows = real.get(layer.queries_from, slice(None))
+            columns = real.get(layer.keys_from, slice(None))
+            weights = whole[:, rows, columns]
+            assert layer.graph.shape == weights.shape
+            largest = max(largest, float((layer.graph.dense() - weights).abs().max()))
+            used += 1
+    assert used == len(traces) * sum(map(len, expected.values()))
+    return largest
+
+
+def as_list(found: Trace | list[Trace]) -> list[Trace]:
+    return found if isinstance(found, list) else [found]

@@ -13,68 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from tests.tracing.conftest import as_list, dense_weights, largest_difference
 
 import weft
-from weft.formats.trace import Trace
 
 transformers = pytest.importorskip("transformers")
-
-
-def dense_weights(model: nn.Module, inputs: dict) -> dict[str, list[torch.Tensor]]:
-    """The weights of every layer, by the names of sequences: the oracle."""
-    with torch.no_grad():
-        given = model(**inputs, output_attentions=True)
-    found = {}
-    if hasattr(given, "text_model_output"):
-        found["tokens"] = given.text_model_output.attentions
-        found["patches"] = given.vision_model_output.attentions
-    elif hasattr(given, "cross_attentions") and hasattr(given, "encoder_attentions"):
-        found = {
-            "encoder": given.encoder_attentions,
-            "decoder": given.decoder_attentions,
-            "cross": given.cross_attentions,
-        }
-    else:
-        found["all"] = given.attentions
-    return {name: list(layers) for name, layers in found.items()}
-
-
-def spans(inputs: dict, sample: int) -> dict[str, slice]:
-    """The real positions of an input, by the names of sequences."""
-    mask = inputs.get("attention_mask")
-    if mask is None:
-        return {}
-    (real,) = mask[sample].nonzero(as_tuple=True)
-    span = slice(int(real[0]), int(real[-1]) + 1)
-    return {"tokens": span, "source": span}
-
-
-def largest_difference(traces: list[Trace], inputs: dict, expected: dict) -> float:
-    """Between caught weights and the oracle's; all of the latter are used."""
-    largest, used = 0.0, 0
-    for sample, trace in enumerate(traces):
-        places: dict[str, int] = {}
-        real = spans(inputs, sample)
-        for layer in trace.layers:
-            group = next(
-                name for name in (layer.kind, layer.queries_from, "all") if name in expected
-            )
-            place = places.get(group, 0)
-            places[group] = place + 1
-            whole = expected[group][place][sample]
-            rows = real.get(layer.queries_from, slice(None))
-            columns = real.get(layer.keys_from, slice(None))
-            weights = whole[:, rows, columns]
-            assert layer.graph.shape == weights.shape
-            largest = max(largest, float((layer.graph.dense() - weights).abs().max()))
-            used += 1
-    assert used == len(traces) * sum(map(len, expected.values()))
-    return largest
-
-
-def as_list(found: Trace | list[Trace]) -> list[Trace]:
-    return found if isinstance(found, list) else [found]
 
 
 def test_every_weight_equals_eager_attention(family):
@@ -249,118 +192,6 @@ weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r})
 # The known traps of the interface, one test each.
 
 
-def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch):
-    family = family_named("Mistral")
-    model, inputs = family.build(), family.inputs()
-    assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
-    monkeypatch.setattr(
-        transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
-    )
-    lost = weft.trace(model, inputs)
-    # Padding on the left is looked at now; the capture says so.
-    assert lost[1].deviation > 1e-3
-
-
-def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch):
-    """A query that looks ahead agrees with the model's own attention, but not with its flag."""
-    family = family_named("Mistral")
-    model, inputs = family.build(), family.inputs(padded=False)
-    own = transformers.masking_utils.sdpa_mask
-
-    def everything(*given, **options):
-        made = own(*given, **options)
-        return torch.ones(1, 1, 12, 12, dtype=torch.bool) if made is None else made | True
-
-    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
-    trace = weft.trace(model, inputs)
-    assert min(layer.deviation for layer in trace.layers) > 0.1
-
-
-def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
-    for name in ("ViT", "Marian", "Whisper", "BART"):
-        family = family_named(name)
-        model = family.build()
-        trace = weft.trace(model, family.inputs(padded=False))
-        paths = [layer.name for layer in trace.layers]
-        assert len(set(paths)) == len(paths)
-    decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
-    assert [layer.kind for layer in decoder] == ["decoder", "cross"] * 2
-    assert [layer.index for layer in decoder] == [0, 0, 1, 1]
-    modules = dict(model.named_modules())
-    assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
-
-
-def test_keys_of_grouped_heads_are_kept_once(family_named):
-    family = family_named("Llama")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
-    for layer in trace.layers:
-        assert layer.queries.shape[0] == 4
-        assert layer.keys.shape[0] == 2
-        scores = layer.scale * layer.queries @ layer.keys.repeat_interleave(2, 0).mT
-        kept = layer.graph.keys >= 0
-        again = scores.gather(-1, layer.graph.keys.clamp(min=0).long())
-        assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
-
-
-def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
-    family = family_named("gpt-oss")
-    model = family.build()
-    trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
-    assert all(float(layer.graph.rest.min()) > 1e-4 for layer in trace.layers)  # the sink's mass
-    family = family_named("Gemma 2")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
-    for layer in trace.layers:
-        kept = layer.graph.keys >= 0
-        assert layer.softcap == 2.0
-        assert float(layer.graph.scores[kept].abs().max()) < 2.0
-    family = family_named("T5")
-    trace = weft.trace(family.build(), family.inputs(padded=False))
-    assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
-
-
-def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named):
-    family = family_named("BERT")
-    inputs = family.inputs(padded=False)
-    fused, eager = family.build("sdpa"), family.build("eager")
-    assert not fused(**inputs, output_attentions=True).attentions
-    trace = weft.trace(fused, inputs, keep=weft.All())
-    expected = dense_weights(eager, inputs)["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-
-
-def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
-    family = family_named("Mistral")
-    model, inputs = family.build(), family.inputs(padded=False)
-    graph = weft.trace(model, inputs).layers[0].graph
-    assert graph.count[0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
-    packed = {
-        "input_ids": inputs["input_ids"],
-        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]),
-    }
-    llama = family_named("Llama").build()
-    trace = weft.trace(llama, packed, keep=weft.All())
-    expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-        assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
-        assert layer.mask == "ranges"
-        assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
-
-
-def test_masks_with_numbers_are_masks_and_biases(family_named):
-    model = family_named("Llama").build()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
-    added[..., 2, 0] = 1.5
-    inputs = {"input_ids": ids, "attention_mask": added}
-    trace = weft.trace(model, inputs, keep=weft.All())
-    expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
-    for layer, weights in zip(trace.layers, expected, strict=True):
-        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
-        assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
-
-
 def test_half_precision(family_named):
     family = family_named("Llama")
     model = family.build().bfloat16()
@@ -402,65 +233,6 @@ def test_wrong_inputs_say_what_was_expected(family_named):
         weft.trace(model, "a text")
     with pytest.raises(weft.InputError, match="cannot be saved as one trace"):
         weft.trace(model, bert.inputs(), save="nowhere")
-
-
-SMALL = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "kind"),
-    [
-        ("Bloom", {"vocab_size": 20, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "decoder"),
-        ("Falcon", SMALL, "decoder"),
-        (
-            "GPTJ",
-            {"vocab_size": 20, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4,
-             "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
-            "decoder",
-        ),
-        ("MPNet", SHORT, "encoder"),
-        ("Deberta", SHORT, "encoder"),
-        ("DebertaV2", SHORT, "encoder"),
-    ],
-)  # fmt: skip
-def test_off_the_interface_dense_weights_are_taken_with_a_warning(name, options, kind, tmp_path):
-    torch.manual_seed(5)
-    config = getattr(transformers, f"{name}Config")(**options)
-    model = getattr(transformers, f"{name}Model")(config).eval()
-    ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    mask[1, :3] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    own = model.config._attn_implementation
-    with pytest.warns(UserWarning, match="does not use the attention interface"):
-        traces = weft.trace(model, inputs, keep=weft.All())
-    assert model.config._attn_implementation == own
-    assert not any(module._forward_hooks for module in model.modules())
-    model.config._attn_implementation = "eager"
-    expected = dense_weights(model, inputs)
-    assert largest_difference(traces, inputs, expected) <= 2e-6
-    assert {layer.kind for trace in traces for layer in trace.layers} == {kind}
-    assert traces[0].deviation is None
-    with pytest.warns(UserWarning, match="one layer at a time"):
-        saved = weft.trace(model, ids[0], keep=weft.Top(2), save=tmp_path / "saved")
-    top = expected["all"][0][0].topk(2, -1).values
-    assert torch.allclose(saved.layers[0].graph.weights[:, 2:], top[:, 2:], atol=2e-6)
-    assert saved.layers[0].queries is None
-
-
-def test_weights_that_are_no_matrix_are_refused_in_one_line():
-    ids = torch.tensor([1, 2, 3, 4])
-    options = {"vocab_size": 20, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}
-    model = transformers.XLNetModel(transformers.XLNetConfig(**options))
-    with (
-        pytest.warns(UserWarning, match="interface"),
-        pytest.raises(weft.InputError, match="neither uses the attention interface"),
-    ):
-        weft.trace(model, ids)
-    model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
-    with pytest.raises(weft.InputError, match="a band around each query"):
-        weft.trace(model, ids)
 
 
 def test_patches_have_rows_and_columns(family_named):

@@ -1,0 +1,154 @@
+"""`weft trace --window`: a long text in windows, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+
+def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+    text = " ".join(LETTERS[i % 10] for i in range(40))
+    folder = tmp_path / "windows"
+    arguments = ("trace", writer, "--text", text, "-o", folder, "--window", 16)
+    result = weft_main(*arguments, "--json")
+    assert result.code == 0
+    assert "3 windows of at most 16 tokens" in result.err
+    paths = json.loads(result.out.splitlines()[-1])["traces"]
+    traces = [weft.open(path) for path in paths]
+    # A quarter is shared; together they are the text.
+    assert [trace.tokens for trace in traces] == [
+        text.split()[start : start + 16] for start in (0, 12, 24)
+    ]
+    for trace in traces:
+        for token, (start, end) in zip(
+            trace.tokens, trace.positions["tokens"]["offsets"], strict=True
+        ):
+            assert text[start:end] == token
+    assert [trace.model["window"]["number"] for trace in traces] == [0, 1, 2]
+    # Given again, the same command finds all there; another one replaces nothing unasked.
+    times = [(Path(path) / "trace.json").stat().st_mtime_ns for path in paths]
+    for again in ((), ("--overwrite",)):
+        result = weft_main(*arguments, *again, "--json")
+        assert result.code == 0
+        assert json.loads(result.out.splitlines()[-1])["there"] == 3
+        assert "3 were there already" in result.err
+    assert [(Path(path) / "trace.json").stat().st_mtime_ns for path in paths] == times
+    other = (*arguments, "--keep", 3)
+    assert_one_line(weft_main(*other), "000000.weft exists already, of another text, model or")
+    assert weft_main(*other, "--overwrite").code == 0
+    assert {layer.graph.k for path in paths for layer in weft.open(path).layers} == {3}
+    assert_one_line(weft_main(*arguments[:-1], 17), "reads 16 at most. Give --window 16 or less.")
+    assert_one_line(weft_main(*arguments, "--overlap", 16), "no room for new ones. Give a larger")
+    elsewhere = ("trace", writer, "--text", text[:9], "-o", tmp_path / "none.weft")
+    assert_one_line(weft_main(*elsewhere, "--layers", " , "), "--layers names no layer")
+    assert_one_line(weft_main("trace", writer, "--text", text, "-o", folder, "--overlap", 2),
+                    "--overlap is for --window")  # fmt: skip
+
+
+def test_windows_that_are_killed_go_on(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+    folder, text = tmp_path / "windows", tmp_path / "text.txt"
+    text.write_text(" ".join(LETTERS[i % 10] for i in range(640)))
+    arguments = ("trace", writer, "--file", text, "-o", folder, "--window", 16, "--overlap", 0,
+                 "--json")  # fmt: skip
+    command = [sys.executable, "-m", "weft", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, **quiet) as process:
+        until = time.monotonic() + 400
+        while len(traces_in(folder)) < 3:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        process.kill()
+    there = traces_in(folder)
+    assert 3 <= len(there) < 40
+    times = [(folder / name / "trace.json").stat().st_mtime_ns for name in there]
+    # A window whose manifest was changed since is not taken for whole.
+    manifest = folder / there[0] / "trace.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(whole.replace(b'"a"', b'"b"'))
+    assert_one_line(weft_main(*arguments), "damaged")
+    manifest.write_bytes(whole)
+    os.utime(manifest, ns=(times[0], times[0]))
+    done = weft_main(*arguments)
+    assert done.code == 0, done.err
+    assert json.loads(done.out.splitlines()[-1])["there"] == len(there)
+    assert [(folder / name / "trace.json").stat().st_mtime_ns for name in there] == times
+    assert sorted(path.name for path in folder.iterdir()) == [f"{n:06d}.weft" for n in range(40)]
+    words = [token for name in traces_in(folder) for token in weft.open(folder / name).tokens]
+    assert words == text.read_text().split()
+
+
+def test_windows_of_a_language_model_of_weft(
+    weft_main: Command, runs: Path, tmp_path: Path
+) -> None:
+    text, folder = "the cat sees the dog the cow", tmp_path / "windows"
+    arguments = ("trace", runs / "language", "--text", text, "-o", folder, "--overlap", 2)
+    result = weft_main(*arguments, "--window", 8, "--json")
+    assert result.code == 0, result.err
+    traces = [weft.open(path) for path in json.loads(result.out.splitlines()[-1])["traces"]]
+    assert ["".join(trace.tokens) for trace in traces] == [
+        text[start : start + 8] for start in (0, 6, 12, 18, 24)
+    ]
+    for trace in traces:
+        offsets = trace.positions["tokens"]["offsets"]
+        assert [text[start:end] for start, end in offsets] == trace.tokens
+    # Each is what the model does with its window alone.
+    alone = tmp_path / "alone.weft"
+    assert weft_main("trace", runs / "language", "--text", text[6:14], "-o", alone).code == 0
+    expected, found = weft.open(alone).layers[0].graph, traces[1].layers[0].graph
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.keys, expected.keys)
+    assert weft_main(*arguments, "--window", 8).code == 0
+    assert_one_line(weft_main(*arguments, "--window", 2), "no room for new tokens")
+    assert_one_line(
+        weft_main("trace", runs / "dates", "--text", text, "-o", folder, "--window", 8),
+        "is a run that translates",
+    )
+
+
+def test_windows_of_an_earlier_text_do_not_stay_among_new_ones(
+    weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "windows"
+    options = ("-o", folder, "--window", 8, "--overlap", 0)
+    long, short = (" ".join(LETTERS[i % 10] for i in range(count)) for count in (24, 9))
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    assert weft_main("trace", writer, "--text", long, *options).code == 0
+    assert names() == ["000000.weft", "000001.weft", "000002.weft"]
+    (folder / "notes.weft").mkdir()
+    for number in (0, 1):
+        shutil.rmtree(folder / f"00000{number}.weft")
+    assert_one_line(
+        weft_main("trace", writer, "--text", short, *options), "000002.weft exists already"
+    )
+    assert weft_main("trace", writer, "--text", short, *options, "--overwrite").code == 0
+    assert names() == ["000000.weft", "000001.weft", "notes.weft"]
+
+    # What is there and no folder of windows is left alone.
+    trace = folder / "000000.weft"
+    before = sorted(path.name for path in trace.iterdir())
+    into = ("trace", writer, "--text", short, "-o", trace, "--window", 8, "--overwrite")
+    assert_one_line(weft_main(*into), "windows need a folder of their own")
+    assert sorted(path.name for path in trace.iterdir()) == before
+    (folder / "corpus.json").write_text("{}")
+    assert_one_line(
+        weft_main("trace", writer, "--text", short, *options, "--overwrite"),
+        "windows need a folder of their own",
+    )

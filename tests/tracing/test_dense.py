@@ -1,0 +1,70 @@
+"""Models that do not go through the interface: traced from dense weights, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tracing.conftest import dense_weights, largest_difference
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+
+SMALL = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("Bloom", {"vocab_size": 20, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "decoder"),
+        ("Falcon", SMALL, "decoder"),
+        (
+            "GPTJ",
+            {"vocab_size": 20, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4,
+             "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
+            "decoder",
+        ),
+        ("MPNet", SHORT, "encoder"),
+        ("Deberta", SHORT, "encoder"),
+        ("DebertaV2", SHORT, "encoder"),
+    ],
+)  # fmt: skip
+def test_off_the_interface_dense_weights_are_taken_with_a_warning(name, options, kind, tmp_path):
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{name}Config")(**options)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    own = model.config._attn_implementation
+    with pytest.warns(UserWarning, match="does not use the attention interface"):
+        traces = weft.trace(model, inputs, keep=weft.All())
+    assert model.config._attn_implementation == own
+    assert not any(module._forward_hooks for module in model.modules())
+    model.config._attn_implementation = "eager"
+    expected = dense_weights(model, inputs)
+    assert largest_difference(traces, inputs, expected) <= 2e-6
+    assert {layer.kind for trace in traces for layer in trace.layers} == {kind}
+    assert traces[0].deviation is None
+    with pytest.warns(UserWarning, match="one layer at a time"):
+        saved = weft.trace(model, ids[0], keep=weft.Top(2), save=tmp_path / "saved")
+    top = expected["all"][0][0].topk(2, -1).values
+    assert torch.allclose(saved.layers[0].graph.weights[:, 2:], top[:, 2:], atol=2e-6)
+    assert saved.layers[0].queries is None
+
+
+def test_weights_that_are_no_matrix_are_refused_in_one_line():
+    ids = torch.tensor([1, 2, 3, 4])
+    options = {"vocab_size": 20, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}
+    model = transformers.XLNetModel(transformers.XLNetConfig(**options))
+    with (
+        pytest.warns(UserWarning, match="interface"),
+        pytest.raises(weft.InputError, match="neither uses the attention interface"),
+    ):
+        weft.trace(model, ids)
+    model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
+    with pytest.raises(weft.InputError, match="a band around each query"):
+        weft.trace(model, ids)

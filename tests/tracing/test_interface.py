@@ -1,0 +1,123 @@
+"""The traps of the attention interface: masks, paths, grouped heads, sinks, soft caps, biases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tracing.conftest import dense_weights
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+
+def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs()
+    assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
+    monkeypatch.setattr(
+        transformers.masking_utils.AttentionMaskInterface, "register", lambda *_: None
+    )
+    lost = weft.trace(model, inputs)
+    # Padding on the left is looked at now; the capture says so.
+    assert lost[1].deviation > 1e-3
+
+
+def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch):
+    """A query that looks ahead agrees with the model's own attention, but not with its flag."""
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs(padded=False)
+    own = transformers.masking_utils.sdpa_mask
+
+    def everything(*given, **options):
+        made = own(*given, **options)
+        return torch.ones(1, 1, 12, 12, dtype=torch.bool) if made is None else made | True
+
+    monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
+    trace = weft.trace(model, inputs)
+    assert min(layer.deviation for layer in trace.layers) > 0.1
+
+
+def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
+    for name in ("ViT", "Marian", "Whisper", "BART"):
+        family = family_named(name)
+        model = family.build()
+        trace = weft.trace(model, family.inputs(padded=False))
+        paths = [layer.name for layer in trace.layers]
+        assert len(set(paths)) == len(paths)
+    decoder = [layer for layer in trace.layers if layer.kind != "encoder"]
+    assert [layer.kind for layer in decoder] == ["decoder", "cross"] * 2
+    assert [layer.index for layer in decoder] == [0, 0, 1, 1]
+    modules = dict(model.named_modules())
+    assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
+
+
+def test_keys_of_grouped_heads_are_kept_once(family_named):
+    family = family_named("Llama")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        assert layer.queries.shape[0] == 4
+        assert layer.keys.shape[0] == 2
+        scores = layer.scale * layer.queries @ layer.keys.repeat_interleave(2, 0).mT
+        kept = layer.graph.keys >= 0
+        again = scores.gather(-1, layer.graph.keys.clamp(min=0).long())
+        assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
+
+
+def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
+    family = family_named("gpt-oss")
+    model = family.build()
+    trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
+    assert all(float(layer.graph.rest.min()) > 1e-4 for layer in trace.layers)  # the sink's mass
+    family = family_named("Gemma 2")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    for layer in trace.layers:
+        kept = layer.graph.keys >= 0
+        assert layer.softcap == 2.0
+        assert float(layer.graph.scores[kept].abs().max()) < 2.0
+    family = family_named("T5")
+    trace = weft.trace(family.build(), family.inputs(padded=False))
+    assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
+
+
+def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named):
+    family = family_named("BERT")
+    inputs = family.inputs(padded=False)
+    fused, eager = family.build("sdpa"), family.build("eager")
+    assert not fused(**inputs, output_attentions=True).attentions
+    trace = weft.trace(fused, inputs, keep=weft.All())
+    expected = dense_weights(eager, inputs)["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+
+
+def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
+    family = family_named("Mistral")
+    model, inputs = family.build(), family.inputs(padded=False)
+    graph = weft.trace(model, inputs).layers[0].graph
+    assert graph.count[0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]
+    packed = {
+        "input_ids": inputs["input_ids"],
+        "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]]),
+    }
+    llama = family_named("Llama").build()
+    trace = weft.trace(llama, packed, keep=weft.All())
+    expected = dense_weights(llama, {**packed, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert layer.mask == "ranges"
+        assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
+
+
+def test_masks_with_numbers_are_masks_and_biases(family_named):
+    model = family_named("Llama").build()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
+    added[..., 2, 0] = 1.5
+    inputs = {"input_ids": ids, "attention_mask": added}
+    trace = weft.trace(model, inputs, keep=weft.All())
+    expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+        assert layer.graph.count[0].tolist() == [1, 2, 3, 4]
