@@ -144,7 +144,7 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     with pytest.raises(DataError, match=r"a\.json: no such run\. Check the path\."):
         read_json(path, "run")
-    with pytest.raises(DataError, match="cannot read this run: is a directory"):
+    with pytest.raises(DataError, match="a folder; expected a run, which is a file"):
         read_text(tmp_path, "run")
     path.write_text('{"a": 1,\n"b"')
     with pytest.raises(DataError, match="this run is damaged: line 2 is not JSON"):

@@ -223,7 +223,9 @@ def _of_run(
 
 def _one_token(option: str, ids: list[int]) -> int:
     if len(ids) != 1:
-        raise InputError(f"{option}: {len(ids)} tokens; expected one.")
+        raise InputError(
+            f"{option}: {len(ids)} tokens; expected one. Give a token of the model's vocabulary."
+        )
     return ids[0]
 
 

@@ -51,8 +51,11 @@ class _Verbs(TyperGroup):
             sys.stdout.flush()
         except _UsageError as error:
             message = error.format_message()  # type: ignore[attr-defined]
-            end = "" if message.endswith(("?", ".")) else "."
-            raise InputError(f"{message}{end} See weft --help.") from None
+            message = message.replace("Value error, ", "").removesuffix(".")
+            end = "" if message.endswith("?") else "."
+            verb = getattr(getattr(error, "ctx", None), "info_name", None)
+            help_of = f"weft {verb}" if verb in self.commands else "weft"
+            raise InputError(f"{message}{end} See {help_of} --help.") from None
         except BrokenPipeError:
             # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
             # when the interpreter ends needs a place to go.

@@ -198,11 +198,11 @@ def trace_model(
 def check_output(output: Path, overwrite: bool) -> None:
     """Before the model runs, not after."""
     if output.exists():
-        if not overwrite:
-            raise DataError(f"{output} exists already. Choose another name, or give --overwrite.")
         problem = not_a_trace(output)
         if problem:
             raise DataError(f"{output} is not overwritten: {problem}. Choose another name.")
+        if not overwrite:
+            raise DataError(f"{output} exists already. Choose another name, or give --overwrite.")
 
 
 def _layer_names(layers: str) -> list[int | str]:

@@ -131,8 +131,13 @@ def read_text(path: Path | str, what: str = "file") -> str:
         content = path.read_bytes()
     except FileNotFoundError:
         raise DataError(f"{path}: no such {what}. Check the path.") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: a folder; expected a {what}, which is a file.") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot read this {what}: {reason_of(error)}.") from error
+        raise DataError(
+            f"{path}: cannot read this {what}: {reason_of(error)}. Make it readable, or give "
+            "another."
+        ) from error
     try:
         # Some editors begin a file with a byte order mark, which is no part of the text.
         return content.decode("utf-8").removeprefix("\ufeff")

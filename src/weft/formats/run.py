@@ -23,9 +23,11 @@ from typing import Any
 
 from weft.errors import DataError, InputError
 from weft.formats.files import (
+    NOT_WRITABLE,
     atomic_file,
     read_json,
     read_text,
+    reason_of,
     remove_leftovers,
     write_json,
 )
@@ -92,7 +94,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             folder.history.mkdir(exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot make {path}: {error.strerror}.") from error
+            raise DataError(
+                f"cannot make {path}: {reason_of(error)}. Choose another folder with --run."
+            ) from error
         write_json(path / "config.json", config)
         folder.set_state("training")
         return folder
@@ -111,11 +115,15 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"cannot make {path}: {error.strerror}.") from error
+            raise DataError(
+                f"cannot make {path}: {reason_of(error)}. Choose another folder with --run."
+            ) from error
         try:
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise DataError(f"cannot write {path / 'lock'}: {error.strerror}.") from error
+            raise DataError(
+                f"cannot write {path / 'lock'}: {reason_of(error)}. {NOT_WRITABLE}"
+            ) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +133,10 @@ class RunFolder:
                     "folder with --run."
                 ) from None
             except OSError as error:
-                raise DataError(f"cannot lock {path / 'lock'}: {error.strerror}.") from error
+                raise DataError(
+                    f"cannot lock {path / 'lock'}: {reason_of(error)}. Choose another folder "
+                    "with --run."
+                ) from error
             yield
         finally:
             os.close(descriptor)
@@ -142,10 +153,15 @@ class RunFolder:
         if not self.path.exists():
             raise DataError(f"{self.path}: no such run. Check the path, or train one: weft train.")
         if not (self.path / "run.json").is_file():
-            raise DataError(f"{self.path}: not a weft run (it has no run.json).")
+            raise DataError(
+                f"{self.path}: not a weft run (it has no run.json). Give a run's folder, as weft "
+                "train makes it."
+            )
         content = read_json(self.path / "run.json", "run")
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise DataError(f"{self.path}: not a weft run (its run.json says otherwise).")
+            raise DataError(
+                f"{self.path}: not a weft run (its run.json says otherwise). Give a run's folder."
+            )
         if content.get("version") != _VERSION:
             raise DataError(
                 f"{self.path}: a run of version {content.get('version')}; this weft reads "
@@ -174,7 +190,10 @@ class RunFolder:
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(report) + "\n")
         except OSError as error:
-            raise DataError(f"cannot write {self.metrics}: {error.strerror}.") from error
+            raise DataError(
+                f"cannot write {self.metrics}: {reason_of(error)}. Free some space, and give the "
+                "command again: it goes on."
+            ) from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All reports; a last line that was cut off is left out."""

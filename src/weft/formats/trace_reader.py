@@ -55,6 +55,7 @@ _LAYER: dict[str, type | tuple[type, ...]] = {
     "queries_keys": bool,
 }
 _REMEDY = "Trace the model again."
+_MAKE = "Check the path, or make a trace: weft trace."
 _AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
 
 
@@ -69,11 +70,13 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     if not folder.exists():
         raise DataError(f"{folder}: no such trace{_why_missing(folder)}")
     if not folder.is_dir():
-        raise DataError(f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it.")
+        raise DataError(
+            f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. Check the path."
+        )
     if not (folder / MANIFEST).exists():
         started = any((folder / name).exists() for name in (EDGES, ROWS))
         what = "a half-written trace" if started else "not a trace"
-        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {_AGAIN if started else _REMEDY}")
+        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {_AGAIN if started else _MAKE}")
     manifest = read_json(folder / MANIFEST, "trace")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder}: not a trace: {MANIFEST} does not say that it is a {FORMAT}.")

@@ -32,6 +32,10 @@ def open_collection(path: Path) -> Collection:
         if found:
             traces = [Trace.open(folder) for folder in found]
             return collect(traces, path.resolve().name, names=[folder.stem for folder in found])
+        if not any(path.iterdir()):
+            raise DataError(
+                f"{path}: not a trace, a run, or a folder of traces: it is empty. Check the path."
+            )
     return collect([Trace.open(path)], path.resolve().stem, names=[path.resolve().stem])
 
 

@@ -94,7 +94,14 @@ def _predicting_class(config: Any) -> str:
 def _check_folder(folder: Path, library: Any) -> None:
     """Raise unless a folder holds a model that can be opened without a pickle."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: not a model: a model is a folder with config.json in it.")
+        raise DataError(
+            f"{folder}: a file; expected a run, or a model: a folder with config.json in it."
+        )
+    if not (folder / "config.json").exists():
+        raise DataError(
+            f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
+            "Give a run's folder, a model's, or the name of a model."
+        )
     config = read_json(folder / "config.json", "model configuration")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:

@@ -181,7 +181,7 @@ def _explain(source: str, error: ValidationError) -> str:
     also = f" ({more} more after this one.)" if more else ""
     if first["type"] == "extra_forbidden":
         names = _names_at(place[:-1])
-        near = difflib.get_close_matches(str(place[-1]), names, 1, 0.4)
+        near = difflib.get_close_matches(str(place[-1]), names, 1, 0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
         return f"{source}: unknown key {key!r}; {hint}{also}"
     if first["type"] == "missing":
