@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.analysis import relevance as module
+from weft.analysis import weighted as module
 from weft.analysis.relevance import relevance, weighted_layers
 from weft.mechanism.multihead import MultiHeadAttention
 
@@ -151,7 +151,7 @@ def test_wefts_own_layers_by_finite_differences():
         for head in range(4):
             slopes = finite_slopes(model, number, head)
             expected += (weights[head] * slopes).clamp(min=0) / 4
-        assert torch.allclose(layer.rows(0, 7).double(), expected, rtol=1e-3, atol=1e-6)
+        assert torch.allclose(layer.dense().double(), expected, rtol=1e-3, atol=1e-6)
 
 
 def finite_slopes(model: Reader, number: int, head: int, step: float = 1e-4) -> Tensor:
@@ -187,7 +187,7 @@ def test_long_layers_are_made_some_rows_at_a_time(monkeypatch):
     model = build(*CASES["decoder"])
     whole = relevance(model, {"input_ids": IDS}, 3)
     monkeypatch.setattr(module, "KEPT_CELLS", 0)
-    monkeypatch.setattr(module, "BLOCK_CELLS", 14)
+    monkeypatch.setattr(module, "TILE", (2, 3))
     assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), whole, rtol=1e-5, atol=1e-7)
 
 
@@ -208,6 +208,95 @@ def test_frozen_models_can_be_asked():
     assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), expected, rtol=1e-5)
 
 
+def test_blocks_are_computed_again_and_left_as_they_were():
+    model = build(*CASES["decoder"])
+    runs: list[int] = []
+    for number, block in enumerate(model.transformer.h):
+        block.attn.register_forward_hook(lambda *_, number=number: runs.append(number))
+    own = model.transformer.h[1].forward
+    vars(model.transformer.h[1])["forward"] = own
+    relevance(model, {"input_ids": IDS}, 3)
+    assert runs == [0, 1, 2, 2, 1, 0]
+    assert ["forward" in vars(block) for block in model.transformer.h] == [False, True, False]
+    assert vars(model.transformer.h[1])["forward"] is own
+    with pytest.raises(ZeroDivisionError):
+        relevance(model, {"input_ids": IDS}, lambda _: 1 / 0)
+    assert ["forward" in vars(block) for block in model.transformer.h] == [False, True, False]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Alone(nn.Module):
+    """Attention layers that are no list of blocks, the last of which the logits do not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 16)
+        self.first = MultiHeadAttention(16, 4, kind="decoder")
+        self.second = MultiHeadAttention(16, 4, kind="decoder")
+        self.unused = MultiHeadAttention(16, 4, kind="decoder")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        state: Tensor = self.embedding(tokens)
+        for layer in (self.first, self.second):
+            state = state + layer(state, mask=weft.causal())
+        self.unused(state)
+        return state @ self.embedding.weight.T
+
+
+def test_layers_that_are_no_blocks_or_not_needed():
+    torch.manual_seed(2)
+    model = Alone()
+    layers, _ = weighted_layers(model, IDS, 17)
+    assert [layer.name for layer in layers] == ["first", "second"]
+    expected = torch.eye(7)
+    for layer in layers:
+        expected = expected + layer.dense() @ expected
+    assert torch.allclose(relevance(model, IDS, 17)[0], expected[-1], rtol=1e-5, atol=1e-7)
+    with pytest.raises(weft.InputError, match="depends on no attention layer"):
+        relevance(model, IDS, lambda output: torch.ones(1))
+    with torch.no_grad():
+        model.second.w_v.weight.fill_(torch.nan)
+    with pytest.raises(weft.InputError, match="not a number"):
+        relevance(model, IDS, 17)
+
+
+@pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
+@pytest.mark.parametrize("mask", [None, weft.causal(), weft.window(2, 1)])
+def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch):
+    """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""
+    monkeypatch.setattr(module, "TILE", (3, 2))
+    torch.manual_seed(4)
+    layer = MultiHeadAttention(16, 4, kv_heads=2, relative=relative, clip=2).double()
+    states = torch.randn(1, 7, 16, dtype=torch.float64) * 3
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.layer(states, mask=mask)
+
+    (found,), _ = weighted_layers(One(), states, 5, position=6)
+    with torch.no_grad():
+        weights = found.matrix.dense()
+    weights.requires_grad_()
+    values = found.values
+    output = weights @ values
+    if relative == "shaw":
+        distance = (torch.arange(7)[None] - torch.arange(7)[:, None]).clamp(-2, 2) + 2
+        output = output + torch.einsum("hij,ijd->hid", weights, layer.value_table[distance])
+    logit = layer.w_o(output.transpose(0, 1).flatten(1))[6, 5]
+    (slope,) = torch.autograd.grad(logit, weights)
+    expected = (weights * slope).clamp(min=0).mean(0).detach()
+    assert float(expected.max()) > 1e-3
+    assert torch.allclose(found.dense(), expected, rtol=1e-6, atol=1e-9)
+    asked = torch.randn(7, 2, dtype=torch.float64)
+    monkeypatch.setattr(module, "KEPT_CELLS", 0)
+    assert torch.allclose(found @ asked, expected @ asked, rtol=1e-6, atol=1e-9)
+    assert torch.allclose(found.transposed(asked), expected.T @ asked, rtol=1e-6, atol=1e-9)
+
+
 def test_what_cannot_be_asked(minilm):
     with pytest.raises(weft.InputError, match="has no logits"):
         relevance(minilm[0], minilm[1]("a dog", return_tensors="pt"))
@@ -220,5 +309,10 @@ def test_what_cannot_be_asked(minilm):
         relevance(model, {"input_ids": IDS}, 9)
     with pytest.raises(weft.InputError, match="rows"):
         relevance(model, {"input_ids": IDS}, 0, rows=7)
+    model = build(*CASES["decoder"])
+    with pytest.raises(weft.InputError, match="33 tokens in input_ids; GPT2LMHeadModel reads 32"):
+        relevance(model, torch.ones(1, 33, dtype=torch.long))
+    with pytest.raises(weft.InputError, match="no single number"):
+        relevance(model, IDS, lambda output: output.logits[0, 0])
     with pytest.raises(weft.InputError, match="no attention layers of weft"):
         relevance(nn.Linear(2, 2), torch.ones(1, 2))

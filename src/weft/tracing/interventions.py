@@ -3,9 +3,9 @@
     with intervening(model, [Intervention("decoder.1.self_attention", 3, "zero")]):
         outputs = model(tokens)
 
-Heads are reached before W_O, through `weft.mechanism.observe.editing` in weft's own models, and
-through the attention interface in unmodified models of Transformers. The weights of a model are
-never touched, and whatever happens in the block, the model is afterwards as it was.
+Heads are reached before W_O, by `weft.tracing.reaching`, in weft's own models and in unmodified
+ones of Transformers. The weights of a model are never touched, and whatever happens in the block,
+the model is afterwards as it was.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.function import attention
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import HeadOutputs, editing, layers_of
+from weft.mechanism.observe import HeadOutputs
 from weft.mechanism.shapes import describe
-from weft.tracing.interface import InterfaceCall, is_transformers_model, routed, routes
+from weft.tracing.at_rest import at_rest
+from weft.tracing.reaching import reaching
 
 __all__ = ["Intervention", "Kind", "editing_heads", "intervening"]
 
@@ -133,42 +133,9 @@ def editing_heads(model: nn.Module, edit: Callable[[str, HeadOutputs], Tensor]) 
 
     Raises: InputError: a model whose heads cannot be reached.
     """
-    before = [(module, module.training) for module in model.modules()]
-    try:
-        nn.Module.eval(model)
-        with torch.no_grad(), _reaching(model, edit):
-            yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
-def _reaching(model: nn.Module, edit: Callable[[str, HeadOutputs], Tensor]) -> Iterator[None]:
-    if is_transformers_model(model):
-        if not routes(model):
-            raise InputError(
-                f"intervening: {type(model).__name__} does not use the attention interface of "
-                "Transformers; its heads cannot be reached. docs/tracing.md lists models that do."
-            )
-
-        def receive(call: InterfaceCall) -> Tensor:
-            output = attention(call.queries, call.keys, call.values, **call.arguments())
-            heads = HeadOutputs(output, call.queries, call.keys, call.values, call.mask)
-            return edit(call.path, heads)
-
-        with routed(model, receive):
-            yield
-        return
-    paths = {id(layer): path for path, layer in layers_of(model)}
-    if not paths:
-        raise InputError(
-            f"intervening: {type(model).__name__} has no attention layers of weft, and is no model "
-            "of Transformers. Only the heads of these can be reached."
-        )
-
-    def edit_own(layer: MultiHeadAttention, heads: HeadOutputs) -> Tensor:
-        return edit(paths[id(layer)], heads)
-
-    with editing(model, edit_own):
+    with (
+        at_rest(model),
+        torch.no_grad(),
+        reaching(model, lambda one: edit(one.path, one.heads), operation="intervening"),
+    ):
         yield
