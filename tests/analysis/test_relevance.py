@@ -256,7 +256,7 @@ def test_layers_that_are_no_blocks_or_not_needed():
         relevance(model, IDS, lambda output: torch.ones(1))
     with torch.no_grad():
         model.second.w_v.weight.fill_(torch.nan)
-    with pytest.raises(weft.InputError, match="not a number"):
+    with pytest.raises(weft.InputError, match="no finite number"):
         relevance(model, IDS, 17)
 
 

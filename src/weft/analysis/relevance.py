@@ -249,7 +249,7 @@ def _score(output: Any, target: Target | None, position: int) -> tuple[Tensor, i
 def _real(score: Tensor) -> Tensor:
     if not bool(score.isfinite()):
         raise InputError(
-            f"relevance: the prediction is {float(score.detach())}, not a number. The model's weights, or "
-            "its inputs, hold such."
+            f"relevance: the prediction is {float(score.detach())}. The model's weights, or its "
+            "inputs, hold what is no finite number."
         )
     return score
