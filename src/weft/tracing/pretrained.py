@@ -64,7 +64,8 @@ def load_pretrained(
             source, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
-        reason = " ".join(str(error).split())[:200].rstrip(". ")
+        # Their first sentence says what is wrong; the others are of their own options.
+        reason = " ".join(str(error).split()).split(". ")[0][:200].rstrip(". ")
         raise DataError(
             f"{source}: cannot load this model: {reason or type(error).__name__}. Give a weft "
             "run, a folder with config.json, safetensors and a tokenizer, or the name of a model."
