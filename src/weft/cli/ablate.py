@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.terminal import AsJson, Threads, use_threads
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,13 +73,9 @@ def ablate(
         int, typer.Option(min=1, help="Of the validation data of a run, at least so many.")
     ] = 4_096,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many lines.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Processor threads; default: all cores.")
-    ] = None,
+    threads: Threads = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take heads away one after the other, and print how the loss changes."""
     from rich.console import Console
@@ -87,10 +84,7 @@ def ablate(
     from weft.analysis.ablation import attention_layers
     from weft.analysis.ablation import patch as patch_heads
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if file is not None:
         from weft.formats.files import read_text
 

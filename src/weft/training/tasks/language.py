@@ -17,7 +17,6 @@ from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
-from weft.training.validation import foretold
 
 __all__ = ["LanguageTask", "language_task"]
 
@@ -75,12 +74,7 @@ class LanguageTask(Task):
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and perplexity on the held-out text."""
-        if split == "test":
-            raise InputError("a language run has no test data: use --split valid.")
-        batches = self.validation(8_192)
-        found = foretold(
-            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
-        )
+        found = self.foretold(model, split, progress)
         return {
             "split": "valid",
             "tokens": found.targets,

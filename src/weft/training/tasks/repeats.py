@@ -24,7 +24,6 @@ from weft.training.batches import Batch
 from weft.training.config import RepeatsConfig
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
-from weft.training.validation import foretold
 
 __all__ = ["START", "SYMBOLS", "RepeatsTask", "repeats_task"]
 
@@ -97,12 +96,7 @@ class RepeatsTask(Task):
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and accuracy on the repeated half, of all lengths together."""
-        if split == "test":
-            raise InputError("a run of repeats has no test data: use --split valid.")
-        batches = self.validation(8_192)
-        found = foretold(
-            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
-        )
+        found = self.foretold(model, split, progress)
         return {
             "split": "valid",
             "targets": found.targets,

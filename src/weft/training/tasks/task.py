@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.errors import InputError
 from weft.mechanism.multihead import LayerKind
 from weft.training.batches import Batch
 from weft.training.text import Vocabulary
+from weft.training.validation import Foretold, foretold
 
 __all__ = ["Plan", "Probe", "Task"]
 
@@ -74,6 +76,20 @@ class Task(ABC):
             beam: of the decoding, 1 = greedy.
             progress: told how many examples of how many are done.
         """
+
+    def foretold(
+        self, model: nn.Module, split: str, progress: Callable[[int, int], None]
+    ) -> Foretold:
+        """Loss and accuracy on the validation data, of a task without test data.
+
+        Raises: InputError: the split is not "valid".
+        """
+        if split != "valid":
+            raise InputError(f"this run has no {split} data: use --split valid.")
+        batches = self.validation(8_192)
+        return foretold(
+            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
+        )
 
     @property
     def has_test(self) -> bool:
