@@ -40,6 +40,7 @@ const NAMES: Record<string, string> = {
   broad: "broad head",
   focused: "focused head",
   mixed: "mixed head",
+  "no number": "head without numbers",
 };
 
 const number = (measures: Measures, name: string) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.roles import MEASURES, ROLES, head_roles, heads
 from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.multihead import MultiHeadAttention
 
 TOKENS = ["[CLS]", *(["the", "cat", ",", "sat", "on"] * 4), "[SEP]"]
 N = len(TOKENS)
@@ -51,6 +53,39 @@ def test_each_head_gets_the_role_it_was_made_for() -> None:
         assert one.score > 0.8 > one.null
         assert one.source == "exact"
     assert found[-1].score is None
+
+
+class Two(torch.nn.Module):
+    """Two layers of attention, of which the second reads what the first one gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 12)
+        self.layers = torch.nn.ModuleList(MultiHeadAttention(12, 3) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        state: torch.Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            state = state + layer(state)
+        return state
+
+
+@pytest.mark.parametrize("exact", [None, True, False])
+def test_heads_without_numbers_are_called_so(exact: bool | None) -> None:
+    torch.manual_seed(3)
+    model, tokens = Two(), torch.arange(36) % 9
+    clean = head_roles(weft.trace(model, tokens, keep=weft.Top(4)), exact=exact)
+    with torch.no_grad():
+        model.layers[1].w_q.weight[4:8] = torch.nan
+    found = head_roles(weft.trace(model, tokens, keep=weft.Top(4)), exact=exact)
+    for place, (before, after) in enumerate(zip(clean, found, strict=True)):
+        if place == 4:
+            assert after.role == "no number"
+            assert after.score is None
+            assert all(math.isnan(score) for score in after.scores.values())
+        else:
+            assert after.role == before.role != "no number"
+            assert after.scores["previous"] == before.scores["previous"]
 
 
 def test_random_heads_have_no_role() -> None:

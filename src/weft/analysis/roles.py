@@ -8,7 +8,8 @@ score if each row were shuffled (`weft.analysis.null`). A head has the role of t
     says most         the largest divergence from the null, score log(score / null) + ...
 
 A head without such a measure is "broad" where its rows effectively look at half of their keys or
-more, else "mixed".
+more, else "mixed". A head with a row of weights that are not numbers (NaN) has no scores, and its
+role is called "no number".
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ from weft.formats.trace import Trace, TraceLayer
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BROAD", "MEASURES", "ROLES", "HeadRole", "head_roles", "heads", "layer_scores"]
+__all__ = [
+    "BROAD",
+    "MEASURES",
+    "NO_NUMBER",
+    "ROLES",
+    "HeadRole",
+    "head_roles",
+    "heads",
+    "layer_scores",
+]
 
 #: Measures that have a null distribution, and so can be a role.
 ROLES = (
@@ -44,6 +54,9 @@ MEASURES = (*ROLES, "broad", "entropy", "distance")
 #: The breadth from which a head without a role is called broad.
 BROAD = 0.5
 
+#: The role of a head with weights that are not numbers.
+NO_NUMBER = "no number"
+
 #: Measures of a sequence that looks at itself.
 _ONE_SEQUENCE = ("previous", "next", "same", "local", "partner", "distance")
 
@@ -54,7 +67,7 @@ class HeadRole:
 
     layer     the place of its layer in the trace, from 0; name and kind are the layer's
     head      from 0
-    role      of ROLES, or "broad" or "mixed"
+    role      of ROLES, or "broad", "mixed" or "no number"
     score     of the role's measure, or None without one; and beside it what shuffled weights
     null      score, their mean
     null_sd   and their standard deviation,
@@ -153,10 +166,12 @@ def head_roles(
     layers: list[TraceLayer] = []
     summed: list[dict[str, HeadScores]] = []
     sources: list[set[str]] = []
+    broken: list[Tensor] = []
     for trace in [traces] if isinstance(traces, Trace) else traces:
         if not layers:
             layers = list(trace.layers)
             summed, sources = [{} for _ in layers], [set() for _ in layers]
+            broken = [torch.zeros(layer.heads, dtype=torch.bool) for layer in layers]
         names = [(layer.name, layer.heads) for layer in trace.layers]
         if names != [(layer.name, layer.heads) for layer in layers]:
             raise InputError(
@@ -168,11 +183,12 @@ def head_roles(
             weights = LayerWeights(layer, exact=exact)
             scores = layer_scores(weights, special=_special(trace, layer), reach=reach)
             sources[number].add(weights.source)
+            broken[number] |= weights.graph.lse.isnan().any(-1)
             before = summed[number]
             summed[number] = {
                 name: before[name] + one if name in before else one for name, one in scores.items()
             }
-    return _choose(layers, summed, sources, alpha, least)
+    return _choose(layers, summed, sources, broken, alpha, least)
 
 
 def _said(names: list[tuple[str, int]]) -> str:
@@ -197,11 +213,18 @@ def _choose(
     layers: Sequence[TraceLayer],
     summed: Sequence[dict[str, HeadScores]],
     sources: Sequence[set[str]],
+    broken: Sequence[Tensor],
     alpha: float,
     least: float,
 ) -> list[HeadRole]:
-    """Roles from scores."""
-    table = [_columns(scores, layer.heads) for layer, scores in zip(layers, summed, strict=True)]
+    """Roles from scores; heads that are broken have none."""
+    table = [
+        {
+            name: column.masked_fill(lost[:, None], torch.nan)
+            for name, column in _columns(scores, layer.heads).items()
+        }
+        for layer, scores, lost in zip(layers, summed, broken, strict=True)
+    ]
     if not table:
         return []
     ps = torch.cat([columns["p"] for columns in table])
@@ -218,7 +241,9 @@ def _choose(
                 if p[place] <= alpha and row["effect"][place] >= least
             ]
             place = max(chances)[1] if chances else None
-            broad = row["score"][MEASURES.index("broad")] >= BROAD
+            role = "broad" if row["score"][MEASURES.index("broad")] >= BROAD else "mixed"
+            if broken[number][head]:
+                role = NO_NUMBER
 
             def of(name: str, place: int | None = place, row: dict = row) -> float | None:  # type: ignore[type-arg]
                 return None if place is None else row[name][place]
@@ -229,7 +254,7 @@ def _choose(
                     name=layer.name,
                     kind=layer.kind,
                     head=head,
-                    role=("broad" if broad else "mixed") if place is None else ROLES[place],
+                    role=role if place is None else ROLES[place],
                     score=of("score"),
                     null=of("null"),
                     null_sd=of("sd"),

@@ -80,13 +80,13 @@ def heads(
     ] = False,
 ) -> None:
     """What each head of a traced model is for, and what chance would score."""
-    from weft.analysis.roles import ROLES
+    from weft.analysis.roles import NO_NUMBER, ROLES
     from weft.analysis.roles import heads as table_of
 
     if history is not None:
         _along(paths, history, as_csv, as_json)
         return
-    roles = (*ROLES, "broad", "mixed")
+    roles = (*ROLES, "broad", "mixed", NO_NUMBER)
     if role is not None and role not in roles:
         raise InputError(f"--role {role}: no such role; there are {', '.join(roles)}.")
     traces = find_traces(paths)
