@@ -151,6 +151,21 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """Fifteen words in the order of their ids, by a tokenizer that is saved in tmp_path."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]", mask_token="[MASK]"
+    ).save_pretrained(tmp_path)
+    return words
+
+
 def assert_one_line(result, message: str) -> None:
     assert result.code == 2
     assert message in result.err

@@ -49,20 +49,10 @@ def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: P
     assert patched["baseline"] == pytest.approx(logit["baseline"])
 
 
+@pytest.mark.usefixtures("words")
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
 def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij")
-    tokenizer = Tokenizer(models.WordLevel(dict(zip(names, range(15), strict=True)), "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="[UNK]",
-        pad_token="[PAD]",
-        mask_token="[MASK]",
-    ).save_pretrained(tmp_path)
     if kind == "gpt2":
         config = transformers.GPT2Config(
             vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=32

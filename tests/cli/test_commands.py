@@ -19,7 +19,7 @@ from weft.formats.run import RunFolder
 
 Command = Callable[..., Any]
 
-VERBS = ("demo", "train", "translate", "generate", "evaluate", "trace", "export")
+VERBS = ("demo", "train", "translate", "generate", "evaluate", "trace", "relevance", "export")
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.asking import given_text, masked_place, one_token
 from weft.cli.terminal import AsJson, Threads, use_threads
 from weft.errors import InputError
 
@@ -85,14 +86,7 @@ def ablate(
     from weft.analysis.ablation import patch as patch_heads
 
     use_threads(threads)
-    if file is not None:
-        from weft.formats.files import read_text
-
-        if text is not None:
-            raise InputError("ablate: give the text by one of --text and --file.")
-        text = read_text(file, "text file")
-    if text is not None and not text:
-        raise InputError("the text is empty; give at least one character.")
+    text = given_text("ablate", text, file)
     if against is not None and logit is None:
         raise InputError("--against: needs --logit, whose logit it is taken from.")
     experiment = _experiment(model, text, target, logit, against, tokens)
@@ -209,18 +203,10 @@ def _of_run(
 
     if logit is None:
         return lambda: foretold(run.model, batches, words.pad).loss, "loss"
-    token = _one_token("--logit", words.encode(logit))
-    minus = None if against is None else _one_token("--against", words.encode(against))
+    token = one_token("--logit", words.encode(logit))
+    minus = None if against is None else one_token("--against", words.encode(against))
     name = f"logit of {logit!r}" + ("" if against is None else f" less that of {against!r}")
     return lambda: chosen_logit(run.model(**batches[0].inputs), token, minus=minus), name
-
-
-def _one_token(option: str, ids: list[int]) -> int:
-    if len(ids) != 1:
-        raise InputError(
-            f"{option}: {len(ids)} tokens; expected one. Give a token of the model's vocabulary."
-        )
-    return ids[0]
 
 
 def _of_pretrained(
@@ -255,14 +241,11 @@ def _of_pretrained(
             raise InputError(f"--logit: {type(network).__name__} predicts no tokens.")
         position = -1
         if masked:
-            places = (ids[0] == tokenizer.mask_token_id).nonzero()[:, 0].tolist()
-            if not places:
-                raise InputError(f"--logit: put {tokenizer.mask_token} into the text.")
-            position = places[0]
+            position = masked_place("--logit", ids[0].tolist(), tokenizer)
         token, minus = (
             None
             if word is None
-            else _one_token(option, tokenizer(word, add_special_tokens=False)["input_ids"])
+            else one_token(option, tokenizer(word, add_special_tokens=False)["input_ids"])
             for option, word in (("--logit", logit), ("--against", against))
         )
         assert token is not None

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from weft.cli.ablate import ablate
 from weft.cli.heads import heads
+from weft.cli.relevance import relevance
 from weft.cli.terminal import (
     AsJson,
     Threads,
@@ -276,6 +277,7 @@ def export(
 
 app.command()(heads)
 app.command()(ablate)
+app.command()(relevance)
 app.command()(trace)
 app.command()(view)
 

@@ -22,7 +22,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def load_pretrained(
-    model: Path | str, *, predicting: bool = False, text: bool = True
+    model: Path | str, *, predicting: bool = False, labelling: bool = False, text: bool = True
 ) -> tuple[nn.Module, Any]:
     """A model and its tokenizer, in evaluation mode.
 
@@ -31,6 +31,7 @@ def load_pretrained(
             Face hub.
         predicting: with the part that predicts tokens, where the model was saved with one.
             Without: tracing reads attention only.
+        labelling: with predicting, also with the part that gives a whole text a label.
 
     Raises:
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
@@ -59,7 +60,7 @@ def load_pretrained(
         kind = "AutoModel"
         if predicting:
             config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
-            kind = _predicting_class(config)
+            kind = _predicting_class(config, labelling)
         loaded = getattr(library, kind).from_pretrained(
             source, trust_remote_code=False, use_safetensors=True
         )
@@ -82,13 +83,15 @@ def load_pretrained(
     return nn.Module.eval(network), tokenizer
 
 
-def _predicting_class(config: Any) -> str:
+def _predicting_class(config: Any, labelling: bool) -> str:
     """The automatic class that loads a model with the part it was saved with."""
     saved = " ".join(getattr(config, "architectures", None) or [])
     if any(ending in saved for ending in ("ForConditionalGeneration", "MTModel", "Seq2Seq")):
         return "AutoModelForSeq2SeqLM"
     if any(ending in saved for ending in ("ForCausalLM", "LMHeadModel")):
         return "AutoModelForCausalLM"
+    if labelling and "ForSequenceClassification" in saved:
+        return "AutoModelForSequenceClassification"
     return "AutoModelForMaskedLM" if "MaskedLM" in saved else "AutoModel"
 
 

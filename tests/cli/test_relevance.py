@@ -1,0 +1,159 @@
+"""`weft relevance`: runs and models of Hugging Face, what is printed, and errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.analysis.relevance import relevance
+from weft.training.inference import open_run
+
+Command = Callable[..., Any]
+
+
+def last_json(result: Any) -> dict[str, Any]:
+    assert result.code == 0, result.err
+    content: dict[str, Any] = json.loads(result.out.splitlines()[-1])
+    return content
+
+
+def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> None:
+    found = last_json(weft_main("relevance", runs / "language", "--text", "two hog", "--json"))
+    run = open_run(runs / "language")
+    ids = torch.tensor([run.vocabulary.encode("two hog")])
+    expected = relevance(run.model, ids)[0]
+    assert found["relevance"] == pytest.approx(expected.tolist())
+    assert found["position"] == 6
+    with torch.no_grad():
+        logits = run.model(ids)[0, -1]
+    assert found["logit"] == pytest.approx(float(logits.max()), abs=1e-5)
+    assert found["tokens"] == list("two hog")
+
+    (tmp_path / "text").write_text("two hog")
+    asked = ("--file", tmp_path / "text", "--logit", "a", "--against", "e", "--position", "-3")
+    table = weft_main("relevance", runs / "language", *asked, "--csv")
+    rows = list(csv.DictReader(io.StringIO(table.out)))
+    two = run.vocabulary.encode("ae")
+    difference = relevance(
+        run.model, ids, lambda output: output[0, 4, two[0]] - output[0, 4, two[1]], rows=4
+    )
+    assert [float(row["relevance"]) for row in rows] == pytest.approx(difference[0].tolist())
+    # What comes later is relevant for nothing.
+    assert [float(row["relevance"]) for row in rows[5:]] == [0, 0]
+
+    shown = weft_main("relevance", runs / "language", "--text", "two hog", "--top", "3").out
+    first, *lines = shown.splitlines()
+    assert "after g (6)" in first
+    values = [float(line.split()[0]) for line in lines]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == 3
+
+
+def test_a_translator(weft_main: Command, runs: Path) -> None:
+    asked = ("--text", "de: 3.4.2024", "--target", "2024", "--logit", "-", "--json")
+    found = last_json(weft_main("relevance", runs / "dates", *asked))
+    assert found["predicted"] == "-"
+    assert len(found["relevance"]) == len(found["tokens"]) == len("de: 3.4.2024") + 1
+    assert found["position"] == 4
+    assert max(found["relevance"]) > 0
+    own = last_json(weft_main("relevance", runs / "dates", *asked[:2], "--json"))
+    assert own["tokens"] == found["tokens"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "classifier", "bart"])
+def test_models_of_hugging_face(
+    weft_main: Command, tmp_path: Path, words: list[str], kind: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 15, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 8}  # fmt: skip
+    torch.manual_seed(3)
+    if kind == "gpt2":
+        config = transformers.GPT2Config(
+            vocab_size=15, n_embd=8, n_layer=2, n_head=2, n_positions=32
+        )
+        model = transformers.GPT2LMHeadModel(config)
+        text, more, place = "a b c d a b", ("--logit", "c"), 5
+    elif kind == "bert":
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**small))
+        text, more, place = "a b [MASK] d", ("--logit", "c"), 2
+    elif kind == "classifier":
+        labels = {0: "bad", 1: "good"}
+        config = transformers.BertConfig(**small, id2label=labels)
+        model = transformers.BertForSequenceClassification(config)
+        text, more, place = "a b c d", ("--logit", "good", "--against", "bad"), None
+    else:
+        config = transformers.BartConfig(
+            vocab_size=15, d_model=8, encoder_layers=1, decoder_layers=1,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8,
+            decoder_ffn_dim=8, max_position_embeddings=32, pad_token_id=0, bos_token_id=2,
+            eos_token_id=3, decoder_start_token_id=2,
+        )  # fmt: skip
+        model = transformers.BartForConditionalGeneration(config)
+        text, more, place = "a b c", ("--target", "c b", "--logit", "a"), 2
+    model.eval().save_pretrained(tmp_path)
+    found = last_json(weft_main("relevance", tmp_path, "--text", text, *more, "--json"))
+    ids = torch.tensor([[words.index(word) for word in text.split()]])
+    inputs = {"input_ids": ids}
+    if kind == "bart":
+        inputs["decoder_input_ids"] = torch.tensor([[2, 7, 6]])
+    logit = {"gpt2": 7, "bert": 7, "bart": 5}.get(kind)
+    expected = relevance(
+        model,
+        inputs,
+        (lambda output: output.logits[0, 1] - output.logits[0, 0]) if logit is None else logit,
+        position=-1 if place is None else place,
+        rows=place or 0,
+    )
+    assert found["relevance"] == pytest.approx(expected[0].tolist(), abs=1e-6)
+    assert found["tokens"] == text.split()
+    assert found["position"] == place
+    if kind == "bert":
+        lost = weft_main("relevance", tmp_path, "--text", "a b")
+        assert lost.code == 2
+        assert "[MASK]" in lost.err
+        model.bert.save_pretrained(tmp_path)
+        headless = weft_main("relevance", tmp_path, "--text", "a b")
+        assert headless.code == 2
+        assert "predicts nothing" in headless.err
+    if kind == "classifier":
+        for wrong, said in ((("--logit", "fair"), "bad, good"), (("--position", "1"), "classif")):
+            result = weft_main("relevance", tmp_path, "--text", "a", *wrong)
+            assert result.code == 2
+            assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--text or --file"),
+        (("--text", ""), "the text is empty"),
+        (("--text", "ab", "--file", "ab"), "one of --text and --file"),
+        (("--text", "ab", "--against", "a"), "needs --logit"),
+        (("--text", "ab", "--logit", "ab"), "2 tokens; expected one"),
+        (("--text", "ab", "--position", "2"), "there are tokens 0 to 1"),
+        (("--text", "ab", "--target", "x"), "language model"),
+        (("--text", "ab", "--top", "0"), "--top"),
+    ],
+)
+def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
+    if "--file" in arguments:
+        arguments = (*arguments[:-1], str(runs / "language" / "config.json"))
+    result = weft_main("relevance", runs / "language", *arguments)
+    assert result.code == 2
+    (line,) = result.err.splitlines()
+    assert line.startswith("weft: ")
+    assert said in line
+
+
+def test_models_that_are_not_there(weft_main: Command, tmp_path: Path) -> None:
+    result = weft_main("relevance", tmp_path / "no" / "model" / "here", "--text", "a")
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
