@@ -5,8 +5,8 @@ neither flat nor on single keys, traced once. Then every measure over all of its
 from the kept edges (claim: at most 20 s each), and from all weights (claim: at most 5 times the
 model's own forward pass), each at most 4 GB; each in a process of its own that opens the trace from
 disk. Prints seconds and peak memory, the ratio to the forward pass last. With --dense: the same
-measures on dense matrices, which fit at N = 1024, their seconds, and how far from them the exact
-ones are.
+measures on dense matrices, which fit at N = 1024, their seconds, how far from them the exact ones
+are, and whether the bounds from kept edges hold them; --measures none leaves the others out.
 
     python benchmarks/bench_analysis.py --length 1024 --dense
     python benchmarks/bench_analysis.py --trace /tmp/gpt2-8192 --length 8192         # the claim
@@ -16,7 +16,6 @@ ones are.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 
 import weft
+from dense_measures import compare, compare_relevance, compare_two_sequences
 from weft.analysis.compare import distance
 from weft.analysis.components import components
 from weft.analysis.flow import attention_flow
@@ -43,7 +43,6 @@ from weft.analysis.relevance import relevance
 from weft.analysis.rollout import rollout_columns, rollout_rows, whole_rollout
 from weft.analysis.spectrum import energy_rank
 from weft.formats.trace import Trace, TraceLayer
-from weft.mechanism.reference import graphs as reference
 
 Measure = Callable[[Trace, bool], Any]
 
@@ -110,32 +109,6 @@ def peak_memory() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def by_dense(name: str, dense: list[torch.Tensor]) -> Any:
-    """The same from dense matrices, in the plainest way that is not slow; None: there is none."""
-    residual = [reference.with_residual(weights.mean(0)) for weights in dense]
-    if name == "received":
-        return [weights.sum(1) for weights in dense]
-    if name == "reciprocity":
-        return [
-            (weights * weights.transpose(1, 2)).sum((1, 2)) / weights.square().sum((1, 2))
-            for weights in dense
-        ]
-    if name == "pagerank":
-        return [reference.pagerank(weights.mean(0).double()).float() for weights in dense]
-    if name == "rollout whole":
-        return reference.rollout([weights.mean(0) for weights in dense])
-    if name == "rollout row":
-        return torch.linalg.multi_dot([residual[-1][-1:], *residual[-2::-1]])[0]
-    if name == "rollout column":
-        return torch.linalg.multi_dot([*residual[::-1][:-1], residual[0][:, :1]])[:, 0]
-    if name == "change":
-        return [
-            (after - before).abs().sum(-1).mean(-1) / 2
-            for before, after in itertools.pairwise(dense)
-        ]
-    return None
-
-
 def model_of(length: int) -> Any:
     """GPT-2 small with random weights, the scores of its heads as sharp as trained ones."""
     import transformers
@@ -180,21 +153,11 @@ def one(folder: Path, name: str, exact: bool) -> dict[str, Any]:
 
 
 def compare_with_dense(folder: Path) -> None:
-    """Seconds from dense matrices, and the largest difference of the exact result from theirs."""
+    """Each measure beside the same on dense matrices; see benchmarks/dense_measures.py."""
     trace = weft.open(folder)
-    start = time.perf_counter()
-    dense = [layer.matrix.dense(force=True) for layer in trace.layers if layer.matrix is not None]
-    print(f"dense matrices: {time.perf_counter() - start:.2f} s to form")
-    for name in MEASURES:
-        start = time.perf_counter()
-        expected = by_dense(name, dense)
-        seconds = time.perf_counter() - start
-        if expected is None:
-            continue
-        found = MEASURES[name](trace, True)
-        pairs = [(found, expected)] if isinstance(expected, torch.Tensor) else zip(found, expected, strict=True)  # fmt: skip # noqa: E501
-        error = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
-        print(f"{name:16} dense {seconds:7.3f} s   exact differs by {error:.1e} of the largest")
+    compare(trace)
+    compare_relevance(*model_of(len(trace.tokens)))
+    compare_two_sequences(len(trace.tokens))
 
 
 def in_a_process(*arguments: str) -> dict[str, Any]:
@@ -239,7 +202,9 @@ def main() -> None:
         print(f"forward {forward:.2f} s; {made['rest']:.2f} of the mass is on no kept edge")
         if given.dense:
             compare_with_dense(folder)
-        for name in given.measures or [*MEASURES, *OF_EDGES, "relevance"]:
+        everything = [*MEASURES, *OF_EDGES, "relevance"]
+        chosen = given.measures or everything
+        for name in [] if chosen == ["none"] else chosen:
             ways = ["kept"] if name in OF_EDGES else ["exact"] if name == "relevance" else [
                 "kept", "exact"]  # fmt: skip
             for way in ways:
