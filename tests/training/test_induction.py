@@ -1,8 +1,11 @@
-"""The claim of examples/induction.py: two layers repeat, by heads that are what they are called."""
+"""The claims of examples/induction.py and needle.py: two layers repeat, by heads that are what they
+are called, and those fetch a needle that stands anywhere in a haystack.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,21 +16,23 @@ from weft.analysis.ablation import ablate
 from weft.analysis.formation import formation
 from weft.analysis.roles import head_roles
 from weft.formats.history import History
+from weft.training.inference import TrainedRun
 
 
-@pytest.fixture
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "induction.py"
-    spec = importlib.util.spec_from_file_location("induction", path)
+def example_called(name: str) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.slow
-def test_two_layers_copy_and_their_heads_are_found(example: ModuleType, tmp_path: Path) -> None:
+def test_two_layers_copy_and_their_heads_are_found(tmp_path: Path) -> None:
+    example = example_called("induction")
     two = example.trained(tmp_path / "two", 2, None)
     one = example.trained(tmp_path / "one", 1, None)
     loss, accuracy = example.tested(two)
@@ -49,3 +54,20 @@ def test_two_layers_copy_and_their_heads_are_found(example: ModuleType, tmp_path
     of_head = [moment.scores[copying[0]] for moment in moments]
     early = [score for moment, score in zip(moments, of_head, strict=True) if moment.step < 300]
     assert max(early) < 0.3 < 0.8 < of_head[-1]
+    needle_is_fetched(two)
+
+
+def needle_is_fetched(run: TrainedRun) -> None:
+    """The same model, asked for a part in the middle of a text, which it never was in training."""
+    example = example_called("needle")
+    asked = [example.texts(run, depth, 40) for depth in (0.25, 0.5, 0.75)]
+    scores = example.retrieving(run, [example.Texts(one.tokens[:8], one.needle) for one in asked])
+    ranked = sorted(scores, key=lambda head: scores[head], reverse=True)
+    assert {layer for layer, _ in ranked[:4]} == {1}
+    for place, head in enumerate(ranked):
+        retrieved, mass, chance = scores[head]
+        assert chance < 0.05
+        assert (retrieved > 0.5 and mass > 0.4) if place < 4 else retrieved < 0.05
+    found = example.without(run, asked, ranked)
+    assert found.baseline > 0.95
+    assert found.effects[3].value < 0.1
