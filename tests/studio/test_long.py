@@ -55,6 +55,8 @@ def test_the_matrix_from_the_whole_to_single_cells(studio, viewer: Viewer, trace
     row = 20_000
     key = int(trace.layers[0].graph.keys[1, row, 0])
     page.evaluate(f"location.hash = '#view=matrix&head=1&query={row}&key={key}'")
+    # The page reads an address a moment later; a key before that would be undone by it.
+    page.locator(".panel", has_text=f"row {row:,}, column {key:,}").wait_for()
     # The keyboard's zoom goes towards the chosen cell.
     for _ in range(26):
         page.keyboard.press("+")
