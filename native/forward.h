@@ -29,13 +29,21 @@ inline int queries_of_block(const Call& call) {
 inline int queries_of_block(const Call&) { return block_queries; }
 #endif
 constexpr int tile_keys = 512;
+constexpr int64_t whole_tile_keys = 256;  // see whole_tiles.h
 constexpr int tile_row = tile_keys + 16;  // no power of two: rows fall into different cache sets
+
+// Whether the output is asked for alone, with no rule but which keys are seen.
+inline bool is_plain(const Call& call) {
+    return call.bfloat16 && call.kept == 0 && call.value_depth > 0 && !call.value_table &&
+           !has_rules(call);
+}
 
 // Keys of a tile in the forward pass. Each row pays for each tile, most for its candidates, so that
 // long tiles serve best where edges are kept, as far as a stripe of their scores stays near.
 inline int64_t keys_of_tile(const Call& call) {
 #if defined(WEFT_HAS_PAIRS)
     if (uses_pairs(call) && call.kept > 0) return call.bfloat16 ? 2048 : 1024;
+    if (uses_pairs(call) && is_plain(call)) return whole_tile_keys;
 #endif
     static_assert(2048 <= most_vectors * lanes, "a row of a tile fits");
     return tile_keys;
@@ -119,15 +127,18 @@ inline Tensor table_rows(const float* table, int64_t head_stride, int64_t column
     return rows;
 }
 
-inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first) {
+// with_queries: whether they are wanted as floats.
+inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
+                        bool with_queries) {
     block.batch = b;
     block.head = h;
     block.first_query = first;
     block.rows = (int)smaller(queries_of_block(call), call.queries_count - first);
     block.guess = infinity;
     for (int row = 0; row < block.rows; ++row) {
-        float* to = block.queries + row * call.depth;
-        copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, call.scale, to);
+        if (with_queries)
+            copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, call.scale,
+                     block.queries + row * call.depth);
         block.running[row] = Running{};
         block.visible[row] = row > 0 && one_range_for_all(call)
                                  ? block.visible[0]
@@ -179,6 +190,19 @@ inline void hide_outside(float* scores, Range keys, Range area) {
     }
 }
 
+// Show a row a score that may be its highest: what it has summed so far follows its level.
+inline void raise_row(Block& block, int row, float higher) {
+    const float factor = block.running[row].raise(higher);
+    if (factor == 1.0f) return;
+    float* sums = block.sums + row * block.sums_row;
+    for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
+    if (block.by_distance)
+        for (int64_t r = 0; r < block.table_row; r += lanes) {
+            float* weights = block.by_distance + row * block.table_row + r;
+            store(weights, load(weights) * factor);
+        }
+}
+
 // One row of a tile before its exponentials: rules, candidates, maximum. `keys`: what the row sees
 // of the tile, not empty. `area`: whole vectors around it, whose hidden scores become -infinity.
 // `tile_scores`: the row's scores from the tile's first key on.
@@ -206,15 +230,7 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
         }
         block.count[row] += (int32_t)seen;
     }
-    const float factor = block.running[row].raise(highest);
-    if (factor == 1.0f) return;
-    float* sums = block.sums + row * block.sums_row;
-    for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
-    if (block.by_distance)
-        for (int64_t r = 0; r < block.table_row; r += lanes) {
-            float* weights = block.by_distance + row * block.table_row + r;
-            store(weights, load(weights) * factor);
-        }
+    raise_row(block, row, highest);
 }
 
 // A range widened to whole multiples of `unit` keys, counted from the start of the tile.
@@ -393,7 +409,7 @@ inline void stream_tiles(const Block& block, const Pass& pass) {
 // they are already.
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
                           PackedKeys& keys, int64_t kv_head) {
-    begin_block(call, block, b, h, first);
+    begin_block(call, block, b, h, first, true);
     const bool directly = kv_head >= 0 && block.rows <= few_rows;
     stream_tiles(block, [&](Range tile) {
         if (directly)

@@ -142,35 +142,35 @@ inline void soften_row_pairs(const Call& call, Block& block, int row, Range stri
     clear({area.end, stripe.end});
 }
 
-// Let one tile of keys pass a stripe of rows.
-template <int splits, bool with_statistics>
-inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, Range tile,
-                        int first_row) {
-    const int end_row = (int)smaller(first_row + stripe_rows, block.rows);
-    Range stripe = group_range(block, first_row, end_row - first_row, tile);
-    if (stripe.empty()) return;
-    stripe = widened(stripe, tile, chunk_terms);
-    const bool two_rows = end_row - first_row > 16, rules = has_rules(call);
-    const int64_t chunks = chunks_of(call.depth), columns = round_up(call.value_depth, 16) / 16;
+// The scores of a stripe of rows with some keys of a tile, whole chunks of them, before any rule.
+template <int splits>
+inline void multiply_scores(const Call& call, Block& block, const PackedKeys& keys, Range stripe,
+                            Range tile, int first_row, bool two_rows) {
     constexpr int64_t cells = splits * tile_cells;
-    const int64_t chunks_in_tile = block.tile_keys / chunk_terms;
-    for (int64_t panel = stripe.first; panel < stripe.end; panel += 32)
-        multiply_tiles<splits>(
-            two_rows, true,
-            {block.query_tiles + first_row / 16 * chunks * cells, cells, chunks * cells, 16},
-            {keys.key_tiles + (panel - keys.first) / 16 * chunks * cells, cells, chunks * cells,
-             16},
-            block.scores + (panel - tile.first), block.tile_row, chunks, false);
-    for (int row = first_row; row < end_row; ++row)
-        prepare_row_pairs<with_statistics>(call, block, row, tile, rules);
-    for (int row = first_row; row < end_row; ++row)
-        soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile);
-    const int64_t first_chunk = (stripe.first - tile.first) / chunk_terms;
-    const Tiles weights =
-        weights_in_place<splits>(call)
-            ? Tiles{reinterpret_cast<int32_t*>(block.scores) + first_chunk * (chunk_terms / 2),
-                    chunk_terms / 2, 16 * block.tile_row, block.tile_row}
-            : Tiles{block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells, 16};
+    const int64_t chunks = chunks_of(call.depth);
+    const int32_t* queries = block.query_tiles + first_row / 16 * chunks * cells;
+    const int32_t* turned_keys = keys.key_tiles + (stripe.first - keys.first) / 16 * chunks * cells;
+    float* scores = block.scores + (stripe.first - tile.first);
+    const int64_t length = stripe.end - stripe.first;
+#if defined(__AMX_BF16__)
+    // Longer rows are slower this way.
+    if (splits == 1 && two_rows && length <= whole_tile_keys && chunks <= 2) {
+        const auto multiply = chunks == 1 ? multiply_queries<1> : multiply_queries<2>;
+        return multiply(queries, turned_keys, scores, block.tile_row, length / 16);
+    }
+#endif
+    for (int64_t panel = 0; panel < length; panel += 32)
+        multiply_tiles<splits>(two_rows, true, {queries, cells, chunks * cells, 16},
+                               {turned_keys + panel / 16 * chunks * cells, cells, chunks * cells, 16},
+                               scores + panel, block.tile_row, chunks, false);
+}
+
+// The sums of a stripe of rows += weights times values, for whole chunks of keys.
+template <int splits>
+inline void weigh_values(const Call& call, Block& block, const PackedKeys& keys,
+                         const Tiles& weights, Range stripe, int first_row, bool two_rows) {
+    constexpr int64_t cells = splits * tile_cells;
+    const int64_t columns = round_up(call.value_depth, 16) / 16;
     for (int64_t key = stripe.first, end; key < stripe.end; key = end) {
         end = splits > 1 ? end_of_piece(key, stripe.end) : stripe.end;
         const int64_t chunk = (key - stripe.first) / chunk_terms;
@@ -185,28 +185,29 @@ inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, 
     }
 }
 
-// One block of queries from beginning to end. Returns false, with nothing done, where a query is
-// not finite and its numbers would be cut.
-template <int splits>
-inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
-                                const PackedKeys& keys) {
-    begin_block(call, block, b, h, first);
-    const bool exact = splits > 1 || is_power_of_two(call.scale);
-    block.factor = exact ? 1.0f : call.scale;
-    const bool finite =
-        pack_left<splits>(call.queries, call.bfloat16, b, h, first, block.rows,
-                          round_up(block.rows, 16), call.depth, exact ? call.scale : 1.0f,
-                          block.query_tiles);
-    if (splits > 1 && !finite) return false;
-    stream_tiles(block, [&](Range tile) {
-        for (int row = 0; row < block.rows; row += stripe_rows)
-            if (call.entropy)
-                pass_stripe<splits, true>(call, block, keys, tile, row);
-            else
-                pass_stripe<splits, false>(call, block, keys, tile, row);
-    });
-    finish_block(call, block);
-    return true;
+// Let one tile of keys pass a stripe of rows.
+template <int splits, bool with_statistics>
+inline void pass_stripe(const Call& call, Block& block, const PackedKeys& keys, Range tile,
+                        int first_row) {
+    const int end_row = (int)smaller(first_row + stripe_rows, block.rows);
+    Range stripe = group_range(block, first_row, end_row - first_row, tile);
+    if (stripe.empty()) return;
+    stripe = widened(stripe, tile, chunk_terms);
+    const bool two_rows = end_row - first_row > 16, rules = has_rules(call);
+    constexpr int64_t cells = splits * tile_cells;
+    const int64_t chunks_in_tile = block.tile_keys / chunk_terms;
+    multiply_scores<splits>(call, block, keys, stripe, tile, first_row, two_rows);
+    for (int row = first_row; row < end_row; ++row)
+        prepare_row_pairs<with_statistics>(call, block, row, tile, rules);
+    for (int row = first_row; row < end_row; ++row)
+        soften_row_pairs<splits, with_statistics>(call, block, row, stripe, tile);
+    const int64_t first_chunk = (stripe.first - tile.first) / chunk_terms;
+    const Tiles weights =
+        weights_in_place<splits>(call)
+            ? Tiles{reinterpret_cast<int32_t*>(block.scores) + first_chunk * (chunk_terms / 2),
+                    chunk_terms / 2, 16 * block.tile_row, block.tile_row}
+            : Tiles{block.weight_tiles + first_chunk * cells, cells, chunks_in_tile * cells, 16};
+    weigh_values<splits>(call, block, keys, weights, stripe, first_row, two_rows);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

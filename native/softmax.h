@@ -37,6 +37,9 @@ struct Running {
         return factor;
     }
 
+    // A score above this raises the level.
+    float limit() const { return (level + margin) * log_of_2; }
+
     // log2 of the power of a score. Without fused multiply-adds a large product would round off
     // the digits that the difference is made of.
     Floats exponents(Floats scores) const {

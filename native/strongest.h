@@ -204,12 +204,8 @@ inline void pad_last_vector(Candidates& row) {
 
 inline int64_t vectors_of(int64_t number) { return (number + lanes - 1) / lanes; }
 
-inline float highest_of(const float* scores, int64_t vectors) {
-    if (vectors < 4) {
-        Floats best = maximum(load(scores), broadcast(-infinity));
-        for (int64_t v = 1; v < vectors; ++v) best = maximum(load(scores + v * lanes), best);
-        return largest(best);
-    }
+// The highest scores, lane by lane.
+inline Floats highest_lanes(const float* scores, int64_t vectors) {
     // Four maxima at a time: one would wait for itself.
     Floats best[4];
     for (Floats& one : best) one = broadcast(-infinity);
@@ -217,7 +213,14 @@ inline float highest_of(const float* scores, int64_t vectors) {
     for (; v + 4 <= vectors; v += 4)
         for (int n = 0; n < 4; ++n) best[n] = maximum(load(scores + (v + n) * lanes), best[n]);
     for (; v < vectors; ++v) best[0] = maximum(load(scores + v * lanes), best[0]);
-    return largest(maximum(maximum(best[0], best[1]), maximum(best[2], best[3])));
+    return maximum(maximum(best[0], best[1]), maximum(best[2], best[3]));
+}
+
+inline float highest_of(const float* scores, int64_t vectors) {
+    if (vectors >= 4) return largest(highest_lanes(scores, vectors));
+    Floats best = maximum(load(scores), broadcast(-infinity));
+    for (int64_t v = 1; v < vectors; ++v) best = maximum(load(scores + v * lanes), best);
+    return largest(best);
 }
 
 inline void cut_candidates(Candidates& row, int64_t k, int64_t slack) {

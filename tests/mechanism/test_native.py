@@ -218,6 +218,35 @@ def test_bfloat16_is_within_its_rounding(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("mask", ["none", "causal", "window", "padding"])
+@pytest.mark.parametrize("depth", [16, 64, 80])
+def test_long_bfloat16_rows_without_edges(instruction_set: str, mask: str, depth: int) -> None:
+    # Tiles that groups of queries see whole, and others; a key that raises its row late;
+    # a scale that is no power of two (80).
+    masks = {
+        "none": None,
+        "causal": weft.causal(),
+        "window": weft.window(300, 20),
+        "padding": weft.padding(torch.tensor([677])),
+    }
+    generator = torch.Generator().manual_seed(depth)
+    shapes = ((1, 2, 700, depth), (1, 2, 700, depth), (1, 2, 700, 33))
+    queries, keys, values = (torch.randn(*shape, generator=generator) for shape in shapes)
+    keys[:, :, 650] *= 8
+    inputs = tuple(tensor.bfloat16().double() for tensor in (queries, keys, values))
+    options = {"mask": masks[mask]}
+    exact_output, exact, _ = run(inputs, options, 0, torch.float64)
+    with torch.no_grad():
+        output, graph, _ = run(inputs, options, 0, torch.bfloat16, instruction_set)
+    for found, expected, tolerance in (
+        (output, exact_output, 2e-2),
+        (graph.lse, exact.lse, 1e-4),
+        (graph.entropy, exact.entropy, 2e-4),
+    ):
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("rows", [16, 33, 64])
 @pytest.mark.parametrize("length", [1, 31, 32, 65, 128])
 @pytest.mark.parametrize("depth", [5, 32])
