@@ -8,7 +8,9 @@ Parameters get no gradients, and nothing is computed below the first layer's out
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -183,9 +185,11 @@ class _Meeting:
             yield
         finally:
             self._first = None
+            _give_back()
 
     @contextmanager
     def _running_again(self, numbers: list[int]) -> Iterator[None]:
+        _give_back()
         self._again = iter(numbers)
         try:
             yield
@@ -208,6 +212,18 @@ class _Mark(torch.autograd.Function):
         _ = ctx.saved_tensors
         ctx.meeting.meet(ctx.number, gradient)
         return gradient, None, None
+
+
+def _give_back() -> None:
+    """Hand free memory back to the system, where the C library (glibc) can.
+
+    By itself it keeps the holes between the inputs of blocks that stay, too small for the next
+    block: of 12 layers at 8,192 tokens, one or two gigabytes.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
