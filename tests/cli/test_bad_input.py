@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import weft
 from weft.formats import files
 from weft.formats.run import RunFolder
 
@@ -306,6 +307,19 @@ def test_numbers_out_of_range(weft_process: Command, runs: Path) -> None:
     result = weft_process("evaluate", runs / "language", "--split", "test")
     assert result.code == 2
     assert "use --split valid" in result.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--foo",), ("--foo", "heads"), ("nothing",), ("heads", "--foo")]
+)
+def test_what_there_is_not(weft_main: Command, arguments: tuple[str, ...]) -> None:
+    help_of = "weft heads --help" if arguments[0] == "heads" else "weft --help"
+    assert_one_line(weft_main(*arguments), "--foo" if "--foo" in arguments else "nothing", help_of)
+
+
+def test_the_version(weft_main: Command) -> None:
+    result = weft_main("--version")
+    assert (result.code, result.out) == (0, f"weft {weft.__version__}\n")
 
 
 def test_output_that_cannot_be_written(runs: Path) -> None:

@@ -26,6 +26,7 @@ from weft.cli.trace import trace
 from weft.cli.view import view
 from weft.errors import InputError, WeftError
 from weft.formats.files import reason_of
+from weft.version import __version__
 
 __all__ = ["app", "main"]
 
@@ -46,17 +47,29 @@ _GOES_ON = {
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        help_is_asked_for = not args
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if help_is_asked_for:
+                raise
+            raise self._in_one_line(error) from None
+
+    def _in_one_line(self, error: BaseException) -> InputError:
+        message = error.format_message()  # type: ignore[attr-defined]
+        message = message.replace("Value error, ", "").removesuffix(".")
+        end = "" if message.endswith("?") else "."
+        verb = getattr(getattr(error, "ctx", None), "info_name", None)
+        help_of = f"weft {verb}" if verb in self.commands else "weft"
+        return InputError(f"{message}{end} See {help_of} --help.")
+
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except _UsageError as error:
-            message = error.format_message()  # type: ignore[attr-defined]
-            message = message.replace("Value error, ", "").removesuffix(".")
-            end = "" if message.endswith("?") else "."
-            verb = getattr(getattr(error, "ctx", None), "info_name", None)
-            help_of = f"weft {verb}" if verb in self.commands else "weft"
-            raise InputError(f"{message}{end} See {help_of} --help.") from None
+            raise self._in_one_line(error) from None
         except BrokenPipeError:
             # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
             # when the interpreter ends needs a place to go.
@@ -86,6 +99,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """The attention weight matrix: train it, trace it, see it."""
+
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")]
 Beam = Annotated[
