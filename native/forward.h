@@ -69,7 +69,8 @@ struct Block {
     float factor;           // of the scores after the product; 1 where the queries are scaled
     int64_t batch, head, first_query;
     int rows;
-    float guess;
+    float guess;  // of the threshold of the next row whose query has length 1
+    float norms[most_queries];  // of the queries
 };
 
 inline bool keeps_edges(const Call& call) { return call.kept > 0; }
@@ -139,6 +140,9 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
         if (with_queries)
             copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, call.scale,
                      block.queries + row * call.depth);
+        if (keeps_edges(call))
+            block.norms[row] =
+                rough_norm(call.queries, call.bfloat16, b, h, first + row, call.depth);
         block.running[row] = Running{};
         block.visible[row] = row > 0 && one_range_for_all(call)
                                  ? block.visible[0]
@@ -217,10 +221,12 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
     hide_outside(scores, keys, area);
     const int64_t vectors = (area.end - area.first) / lanes;
     float highest;
-    if (with_statistics && call.kept)
+    if (with_statistics && call.kept) {
+        float guess = block.guess * block.norms[row];
         highest = offer(block.candidates[row], call.kept, block.capacity, scores + area.first,
-                        vectors, (int32_t)area.first, block.guess);
-    else
+                        vectors, (int32_t)area.first, guess);
+        block.guess = guess / block.norms[row];
+    } else
         highest = highest_of(scores + area.first, vectors);
     if (with_statistics) {
         int64_t seen = keys.end - keys.first;

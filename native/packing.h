@@ -56,6 +56,19 @@ inline float element(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, 
                     : tensor.at<float>(b, h, i)[column];
 }
 
+// The length of a row as a vector, but for what is left of its last vector of lanes; 1 where that is
+// no number to scale by.
+inline float rough_norm(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
+                        int64_t columns) {
+    Floats squares{};
+    for (int64_t d = 0; d + lanes <= columns; d += lanes) {
+        const Floats x = load_row(tensor, bfloat16, b, h, i, d);
+        squares += x * x;
+    }
+    const float norm = __builtin_sqrtf(sum(squares));
+    return norm > 0 && norm < infinity ? norm : 1.0f;
+}
+
 // Rows first .. first + panel_columns of a tensor, turned: panel[d * panel_columns + j] is
 // element d of row first + j; rows from `count` on are zero.
 inline void pack_panel(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t first,
