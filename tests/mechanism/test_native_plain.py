@@ -1,0 +1,225 @@
+"""Attention alone in bfloat16, whose tiles most rows see whole: against float64, and against the
+path that a mask cell by cell takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from weft.mechanism import native, native_call
+from weft.mechanism.packed import packed
+
+INSTRUCTION_SETS = native.instruction_sets()
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
+
+every_instruction_set = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@contextmanager
+def kernels_of(instruction_set: str) -> Iterator[None]:
+    """Within it, calls run on the kernels of an instruction set."""
+    prepare = native_call.prepare
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(
+            native, "prepare", lambda call: replace(prepare(call), instruction_set=instruction_set)
+        )
+        yield
+
+
+def plain(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph]:
+    """Output and totals, no edges. The output must be that of a call without totals."""
+    output, graph = weft.attend(*inputs, keep=weft.Top(0), backend="native", **options)
+    assert torch.equal(
+        weft.attention(*inputs, backend="native", **options).nan_to_num(7), output.nan_to_num(7)
+    )
+    return output, graph
+
+
+def cell_by_cell(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph]:
+    """The same, by a path that looks at each row alone: what is seen is given as bools."""
+    queries, keys, _ = inputs
+    seen = torch.ones(queries.shape[2], keys.shape[2], dtype=torch.bool)
+    if (mask := options.pop("mask", None)) is not None:
+        seen = mask.block(range(len(seen)), keys.shape[2], seen.device)
+    return weft.attend(*inputs, mask=seen, keep=weft.Top(0), backend="native", **options)
+
+
+def exactly(inputs: Inputs, **options: Any) -> tuple[Tensor, weft.AttentionGraph, Tensor]:
+    """The same in float64; and what the weights make of the values' magnitudes."""
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].double()
+    queries, keys, values = (tensor.double() for tensor in inputs)
+    options |= {"keep": weft.Top(0), "backend": "torch"}
+    output, graph = weft.attend(queries, keys, values, **options)
+    magnitude, _ = weft.attend(queries, keys, values.abs(), **options)
+    return output, graph, magnitude
+
+
+def assert_within_rounding(output: Tensor, exact: Tensor, magnitude: Tensor) -> None:
+    """Weights and output, each rounded to 8 bits, are off by 2^-8 of themselves at most."""
+    excess = (output.double() - exact).abs() - (2**-7 + 1e-4) * magnitude
+    assert float(excess.max()) <= 1e-6
+
+
+def random_inputs(
+    rows: int, length: int, depth: int = 64, value_depth: int = 64, heads: int = 2
+) -> Inputs:
+    generator = torch.Generator().manual_seed(rows + length + depth)
+    queries, keys, values = (
+        torch.randn(1, count, *shape, generator=generator).bfloat16()
+        for count, *shape in (
+            (heads, rows, depth),
+            (max(1, heads // 2), length, depth),
+            (max(1, heads // 2), length, value_depth),
+        )
+    )
+    return queries, keys, values
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Inputs, dict[str, Any]]:
+    """Sizes and masks whose edges lie around those of tiles, stripes and chunks of the depth."""
+    rows = draw(st.sampled_from((5, 31, 32, 33, 65, 128, 130, 161)), label="queries")
+    length = draw(st.sampled_from((255, 256, 257, 288, 512, 513, 600, 769)), label="keys")
+    depth = draw(st.sampled_from((7, 31, 32, 33, 48, 64, 65, 96)), label="depth")
+    value_depth = draw(st.sampled_from((1, 15, 16, 33, 40, 64)), label="value depth")
+    inputs = random_inputs(rows, length, depth, value_depth, draw(st.sampled_from((1, 4))))
+    edge = draw(st.sampled_from((0, 1, 31, 32, 33, 255, 256, 257)), label="edge")
+    offset = length - rows + draw(st.sampled_from((0, -1, -31, 40)), label="offset")
+    cuts = min(edge, rows), min(edge, length)
+    masks = {
+        "none": None,
+        "causal": weft.causal(offset),
+        "window": weft.window(edge + 256, 0, offset),
+        "window ahead": weft.window(None, edge, edge),
+        "right padding": weft.padding(torch.tensor([max(0, length - edge)])),
+        "left padding": weft.padding(torch.arange(length)[None] >= edge),
+        "both": weft.causal(offset) & weft.padding(torch.arange(length)[None] >= edge),
+        "packed": packed([cuts[0], rows - cuts[0]], [cuts[1], length - cuts[1]]),
+    }
+    options: dict[str, Any] = {"mask": masks[draw(st.sampled_from(sorted(masks)), label="mask")]}
+    scale = draw(st.sampled_from((None, 0.25, 0.3, -0.1, 0.0)), label="scale")
+    if scale is not None:
+        options["scale"] = scale
+    if draw(st.booleans(), label="sinks"):
+        options["sinks"] = torch.linspace(-3, 9, inputs[0].shape[1])
+    return inputs, options
+
+
+@every_instruction_set
+@settings(max_examples=40, deadline=None)
+@given(case=calls())
+def test_edges_of_tiles(instruction_set: str, case: tuple[Inputs, dict[str, Any]]) -> None:
+    inputs, options = case
+    exact, exact_graph, magnitude = exactly(inputs, **options)
+    with kernels_of(instruction_set):
+        for output, graph in (plain(inputs, **options), cell_by_cell(inputs, **options)):
+            assert_within_rounding(output, exact, magnitude)
+            assert torch.equal(graph.count, exact_graph.count)
+            torch.testing.assert_close(graph.lse.double(), exact_graph.lse, atol=2e-5, rtol=0)
+            torch.testing.assert_close(
+                graph.entropy.double(), exact_graph.entropy, atol=1e-4, rtol=0
+            )
+
+
+@every_instruction_set
+@pytest.mark.parametrize("size", [1e4, 1e-4])
+def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
+    """The highest score of every tile above all before it, or each alone far above all others."""
+    queries, keys, values = random_inputs(40, 1100)
+    queries[..., 1:], queries[..., 0] = 0, 1
+    queries[:, :, ::2] *= -1
+    for slope in (torch.linspace(-1, 1, 1100), torch.randn(1100)):
+        keys[..., 0] = (slope * size).bfloat16()
+        inputs = queries, keys, values
+        exact, exact_graph, magnitude = exactly(inputs, scale=1.0)
+        with kernels_of(instruction_set):
+            output, graph = plain(inputs, scale=1.0)
+        assert_within_rounding(output, exact, magnitude)
+        torch.testing.assert_close(graph.lse.double(), exact_graph.lse, atol=2e-6, rtol=1e-6)
+        torch.testing.assert_close(graph.entropy.double(), exact_graph.entropy, atol=1e-4, rtol=0)
+
+
+@every_instruction_set
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scale", [0.125, 0.1])
+def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float, scale: float) -> None:
+    queries, keys, values = random_inputs(70, 600)
+    with kernels_of(instruction_set):
+        clean, clean_graph = plain((queries, keys, values), scale=scale)
+        queries[0, 1, 33, 3] = bad
+        output, graph = plain((queries, keys, values), scale=scale)
+        general, _ = cell_by_cell((queries, keys, values), scale=scale)
+    assert output[0, 1, 33].isnan().all() and general[0, 1, 33].isnan().all()
+    assert not graph.lse[0, 1, 33].isfinite()
+    other = torch.ones(1, 2, 70, dtype=torch.bool)
+    other[0, 1, 33] = False
+    assert torch.equal(output[other], clean[other])
+    assert torch.equal(graph.lse[other], clean_graph.lse[other])
+
+
+@every_instruction_set
+def test_a_bad_key_harms_only_those_who_see_it(instruction_set: str) -> None:
+    queries, keys, values = random_inputs(400, 600)
+    mask = weft.causal() & weft.padding(torch.tensor([520]))
+    with kernels_of(instruction_set):
+        clean, _ = plain((queries, keys, values), mask=mask)
+        keys[:, :, 300, 5] = math.nan
+        keys[:, :, 520:] = values[:, :, 520:] = math.nan  # padding: never read
+        output, _ = plain((queries, keys, values), mask=mask)
+    assert torch.equal(output[:, :, :300], clean[:, :, :300])
+    assert output[:, :, 300:].isnan().all()
+
+
+@every_instruction_set
+@pytest.mark.parametrize("hidden", [range(3, 4), range(256), range(200, 600), range(600)])
+def test_a_key_at_minus_infinity_weighs_nothing(instruction_set: str, hidden: range) -> None:
+    """One key, a whole first tile, all but the first, and all of them: that row has no mass."""
+    queries, keys, values = random_inputs(64, 600, 32)
+    queries.abs_().clamp_(min=0.1)
+    keys[:, :, list(hidden), 7] = -math.inf
+    seen = torch.ones(600, dtype=torch.bool)
+    seen[list(hidden)] = False
+    clean = keys.masked_fill(~seen[:, None], 0)
+    exact, exact_graph, magnitude = exactly((queries, clean, values), mask=weft.padding(seen[None]))
+    with kernels_of(instruction_set):
+        for output, graph in (
+            plain((queries, keys, values)),
+            cell_by_cell((queries, keys, values)),
+        ):
+            assert_within_rounding(output, exact, magnitude)
+            torch.testing.assert_close(graph.lse.double(), exact_graph.lse, atol=2e-5, rtol=0)
+            torch.testing.assert_close(
+                graph.entropy.double(), exact_graph.entropy, atol=1e-4, rtol=0
+            )
+
+
+@every_instruction_set
+def test_neither_strides_nor_threads_change_a_bit(instruction_set: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    together = torch.randn(1, 700, 3, 3, 40, generator=generator).bfloat16()
+    strided = tuple(together[:, :, n].transpose(1, 2) for n in range(3))
+    copied = tuple(tensor.contiguous() for tensor in strided)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        with kernels_of(instruction_set):
+            for threads, inputs in ((1, copied), (1, strided), (2, copied), (5, strided)):
+                torch.set_num_threads(threads)
+                output, graph = plain(inputs, mask=weft.causal())  # type: ignore[arg-type]
+                found.append((output, graph.lse, graph.entropy))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
