@@ -3,7 +3,7 @@
 #pragma once
 
 #include "forward.h"
-#include "pairs.h"
+#include "multiply_pairs.h"
 
 #if defined(WEFT_HAS_PAIRS)
 

@@ -1,6 +1,7 @@
 // Tiles of bfloat16 that every row of a stripe sees whole, with no rule, and no edges to keep: most of
 // the work of plain attention, on a shorter path. Scores never leave the nearest cache: a tile is as
-// short as the products allow, and no row is looked at alone but for its exponentials.
+// short as the products allow, and no row is looked at alone but for its exponentials. And the pass of
+// a block of queries, whose stripes take this path or that of forward_pairs.h, tile by tile.
 #pragma once
 
 #include "forward_pairs.h"
@@ -34,22 +35,22 @@ inline void raise_rows(const Call& call, Block& block, int first_row) {
 }
 
 // Let one whole tile pass a stripe of rows.
-template <int splits, bool with_statistics>
+template <bool with_statistics>
 inline void pass_whole_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile,
                             int first_row) {
-    multiply_scores<splits>(call, block, keys, tile, tile, first_row, true);
+    multiply_scores<1>(call, block, keys, tile, tile, first_row, true);
     raise_rows(call, block, first_row);
     int32_t* weights = reinterpret_cast<int32_t*>(block.scores);
     constexpr int64_t step = chunk_terms / 2;  // they take the place of the scores
     for (int r = 0; r < stripe_rows; ++r) {
         if (r % 16 == 4) keep_awake();
         if (with_statistics) block.count[first_row + r] += (int32_t)whole_tile_keys;
-        exponentiate_pairs<splits, with_statistics>(
+        exponentiate_pairs<1, with_statistics>(
             block.running[first_row + r], block.scores + r * block.tile_row,
             whole_tile_keys / chunk_terms, weights + r * block.tile_row, step, false);
     }
-    weigh_values<splits>(call, block, keys, {weights, step, 16 * block.tile_row, block.tile_row},
-                         tile, first_row, true);
+    weigh_values<1>(call, block, keys, {weights, step, 16 * block.tile_row, block.tile_row}, tile,
+                    first_row, true);
 }
 
 // One block of queries from beginning to end. Returns false, with nothing done, where a query is
@@ -67,9 +68,9 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
     if (splits > 1 && !finite) return false;
     stream_tiles(block, [&](Range tile) {
         for (int row = 0; row < block.rows; row += stripe_rows)
-            if (sees_whole_tile(call, block, row, tile))
-                call.entropy ? pass_whole_tile<splits, true>(call, block, keys, tile, row)
-                             : pass_whole_tile<splits, false>(call, block, keys, tile, row);
+            if (splits == 1 && sees_whole_tile(call, block, row, tile))
+                call.entropy ? pass_whole_tile<true>(call, block, keys, tile, row)
+                             : pass_whole_tile<false>(call, block, keys, tile, row);
             else if (call.entropy)
                 pass_stripe<splits, true>(call, block, keys, tile, row);
             else

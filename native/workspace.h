@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
@@ -16,7 +20,16 @@ public:
     template <typename Element>
     Element* take(int64_t count) {
         char* piece = memory_ ? memory_ + used_ : nullptr;
-        used_ += (static_cast<size_t>(count) * sizeof(Element) + 63) / 64 * 64;
+        const size_t bytes = static_cast<size_t>(count) * sizeof(Element);
+        used_ += (bytes + 63) / 64 * 64;
+#if defined(__SANITIZE_ADDRESS__)
+        // Room that nobody may touch, so that what runs past one piece is not taken for the next.
+        used_ += 1024;
+        if (piece) {
+            ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
+            ASAN_POISON_MEMORY_REGION(piece + bytes, memory_ + used_ - (piece + bytes));
+        }
+#endif
         return reinterpret_cast<Element*>(piece);
     }
 
