@@ -64,3 +64,12 @@ def test_a_reader_who_sees_nothing_starts_anew():
 def test_what_is_no_damping(case):
     with pytest.raises(weft.InputError, match=r"damping=1\.0"):
         pagerank(case.graph, damping=1.0)
+
+
+def test_of_no_positions_there_is_none():
+    tokens = torch.zeros(2, 0, 4)
+    _, graph = weft.attend(tokens, tokens, tokens, keep=weft.Top(2))
+    for source in (graph, weft.AttentionMatrix(tokens, tokens)):
+        found = pagerank(source)
+        assert found.heads.shape == (2, 0)
+        assert found.mean.shape == (0,)

@@ -72,3 +72,15 @@ def test_heavy_hitters_are_the_smallest_set(case, share):
 def test_a_share_that_is_none(case):
     with pytest.raises(weft.InputError, match=r"share=1\.5; expected a share"):
         heavy_hitters(case.graph, 1.5)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_nobody_who_may_look_needs_no_key(length):
+    tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
+    nobody = torch.zeros(length, length, dtype=torch.bool)
+    _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))
+    for source in (graph, weft.AttentionMatrix(tokens, tokens, mask=nobody)):
+        for together in (False, True):
+            count = heavy_hitters(source, together=together).count
+            assert not count.lower.any()
+            assert not count.upper.any()

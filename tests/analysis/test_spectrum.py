@@ -47,3 +47,14 @@ def test_too_many_positions_for_all_singular_values(case, monkeypatch):
     monkeypatch.setattr(spectrum, "DENSE", 59)
     with pytest.raises(weft.InputError, match="Take energy_rank"):
         effective_rank(case.matrix)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_without_weights_no_direction_is_in_use(length):
+    tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
+    nobody = torch.zeros(length, length, dtype=torch.bool)
+    _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))
+    for source in (graph, weft.AttentionMatrix(tokens, tokens, mask=nobody)):
+        found = energy_rank(source)
+        assert found.lower.tolist() == found.upper.tolist() == [0, 0]
+        assert effective_rank(source).tolist() == [0, 0]

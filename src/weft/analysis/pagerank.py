@@ -86,7 +86,7 @@ def pagerank(
     >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
     tensor([0.2500, 0.7500])
     """
-    _, queries, keys = source.shape
+    heads, queries, keys = source.shape
     if queries != keys:
         raise ShapeError(
             f"pagerank: {queries} queries and {keys} keys; expected as many keys as queries, of a "
@@ -95,6 +95,9 @@ def pagerank(
     if not 0 <= damping < 1:
         raise InputError(f"pagerank: damping={damping}; expected a number from 0, below 1.")
     check_numbers(source, "pagerank")
+    if not queries:
+        nothing = torch.zeros(heads, 0)
+        return PageRank(nothing, torch.zeros(0), nothing, torch.zeros(0))
     if isinstance(source, AttentionGraph):
         return _of_edges(source, damping, tolerance)
     return _of_matrix(source, damping, tolerance, edges)

@@ -77,7 +77,7 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
         share: above 0, at most 1.
         together: one set for all heads, by what a key receives from all of them.
 
-    Returns: for each head, or with `together` for the one row.
+    Returns: for each head, or with `together` for the one row; no key where there is no mass.
     Source: Zhang et al. 2023 (H2O), section 3.
 
     From kept edges, with T all mass and r the in-strength, in order of its lower bounds: a set of m
@@ -110,6 +110,7 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
     # Rounding must not ask for one more key than there are.
     wanted = (share * mass * (1 - 1e-9))[:, None]
     counts = [
-        (sums < wanted).sum(-1).add(1).clamp(max=lower.shape[-1]) for sums in (possible, certain)
+        torch.where(mass > 0, (sums < wanted).sum(-1).add(1).clamp(max=lower.shape[-1]), 0)
+        for sums in (possible, certain)
     ]
     return HeavyHitters(ordered.indices, Interval(counts[0], counts[1]), share)

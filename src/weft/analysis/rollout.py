@@ -233,7 +233,7 @@ def chosen_layers(
     last = next((layer for layer in reversed(layers) if layer.kind == kind), None)
     if last is None:
         there = ", ".join(sorted(set(kinds))) or "no layer at all"
-        raise InputError(f"rollout: the trace has no {kind} layer; it has {there}.")
+        raise InputError(f"the trace has no {kind} layer; it has {there}.")
     if kind != "cross":
         # A model of text and images has layers of one kind for both.
         layers = [layer for layer in layers if layer.queries_from == last.queries_from]

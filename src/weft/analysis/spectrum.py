@@ -80,7 +80,7 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
         leading: how many directions are found; more give narrower bounds.
         seed: of the projection.
 
-    Returns: (heads,).
+    Returns: (heads,); 0 for a head without weights.
 
     >>> import weft
     >>> tokens = torch.eye(64)[None] * 999                    # everyone looks at itself
@@ -91,6 +91,8 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
     check_numbers(source, "energy_rank")
     heads, queries, keys = source.shape
     leading = min(leading, queries, keys)
+    if not leading:
+        return Interval(torch.zeros(heads), torch.zeros(heads))
     if isinstance(source, AttentionGraph):
         ends = [_of_edges(source, head, leading, seed) for head in range(heads)]
     else:
@@ -100,7 +102,12 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
         doubt = torch.tensor([_doubt(source, head) for head in range(heads)])
         lower = (lower - doubt).clamp(min=0)
         upper = (upper + doubt).clamp(max=math.log(max(1, min(queries, keys))))
-    return Interval(lower.exp().float(), upper.exp().float())
+    if isinstance(source, AttentionGraph):
+        mass = source.weights.sum((-2, -1)) + left_out(source)[0].sum(-1)
+    else:
+        mass = source.sum_of_squares().sum(-1)
+    there = (mass > 0).float()
+    return Interval(lower.exp().float() * there, upper.exp().float() * there)
 
 
 def _of_matrix(source: AttentionMatrix, leading: int, seed: int) -> list[tuple[float, float]]:

@@ -105,7 +105,7 @@ def relevance(
         writer.writerows(zip(range(len(values)), asked.tokens, values, strict=True))
     else:
         said = "label" if after is None else f"after {visible(after)} ({place})"
-        less = "" if against is None else f" less {against}"
+        less = "" if other is None else f" less {visible(asked.name(other))}"
         print(f"{visible(answer['predicted'])}{less}, {said}: {answer['logit']:.4f}")
         order = sorted(range(len(values)), key=lambda index: -values[index])
         for index in order[:top]:
