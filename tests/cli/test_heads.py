@@ -92,6 +92,7 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
         ((runs / "dates", "--history", "size"), "no measure 'size'"),
         ((runs / "dates", runs / "dates", "--history", "first"), "one run"),
         ((runs, "--history", "first"), "not a weft run"),
+        ((runs / "dates", "--history", "first", "--limit", "2"), "takes no --limit. Leave it out"),
     ):
         wrong = weft_main("heads", *arguments)
         assert wrong.code == 2

@@ -84,6 +84,7 @@ def heads(
     from weft.analysis.roles import heads as table_of
 
     if history is not None:
+        _check_alone(role, layer, sort, limit, exact, clusters, needle)
         _along(paths, history, as_csv, as_json)
         return
     roles = (*ROLES, "broad", "mixed", NO_NUMBER)
@@ -169,6 +170,17 @@ def _history(path: Path) -> History:
     if not past.steps:
         raise DataError(f"{path}: this run has no snapshots; it was trained without a history.")
     return past
+
+
+def _check_alone(*given: object) -> None:
+    """Raise an InputError where --history is given with an option that it would pass over."""
+    names = ("--role", "--layer", "--sort", "--limit", "--exact/--kept", "--clusters", "--needle")
+    named = [name for name, value in zip(names, given, strict=True) if value is not None]
+    if named:
+        raise InputError(
+            f"--history: prints every head of a run, and takes no {', '.join(named)}. Leave "
+            f"{'it' if len(named) == 1 else 'them'} out."
+        )
 
 
 def _along(paths: list[Path], measure: str, as_csv: bool, as_json: bool) -> None:
