@@ -134,6 +134,29 @@ def test_edges_of_tiles(instruction_set: str, case: tuple[Inputs, dict[str, Any]
 
 
 @every_instruction_set
+@pytest.mark.parametrize(
+    "mask",
+    [
+        weft.window(256, 0, 256),
+        weft.window(0, 256),
+        packed([16, 48], [256, 344]),
+        packed([64, 0], [300, 300]),
+    ],
+)
+def test_a_tile_that_only_some_of_the_queries_see_whole(
+    instruction_set: str, mask: weft.Mask
+) -> None:
+    """The first of 32 queries sees a tile that the others do not, and the other way round."""
+    inputs = random_inputs(64, 600)
+    exact, exact_graph, magnitude = exactly(inputs, mask=mask)
+    with kernels_of(instruction_set):
+        output, graph = plain(inputs, mask=mask)
+    assert_within_rounding(output, exact, magnitude)
+    assert torch.equal(graph.count, exact_graph.count)
+    torch.testing.assert_close(graph.lse.double(), exact_graph.lse, atol=2e-5, rtol=0)
+
+
+@every_instruction_set
 @pytest.mark.parametrize("size", [1e4, 1e-4])
 def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
     """The highest score of every tile above all before it, or each alone far above all others."""
