@@ -30,8 +30,8 @@ struct Tiles {
     asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum ::)
 
 // A matrix unit that has had nothing to do for half a microsecond goes to sleep, and takes a quarter of
-// one to wake. A product of nothing now and then, while vectors are computed, keeps it awake; it costs
-// a tenth of that.
+// one to wake (on the Xeon of benchmarks/bench_matrix_unit.py). A product of nothing now and then,
+// while vectors are computed, keeps it awake.
 inline void keep_awake() {
     WEFT_TILE_ZERO(0);
     WEFT_TILE_ZERO(4);
