@@ -49,6 +49,13 @@ class Result:
     out: str
     err: str
 
+    def one_line(self) -> str:
+        """The error of bad input: exit code 2, one line that begins with weft's name."""
+        assert self.code == 2
+        (line,) = self.err.splitlines()
+        assert line.startswith("weft: ")
+        return line
+
 
 #: The tokens of the model that `writer` makes.
 LETTERS = "abcdefghij"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import weft
 from weft.formats import files
 from weft.formats.run import RunFolder
 
@@ -22,11 +21,9 @@ Command = Callable[..., Any]
 
 def assert_one_line(result: Any, *parts: str) -> None:
     """One line on standard error that holds the parts; nothing else anywhere."""
-    assert result.code == 2
     assert result.out == ""
     assert result.err.endswith("\n")
-    (line,) = result.err.splitlines()
-    assert line.startswith("weft: ")
+    line = result.one_line()
     for part in parts:
         assert part in line
 
@@ -307,19 +304,6 @@ def test_numbers_out_of_range(weft_process: Command, runs: Path) -> None:
     result = weft_process("evaluate", runs / "language", "--split", "test")
     assert result.code == 2
     assert "use --split valid" in result.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--foo",), ("--foo", "heads"), ("nothing",), ("heads", "--foo")]
-)
-def test_what_there_is_not(weft_main: Command, arguments: tuple[str, ...]) -> None:
-    help_of = "weft heads --help" if arguments[0] == "heads" else "weft --help"
-    assert_one_line(weft_main(*arguments), "--foo" if "--foo" in arguments else "nothing", help_of)
-
-
-def test_the_version(weft_main: Command) -> None:
-    result = weft_main("--version")
-    assert (result.code, result.out) == (0, f"weft {weft.__version__}\n")
 
 
 def test_output_that_cannot_be_written(runs: Path) -> None:

@@ -19,7 +19,10 @@ from weft.formats.run import RunFolder
 
 Command = Callable[..., Any]
 
-VERBS = ("demo", "train", "translate", "generate", "evaluate", "trace", "relevance", "export")
+VERBS = (
+    "demo", "train", "translate", "generate", "evaluate", "trace", "export", "view",
+    "heads", "ablate", "relevance", "measures", "rollout", "flow", "weights", "compare", "query",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -36,17 +39,28 @@ def test_help_of_all_names_every_verb(weft_process: Command) -> None:
     assert all(verb in result.out for verb in VERBS)
 
 
-def test_an_unknown_verb(weft_main: Command) -> None:
-    result = weft_main("trian")
-    assert result.code == 2
-    assert "trian" in result.err
-    for arguments in (("trian",), ("train",), ("evaluate", "x", "--no"), ("demo", "--seed", "-1")):
-        result = weft_main(*arguments)
-        assert result.code == 2
-        (line,) = result.err.splitlines()
-        assert line.startswith("weft: ")
-        verb = "" if arguments[0] == "trian" else f" {arguments[0]}"
-        assert line.endswith(f"See weft{verb} --help.")
+def test_the_version(weft_main: Command) -> None:
+    result = weft_main("--version")
+    assert (result.code, result.out) == (0, f"weft {weft.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "verb"),
+    [
+        (("trian",), "trian", ""),
+        (("--foo",), "--foo", ""),
+        (("--foo", "train"), "--foo", ""),
+        (("train",), "CONFIG", " train"),
+        (("evaluate", "x", "--no"), "--no", " evaluate"),
+        (("demo", "--seed", "-1"), "--seed", " demo"),
+    ],
+)
+def test_verbs_and_options_that_there_are_not(
+    weft_main: Command, arguments: tuple[str, ...], named: str, verb: str
+) -> None:
+    line = weft_main(*arguments).one_line()
+    assert named in line
+    assert line.endswith(f"See weft{verb} --help.")
 
 
 def last_json(out: str) -> dict[str, Any]:

@@ -23,6 +23,11 @@ Exact = Annotated[
         help="From all weights, or from the kept edges; default: from all where that is cheap.",
     ),
 ]
+Position = Annotated[int, typer.Option(help="A position; negative ones from the end.")]
+Kind = Annotated[
+    str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+]
+Top = Annotated[int, typer.Option(min=1, help="Positions printed at most.")]
 
 #: Input positions that `flow` asks about unless they are named: each is a max-flow problem.
 FLOWS = 256
@@ -85,15 +90,13 @@ def measures(
 @app.command()
 def rollout(
     path: TracePath,
-    token: Annotated[int, typer.Option(help="A position; negative ones from the end.")] = 0,
+    token: Position = 0,
     column: Annotated[
         bool, typer.Option("--column", help="Where the position went, not what it holds.")
     ] = False,
-    kind: Annotated[
-        str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
-    ] = None,
+    kind: Kind = None,
     exact: Exact = None,
-    top: Annotated[int, typer.Option(min=1, help="Positions printed at most.")] = 20,
+    top: Top = 20,
     as_json: AsJson = False,
 ) -> None:
     """Rollout: how much of each input position is in an output position, through all layers."""
@@ -119,16 +122,14 @@ def rollout(
 @app.command()
 def flow(
     path: TracePath,
-    token: Annotated[int, typer.Option(help="A position; negative ones from the end.")] = 0,
+    token: Position = 0,
     to: Annotated[
         list[int] | None,
         typer.Option("--to", help="An input position; may be repeated. Default: all, up to 256."),
     ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
-    ] = None,
+    kind: Kind = None,
     exact: Exact = None,
-    top: Annotated[int, typer.Option(min=1, help="Positions printed at most.")] = 20,
+    top: Top = 20,
     as_json: AsJson = False,
 ) -> None:
     """Attention flow: how much can flow from a position to input positions, through all layers."""
