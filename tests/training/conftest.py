@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,3 +40,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ConfigMaker:
 def text_file(tiny: ConfigMaker) -> Path:
     """The text of `tiny`."""
     return Path(tiny().task.file)  # type: ignore[union-attr]
+
+
+def toml(config: RunConfig) -> str:
+    """A configuration as a file."""
+    lines = []
+    for section, values in config.model_dump(mode="json", exclude_none=True).items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines)

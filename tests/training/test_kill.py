@@ -6,7 +6,6 @@ that a start costs no import; the child does what the command ``weft train`` doe
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.conftest import toml
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
 from weft.training.config import RunConfig
@@ -99,15 +99,6 @@ def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
         others.append(report)
     others.append((path / "run.json").read_text())
     return tensors, others
-
-
-def toml(config: RunConfig) -> str:
-    """A configuration as a file."""
-    lines = []
-    for section, values in config.model_dump(mode="json", exclude_none=True).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join(lines)
 
 
 def test_killed_at_any_moment(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:

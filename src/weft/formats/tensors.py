@@ -1,4 +1,8 @@
-"""Tensors on disk: safetensors with a digest, so that a damaged file is refused as a whole."""
+"""Tensors on disk: safetensors with a digest, so that a damaged file is refused as a whole.
+
+Equal tensors and notes give equal files, byte for byte. The writer of the safetensors library
+does not: the order of what its header says is another one in every process.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,33 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.errors import DataError
 from weft.formats.files import atomic_file
 
-__all__ = ["load_tensors", "read_notes", "save_tensors"]
+__all__ = ["DTYPES", "header_of", "load_tensors", "read_notes", "save_tensors"]
+
+#: Types of numbers by the names of safetensors.
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def header_of(contents: dict[str, Any]) -> bytes:
+    """The table of contents as a safetensors file has it, without its length: JSON, in the order
+    given, with spaces up to a multiple of 8."""
+    header = json.dumps(contents, separators=(",", ":")).encode()
+    return header + b" " * (-len(header) % 8)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -37,11 +61,22 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(notes, ensure_ascii=False)
     metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
-    with atomic_file(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata)
-        except SafetensorError as error:
-            raise OSError(None, str(error)) from error
+    # Wide numbers first, so that each begins at a multiple of its size; then by name.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    contents: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name in names:
+        start, end = end, end + tensors[name].nbytes
+        contents[name] = {
+            "dtype": DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    header = header_of(contents)
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
 
 
 def read_notes(path: Path, what: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ rows of a graph that are full go to Parquet as they lie in memory, a few heads a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from weft.formats.tensors import DTYPES, header_of
 from weft.mechanism.graph import AttentionGraph
 
 __all__ = [
@@ -239,8 +239,6 @@ class TensorFile:
         self._path = path
         self._file: BinaryIO = path.open("wb")
         self._contents: dict[str, Any] = {"__metadata__": metadata}
-        self._names = {dtype: name for name, dtype in STORED_TYPES.items()}
-        self._names[torch.int32] = "I32"
         self._room = min(CONTENTS, first // 128 * 8)
         try:
             self._file.seek(self._room)
@@ -254,7 +252,7 @@ class TensorFile:
         numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         self._file.write(numbers.data)
         self._contents[name] = {
-            "dtype": self._names[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, self._file.tell() - self._room],
         }
@@ -266,8 +264,7 @@ class TensorFile:
     def finish(self) -> None:
         """Write the table of contents and close the file."""
         self.close()
-        header = json.dumps(self._contents).encode()
-        header += b" " * (-len(header) % 8)
+        header = header_of(self._contents)
         if 8 + len(header) <= self._room:
             header += b" " * (self._room - 8 - len(header))
             with self._path.open("r+b") as file:

@@ -1,0 +1,120 @@
+"""Two equal commands leave equal files, byte for byte, but for what the clock says.
+
+In two processes whose hashes of strings differ, so that the order of a set is another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from tests.training.conftest import toml
+from weft.formats.tensors import read_notes
+from weft.training.config import RunConfig
+
+COMMANDS = """
+import sys
+from weft.cli import main
+
+for line in sys.stdin:
+    try:
+        main(line.rstrip("\\n").split("\\t"))
+    except SystemExit as stop:
+        assert not stop.code, line
+"""
+
+
+def commands(config: Path, folder: Path) -> str:
+    """All that a run, a trace of it, and exports of that trace write."""
+    run, trace = str(folder / "run"), str(folder / "t.weft")
+    lines = [
+        ["train", str(config), "--run", run, "--threads", "1"],
+        ["trace", run, "--text", "the cat sat, the dog", "-o", trace],
+        *(
+            ["export", trace, f"--{kind}", str(folder / name)]
+            for kind, name in (
+                ("html", "page.html"),
+                ("picture", "heads.png"),
+                ("picture", "heads.svg"),
+                ("parquet", "edges.parquet"),
+                ("graphml", "head.graphml"),
+            )
+        ),
+        *(
+            ["query", trace, "select * from heads", "-o", str(folder / f"heads.{suffix}")]
+            for suffix in ("parquet", "json")
+        ),
+    ]
+    return "\n".join("\t".join(line) for line in lines)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What the same commands left in two processes."""
+    content = tiny(average=0.9).model_dump(mode="json")
+    content["task"] |= {"tokens": "pieces", "vocabulary": 300}
+    folder = tmp_path_factory.mktemp("equal")
+    config = folder / "config.toml"
+    config.write_text(toml(RunConfig.model_validate_json(json.dumps(content))))
+    folders = []
+    for seed in ("1", "2"):
+        # Equal names, so that nothing differs but the process.
+        work = folder / seed / "work"
+        work.mkdir(parents=True)
+        done = subprocess.run(
+            [sys.executable, "-c", COMMANDS], cwd=work, text=True, capture_output=True,
+            input=commands(config, Path()), env={**os.environ, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        folders.append(work)
+    return folders
+
+
+def test_equal_commands_write_equal_files(pair: list[Path]) -> None:
+    contents = [
+        {file.relative_to(of): file.read_bytes() for file in of.rglob("*") if file.is_file()}
+        for of in pair
+    ]
+    first, second = contents
+    assert first.keys() == second.keys()
+    clocks = {Path("run/checkpoint.safetensors"), Path("run/metrics.jsonl")}
+    assert clocks < first.keys()
+    different = {str(path) for path in first if first[path] != second[path]}
+    assert different <= {str(path) for path in clocks}
+
+
+def test_only_the_clock_differs(pair: list[Path]) -> None:
+    """In the two files that say how long it took."""
+    notes: list[dict[str, Any]] = [
+        read_notes(of / "run/checkpoint.safetensors", "checkpoint") for of in pair
+    ]
+    for note in notes:
+        assert note["position"].pop("seconds") > 0
+    assert notes[0] == notes[1]
+    numbers = []
+    for of in pair:
+        content = (of / "run/checkpoint.safetensors").read_bytes()
+        numbers.append(content[8 + int.from_bytes(content[:8], "little") :])
+    assert numbers[0] == numbers[1]
+    reports = [
+        [json.loads(line) for line in (of / "run/metrics.jsonl").read_text().splitlines()]
+        for of in pair
+    ]
+    for report in reports[0] + reports[1]:
+        report.pop("seconds")
+    assert reports[0] == reports[1]
+
+
+def test_the_library_reads_what_was_written(pair: list[Path]) -> None:
+    for path in pair[0].rglob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                assert file.get_tensor(name).shape == tuple(file.get_slice(name).get_shape())
