@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from tests.training.conftest import toml
+
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
 from weft.training.config import RunConfig

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
-
 from tests.training.conftest import toml
+
 from weft.formats.tensors import read_notes
 from weft.training.config import RunConfig
 

@@ -37,7 +37,8 @@ DTYPES = {
 
 def header_of(contents: dict[str, Any]) -> bytes:
     """The table of contents as a safetensors file has it, without its length: JSON, in the order
-    given, with spaces up to a multiple of 8."""
+    given, with spaces up to a multiple of 8.
+    """
     header = json.dumps(contents, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % 8)
 
