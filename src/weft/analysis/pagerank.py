@@ -4,10 +4,13 @@
 
 A row without mass leads everywhere alike. r sums to 1.
 
-Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n`` by generalized conjugate residuals, with
-one product with the whole transposed matrix a step, for all heads and for their mean at once. What
-is left of the equation bounds the error: |r - r*|_1 <= |residual|_1 / (1 - d), since no column of
-P^T sums to more than 1; to which comes what float32 rounds in a product, 2^-20 of its sum at most.
+Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n``. What is left of the equation bounds the
+error, |r - r*|_1 <= |residual|_1 / (1 - d), since no column of P^T sums to more than 1. Up to
+DENSE_CELLS weights, P is formed and the system is solved in float64, head by head. Of more, products
+with the whole transposed matrix solve it, for all heads and for their mean at once: generalized
+conjugate residuals, and where these stand still, ``r <- d P^T r + (1 - d) / n``, of which every step
+divides the bound by 1 / d at least. To it comes what float32 rounds in a product, 2^-20 of its sum at
+most, and of a weight by its score, see `_rounding`.
 
 From the kept edges K, what was left out of a row is spread over the keys that it could look at.
 With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry by
@@ -42,9 +45,13 @@ __all__ = ["PageRank", "pagerank"]
 
 #: What float32 rounds in a product with a matrix whose rows sum to 1, as a share of the whole.
 ROUNDING = 2.0**-20
+#: Weights up to which a layer's are formed, a head at a time.
+DENSE_CELLS = 2**24
 
-#: Products with the whole matrix, and with kept edges, at most.
-STEPS = 40
+#: Products of conjugate residuals before they start anew.
+CYCLE = 40
+#: Products, at most, unless the caller says more.
+STEPS = 2_000
 #: Products with kept edges that guess the next step of an exact solution.
 GUESSES = 8
 
@@ -68,6 +75,7 @@ def pagerank(
     *,
     damping: float = 0.85,
     tolerance: float = 1e-6,
+    steps: int = STEPS,
     edges: AttentionGraph | None = None,
 ) -> PageRank:
     """The PageRank of every head, and of their mean.
@@ -75,10 +83,13 @@ def pagerank(
     Args:
         source: all weights, or the kept edges, of a sequence that looks at itself.
         damping: d, how often the reader follows the weights; 0 to less than 1.
-        tolerance: what the error is to be, summed over positions.
+        tolerance: what the error of solving the equation is to be, summed over positions. Where
+            the products are float32's, so is what can be had: `bound` says what was.
+        steps: products at most.
         edges: kept edges of the same matrix: they speed up the exact solution.
 
-    Raises: ShapeError: there are not as many keys as queries. InputError: damping is not below 1.
+    Raises: ShapeError: there are not as many keys as queries. InputError: damping is not below 1,
+    or the tolerance was not reached in so many steps.
 
     >>> import weft
     >>> ahead = torch.tensor([[[0.0, 99.0], [0.0, 99.0]]])       # both look at position 1
@@ -99,16 +110,20 @@ def pagerank(
         nothing = torch.zeros(heads, 0)
         return PageRank(nothing, torch.zeros(0), nothing, torch.zeros(0))
     if isinstance(source, AttentionGraph):
-        return _of_edges(source, damping, tolerance)
-    return _of_matrix(source, damping, tolerance, edges)
+        return _of_edges(source, damping, tolerance, steps)
+    if heads * queries * keys <= DENSE_CELLS:
+        return _of_weights(source, damping, tolerance)
+    return _of_matrix(source, damping, tolerance, steps, edges)
 
 
-def _of_edges(graph: AttentionGraph, damping: float, tolerance: float) -> PageRank:
+def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: int) -> PageRank:
     walk = _Walk(graph)
     start = torch.full((graph.keys.shape[0] + 1, graph.length), (1 - damping) / graph.length)
     start = start.double()
-    found, error = _solve(walk, start, start / (1 - damping), damping, tolerance)
-    lower, doubt = _solve(walk.alone, start, found, damping, tolerance)
+    found, error = _solve(walk, start, start / (1 - damping), damping, tolerance, steps)
+    _check_reached(error, damping, tolerance, steps)
+    lower, doubt = _solve(walk.alone, start, found, damping, tolerance, steps)
+    _check_reached(doubt, damping, tolerance, steps)
     missing = (1 - lower.sum(-1, keepdim=True)).clamp(min=0)
     # A head's sink takes from a row's mass, so that P, whose rows sum to 1, is the weights over a
     # sum that is at least that of the kept ones.
@@ -124,8 +139,38 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float) -> PageRa
     return _result(found, bound + (error + doubt)[:, None])
 
 
+def _of_weights(matrix: AttentionMatrix, damping: float, tolerance: float) -> PageRank:
+    """In float64, from the weights themselves."""
+    heads, length, _ = matrix.shape
+    start = torch.full((length,), (1 - damping) / length, dtype=torch.float64)
+    found, errors = [], []
+
+    def solve(weights: Tensor) -> None:
+        sums = weights.sum(-1, keepdim=True)
+        blind = sums <= 0
+        walk = torch.where(blind, 1 / length, weights / sums.masked_fill(blind, 1)).T
+        ranks = torch.linalg.solve(torch.eye(length, dtype=torch.float64) - damping * walk, start)
+        found.append(ranks)
+        errors.append((start - ranks + damping * (walk @ ranks)).abs().sum() / (1 - damping))
+
+    mean = torch.zeros(length, length, dtype=torch.float64)
+    for head in range(heads):
+        weights = matrix[head, :, :].double()
+        mean += weights / heads
+        solve(weights)
+    solve(mean)
+    error = torch.stack(errors)
+    _check_reached(error, damping, tolerance, 0)
+    error = error + damping / (1 - damping) * _rounding(matrix)
+    return _result(torch.stack(found), error[:, None].expand(-1, length))
+
+
 def _of_matrix(
-    matrix: AttentionMatrix, damping: float, tolerance: float, edges: AttentionGraph | None
+    matrix: AttentionMatrix,
+    damping: float,
+    tolerance: float,
+    steps: int,
+    edges: AttentionGraph | None,
 ) -> PageRank:
     heads, length, _ = matrix.shape
     sums = (matrix @ torch.ones(length)).double()
@@ -143,14 +188,31 @@ def _of_matrix(
     guess, first = None, start / (1 - damping)
     if edges is not None:
         kept = _Walk(edges)
-        first, _ = _solve(kept, start, first, damping, tolerance)
+        first, _ = _solve(kept, start, first, damping, tolerance, CYCLE)
 
         def guess(residual: Tensor) -> Tensor:
-            return _solve(kept, residual, residual, damping, 0.0, steps=GUESSES)[0]
+            return _descend(kept, residual, residual, damping, 0.0, GUESSES)
 
-    found, error = _solve(walk, start, first, damping, tolerance, guess=guess)
-    error = error + damping / (1 - damping) * ROUNDING
+    # Below what the products round there is nothing to be had.
+    rounding = damping / (1 - damping) * ROUNDING
+    tolerance = max(tolerance, rounding)
+    found, error = _solve(walk, start, first, damping, tolerance, steps, guess=guess)
+    _check_reached(error, damping, tolerance, steps)
+    error = error + rounding + damping / (1 - damping) * _rounding(matrix)
     return _result(found, error[:, None].expand_as(found))
+
+
+def _check_reached(error: Tensor, damping: float, tolerance: float, steps: int) -> None:
+    """Raise an InputError where a solution is further off than it may be."""
+    largest = float(error.max())
+    if not largest <= tolerance:
+        raise InputError(
+            f"pagerank: with damping={damping} the error is {largest:.1e}"
+            + (f" after {steps:,} steps" if steps else ", as far as float64 goes")
+            + f", above tolerance={tolerance:.1e}. "
+            + ("Give more steps=, a larger tolerance=" if steps else "Give a larger tolerance=")
+            + " or a smaller damping=."
+        )
 
 
 def _result(found: Tensor, bound: Tensor) -> PageRank:
@@ -219,18 +281,55 @@ def _solve(
     first: Tensor,
     damping: float,
     tolerance: float,
+    steps: int,
     *,
     guess: Callable[[Tensor], Tensor] | None = None,
-    steps: int = STEPS,
 ) -> tuple[Tensor, Tensor]:
     """``x - d P^T x = start``, for each row of (batch, n), from a first x.
 
     guess: a residual -> about the x that it asks for; None: the residual itself.
 
-    Returns: x, and a bound of its error summed over positions, (batch,).
+    Returns: x, and a bound of its error summed over positions, (batch,): at most the tolerance,
+    unless the steps did not suffice.
     """
+
+    def left(x: Tensor) -> tuple[Tensor, Tensor]:
+        residual = start - (x - damping * walk(x))
+        return residual, residual.abs().sum(-1) / (1 - damping)
+
+    x = first
+    residual, error = left(x)
+    taken = 1
+    while taken < steps and not bool((error <= tolerance).all()):
+        size = min(CYCLE, steps - taken)
+        other = _descend(walk, residual, torch.zeros_like(x), damping, tolerance, size, guess) + x
+        taken += size + 1
+        # Conjugate residuals lower the sum of squares; that of magnitudes need not go with it.
+        its_residual, its_error = left(other)
+        better = (its_error < error)[:, None]
+        x, residual = torch.where(better, other, x), torch.where(better, its_residual, residual)
+        error = torch.minimum(error, its_error)
+        for _ in range(min(CYCLE, steps - taken)):
+            if bool((error <= tolerance).all()):
+                break
+            x = x + residual
+            residual, error = left(x)
+            taken += 1
+    return x, error
+
+
+def _descend(
+    walk: Callable[[Tensor], Tensor],
+    start: Tensor,
+    first: Tensor,
+    damping: float,
+    tolerance: float,
+    steps: int,
+    guess: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """What so many steps of generalized conjugate residuals make of `_solve`'s equation."""
     x = first.clone()
-    residual = start - (x - damping * walk(x))
+    residual = start - (x - damping * walk(x)) if bool(x.any()) else start.clone()
     directions: list[tuple[Tensor, Tensor]] = []
     for _ in range(steps):
         error = residual.abs().sum(-1) / (1 - damping)
@@ -249,4 +348,18 @@ def _solve(
         share = (residual * image).sum(-1, keepdim=True)
         x, residual = x + share * direction, residual - share * image
         directions.append((direction, image))
-    return x, residual.abs().sum(-1) / (1 - damping)
+    return x
+
+
+def _rounding(matrix: AttentionMatrix) -> float:
+    """By what share of itself float32 rounds a weight, about: by what it rounds its score.
+
+    A score is a sum of products, the magnitudes of which sum to ``scale |q| |k|`` at most; it, and
+    the row's log-sum-exp, are rounded to 2^-24 of that.
+    """
+    if matrix.queries.dtype == torch.float64 or not matrix.queries.numel():
+        return 0.0
+    norms = matrix.queries.norm(dim=-1).max() * matrix.keys.norm(dim=-1).max()
+    lse = matrix.lse[matrix.lse.isfinite()].abs()
+    largest = abs(matrix._call.scale) * float(norms) + float(lse.max() if len(lse) else 0)
+    return 2.0**-24 * (1 + largest)
