@@ -1,13 +1,19 @@
 """The attention interface of Transformers: its models computing with `weft.attend` for a while.
 
 Transformers looks up the attention function of a model by a name in its configuration, and the
-function that makes its masks by the same name. `routed` registers both under a name of its own,
-writes that name into the configurations of the model, and puts everything back afterwards.
+function that makes its masks by the same name. `routed` registers both under names of its own,
+writes these into the configurations of the model, and puts everything back afterwards.
+
+What a model computes depends on its own implementation. Eager attention gets its mask as numbers,
+always, and knows no flag; torch's fused attention gets a bool mask, or none where the flag
+`is_causal` is to say the same. So a model gets the kind of mask that it would have got without
+weft, and a missing mask means to weft what it means to the model's own attention function.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,7 +26,8 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, as_mask, causal
-from weft.tracing.terms import as_rule
+from weft.tracing.lazy_mask import LazyMask, eager_mask
+from weft.tracing.terms import as_rule, ranges_of
 
 __all__ = ["InterfaceCall", "is_transformers_model", "routed", "routes", "transformers"]
 
@@ -56,7 +63,7 @@ class InterfaceCall:
     mask            who may look at whom; None: everybody
     bias            added to the scores, (batch or 1, heads or 1, queries, keys), or None
     own_mask        the mask as the model gave it: bool, numbers to add, or None
-    is_causal       whether the model says that no query looks ahead
+    is_causal       whether no query looks ahead, by the mask or by what the model says
     scale           the factor on the scores; None: 1 / sqrt(depth)
     softcap, sinks  as `weft.attend` takes them
     own_function    the attention function that the model uses when weft is away, or None
@@ -89,17 +96,68 @@ class InterfaceCall:
         }
 
 
-def _own_function(module: nn.Module, name: str | None) -> Callable[..., Any] | None:
-    """The attention function of an implementation; the fused ones of GPUs: the eager one."""
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    registry = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
-    if name == "sdpa" or eager is None:
-        found: Callable[..., Any] | None = registry["sdpa"]
-        return found
-    return eager  # type: ignore[no-any-return]
+class _Implementation(str):
+    """The name of an implementation that computes as another one does.
+
+    Models ask for the name, and take another way for one they do not know. So this one equals the
+    name of the implementation it stands for too; under its own name it is looked up.
+
+    >>> name = _Implementation("weft-1")
+    >>> name.stands_for = "eager"
+    >>> name in ("eager", "sdpa"), name == "weft-1", {"weft-1": 2}[name]
+    (True, True, 2)
+    """
+
+    stands_for: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self.stands_for is not None and str(other) == self.stands_for:
+            return isinstance(other, str)
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
 
-def _mask_and_bias(own: Tensor, queries: int, keys: int) -> tuple[Mask | None, Tensor | None]:
+def _is_eager(name: str | None) -> bool:
+    """Whether an implementation is eager; those that are fused do as torch's does."""
+    return name is None or name == "eager"
+
+
+def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any] | None:
+    """The attention function that a module uses; for the fused ones of GPUs torch's."""
+    source = sys.modules[type(module).__module__]
+    if eager:
+        # A file may have several, as for text and images: that of this module's forward.
+        names = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        own = [name for name in (names.co_names if names else ())
+               if name.endswith("eager_attention_forward")]  # fmt: skip
+        found = getattr(source, own[-1] if own else "eager_attention_forward", None)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    fused: Callable[..., Any] | None = getattr(source, "ALL_ATTENTION_FUNCTIONS", shared)["sdpa"]
+    return fused
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A mask of Transformers, in weft's words.
+
+    own: the mask, so that its id stays its own. allowed: as `InterfaceCall.own_mask`, where that
+    is not the mask itself. ahead: whether some query looks ahead; None: it cannot be said.
+    """
+
+    own: Tensor
+    allowed: Tensor | None
+    mask: Mask | None
+    bias: Tensor | None
+    ahead: bool | None
+
+
+def _read(own: Tensor, queries: int, keys: int) -> _Read:
     """A mask of Transformers as who may look at whom, and what is left to be added to scores.
 
     Such a mask is bool (True = may look), or numbers that are added: 0 where a query may look, the
@@ -107,22 +165,40 @@ def _mask_and_bias(own: Tensor, queries: int, keys: int) -> tuple[Mask | None, T
     range of keys for each query, the same for the whole batch, becomes that rule, which costs no
     matrix.
     """
-    allowed = own if own.dtype == torch.bool else own > torch.finfo(own.dtype).min / 2
+    given: Tensor | None = own
+    if isinstance(own, LazyMask):
+        given = own.allowed
+        if given is None:
+            return _Read(own, None, causal(), None, ahead=False)
+    assert given is not None
+    # Of a cache of a fixed size eager attention takes the part that is filled.
+    given = given[..., :keys]
+    allowed = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
     bias = None
-    if own.dtype != torch.bool:
-        rest = own.masked_fill(~allowed, 0)
+    if given.dtype != torch.bool:
+        rest = given.masked_fill(~allowed, 0)
         bias = rest if bool(rest.any()) else None
-    return as_rule(as_mask(allowed), queries, keys, len(allowed)), bias
+    mask = as_rule(as_mask(allowed), queries, keys, len(allowed))
+    return _Read(own, given, mask, bias, _looks_ahead(mask, allowed, queries, keys))
+
+
+def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:
+    if queries != keys or queries < 2:
+        return None
+    ranges = ranges_of(mask, queries, keys) if mask is None or len(allowed) == 1 else None
+    if ranges is not None:
+        return bool((ranges[1] > torch.arange(queries) + 1).any())
+    return bool(allowed.triu(1).any()) if allowed.shape[-2] == queries else True
 
 
 def _function(
     paths: dict[int, str],
-    implementations: dict[int, str | None],
+    eager: bool,
     receive: Callable[[InterfaceCall], Tensor],
 ) -> Callable[..., Any]:
-    """The attention function to register."""
-    # Layers share masks: each is read once. With the mask itself, so that its id stays its own.
-    read: dict[int, tuple[Tensor, Mask | None, Tensor | None]] = {}
+    """The attention function to register in place of eager attention, or of the fused one."""
+    # Layers share masks: each is read once.
+    read: dict[tuple[int, int, int], _Read] = {}
 
     def attention_forward(
         module: nn.Module,
@@ -138,21 +214,25 @@ def _function(
         s_aux: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        if is_causal is None:
-            is_causal = bool(getattr(module, "is_causal", True))
-        mask, bias = None, position_bias
+        sizes = query.shape[2], key.shape[2]
+        flag = is_causal
+        if flag is None:
+            flag = getattr(module, "is_causal", None)
+        mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            if id(attention_mask) not in read:
-                sizes = query.shape[2], key.shape[2]
-                read[id(attention_mask)] = attention_mask, *_mask_and_bias(attention_mask, *sizes)
-            _, mask, added = read[id(attention_mask)]
-            if added is not None:
-                bias = added if bias is None else bias + added
-        # Without a mask the flag decides, as for torch's fused attention. One query alone, the
-        # last of a cache, may look at everything.
-        if attention_mask is None and is_causal and query.shape[2] > 1:
-            mask = causal()
-        config = getattr(module, "config", None)
+            # Two views of one lazy mask are two tensors of the same cells.
+            cells = getattr(attention_mask, "allowed", None)
+            where = id(attention_mask if cells is None else cells), *sizes
+            if where not in read:
+                read[where] = _read(attention_mask, *sizes)
+            seen = read[where]
+            mask, own_mask, ahead = seen.mask, seen.allowed, seen.ahead
+            if seen.bias is not None:
+                bias = seen.bias if bias is None else bias + seen.bias
+        elif not eager and (flag is None or flag) and sizes[0] > 1:
+            # So torch's fused attention reads the flag, and where there is none. A query alone,
+            # the last of a cache, may look at everything; eager attention knows no flag.
+            mask, ahead = causal(), False
         output = receive(
             InterfaceCall(
                 module=module,
@@ -162,12 +242,12 @@ def _function(
                 values=value,
                 mask=mask,
                 bias=bias,
-                own_mask=attention_mask,
-                is_causal=is_causal,
+                own_mask=own_mask,
+                is_causal=bool(flag) or ahead is False,
                 scale=None if scaling is None else float(scaling),
                 softcap=softcap,
                 sinks=s_aux,
-                own_function=_own_function(module, implementations.get(id(config))),
+                own_function=_own_function(module, eager),
                 options=options,
             )
         )
@@ -212,21 +292,31 @@ def routed(model: nn.Module, receive: Callable[[InterfaceCall], Tensor]) -> Iter
     modeling = importlib.import_module("transformers.modeling_utils")
     masking = importlib.import_module("transformers.masking_utils")
     attention, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
-    name = f"weft-{uuid.uuid4().hex}"
     configurations = _configurations(model)
     before = [config._attn_implementation_internal for config in configurations]
-    implementations = {id(config): own for config, own in zip(configurations, before, strict=True)}
     paths = {id(module): path for path, module in model.named_modules()}
+    unique = f"weft-{uuid.uuid4().hex}"
+    names = {eager: f"{unique}-{'eager' if eager else 'fused'}" for eager in (True, False)}
+
+    def eager_masks(**asked: Any) -> Tensor | None:
+        return eager_mask(masking, **asked)
+
     try:
-        attention.register(name, _function(paths, implementations, receive))
-        # Without a mask function of the same name, Transformers makes no masks at all and says
-        # nothing. This one makes bool masks, and none where a flag says the same.
-        masks.register(name, masking.sdpa_mask)
-        for config in configurations:
-            config._attn_implementation_internal = name
+        for eager, name in names.items():
+            attention.register(name, _function(paths, eager, receive))
+            # Without a mask function of the same name, Transformers makes no masks at all and
+            # says nothing.
+            masks.register(name, eager_masks if eager else masking.sdpa_mask)
+        for config, own in zip(configurations, before, strict=True):
+            named = _Implementation(names[_is_eager(own)])
+            # Where GPT-2 scales its scores in another order it does so beside the interface.
+            if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
+                named.stands_for = own
+            config._attn_implementation_internal = named
         yield
     finally:
         for config, own in zip(configurations, before, strict=True):
             config._attn_implementation_internal = own
         for registry in (attention, masks):
-            registry._global_mapping.pop(name, None)
+            for name in names.values():
+                registry._global_mapping.pop(name, None)

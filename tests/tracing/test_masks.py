@@ -1,0 +1,217 @@
+"""Every model gets the kind of mask that its own attention gets, and looks where it would look.
+
+The families are those whose own masks are easily lost or invented: decoders that do not say that
+they are causal, models that compute with their mask, encoders without a flag. The oracle is the
+model itself without weft, and the weights that its eager attention returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.conftest import GROUPED, IMAGE, PAIR, SIZES, Family, as_list, dense_weights
+
+import weft
+from weft.tracing.lazy_mask import LazyMask, eager_mask
+
+transformers = pytest.importorskip("transformers")
+
+#: The second word is the kind of the layers that are compared.
+CAUSAL = [
+    Family(
+        "NLLB-MoE",
+        "decoder",
+        "NllbMoeModel",
+        "NllbMoeConfig",
+        {**PAIR, "num_experts": 2, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+        reads="pair",
+    ),
+    Family(
+        "Pegasus-X",
+        "decoder",
+        "PegasusXModel",
+        "PegasusXConfig",
+        {**PAIR, "block_size": 8, "num_global_tokens": 4},
+        reads="pair",
+    ),
+    Family(
+        "BigBird-Pegasus",
+        "decoder",
+        "BigBirdPegasusModel",
+        "BigBirdPegasusConfig",
+        {**PAIR, "attention_type": "original_full"},
+        reads="pair",
+    ),
+    Family(
+        "PaliGemma",
+        "decoder",
+        "PaliGemmaForConditionalGeneration",
+        "PaliGemmaConfig",
+        {
+            "text_config": {**GROUPED, "model_type": "gemma"},
+            "vision_config": {**IMAGE, "model_type": "siglip_vision_model"},
+            "projection_dim": 32,
+            "image_token_id": 59,
+        },
+    ),
+    Family(
+        "DeepSeek-V4",
+        "decoder",
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4Config",
+        {
+            **SIZES,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "q_lora_rank": 16,
+            "o_lora_rank": 16,
+            "o_groups": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_topk": 4,
+            "sliding_window": 4,
+        },
+    ),
+]
+FULL = [
+    Family("Splinter", "encoder", "SplinterModel", "SplinterConfig", SIZES),
+    Family("ALIGN", "encoder", "AlignTextModel", "AlignTextConfig", SIZES),
+    Family("CLAP", "encoder", "ClapTextModel", "ClapTextConfig", SIZES),
+    Family(
+        "LayoutLM",
+        "encoder",
+        "LayoutLMModel",
+        "LayoutLMConfig",
+        {**SIZES, "max_2d_position_embeddings": 64},
+    ),
+    Family(
+        "MarkupLM",
+        "encoder",
+        "MarkupLMModel",
+        "MarkupLMConfig",
+        {
+            **SIZES,
+            "max_depth": 4,
+            "xpath_unit_hidden_size": 8,
+            "tag_pad_id": 5,
+            "subs_pad_id": 5,
+            "max_xpath_tag_unit_embeddings": 8,
+            "max_xpath_subs_unit_embeddings": 8,
+        },
+    ),
+]
+GIT = Family(
+    "GIT", "encoder", "GitForCausalLM", "GitConfig", {**SIZES, "vision_config": IMAGE}, reads="both"
+)
+
+
+def outputs_with_and_without(
+    model: torch.nn.Module, inputs: dict[str, Any]
+) -> tuple[list[weft.Trace], dict[str, float]]:
+    """The traces, and how far each tensor of the output is from that of the model alone."""
+    outputs: list[Any] = []
+    with model.register_forward_hook(lambda module, given, output: outputs.append(output)):
+        traces = as_list(weft.trace(model, inputs, keep=weft.All()))
+    with torch.no_grad():
+        own = model(**inputs, use_cache=False)
+    differences = {
+        name: float((outputs[-1][name] - tensor).abs().max())
+        for name, tensor in own.items()
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+    }
+    assert differences
+    return traces, differences
+
+
+@pytest.mark.parametrize("family", CAUSAL + FULL, ids=lambda family: family.name)
+def test_a_model_looks_where_it_looks_without_weft(family: Family) -> None:
+    model, inputs = family.build(), family.inputs(padded=False)
+    (trace,), differences = outputs_with_and_without(model, inputs)
+    assert max(differences.values()) <= 1e-5
+    expected = dense_weights(model, {**inputs, "use_cache": False})
+    group = family.kind if family.kind in expected else "all"
+    layers = [layer for layer in trace.layers if layer.kind == family.kind]
+    assert trace.deviation is not None
+    assert trace.deviation < 5e-6
+    for layer, weights in zip(layers, expected[group], strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0, :, :, : layer.shape[2]], atol=2e-6)
+        ahead = float(layer.graph.dense().triu(1).max())
+        assert (ahead == 0) == (family.kind == "decoder")
+
+
+def test_a_model_may_compute_with_its_mask() -> None:
+    """GIT joins the mask of its text with that of its image."""
+    _, differences = outputs_with_and_without(GIT.build(), GIT.inputs(padded=False))
+    assert max(differences.values()) <= 1e-5
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_missing_mask_means_what_it_means_to_the_models_own_attention(
+    implementation: str,
+) -> None:
+    """PaliGemma's modules say that they are not causal: only eager attention gets a mask then."""
+    family = CAUSAL[3]
+    model, inputs = family.build(implementation), family.inputs(padded=False)
+    (trace,), differences = outputs_with_and_without(model, inputs)
+    assert max(differences.values()) <= 1e-5
+    assert {layer.kind for layer in trace.layers} == {
+        "decoder" if implementation == "eager" else "encoder"
+    }
+
+
+def test_models_that_ask_for_the_name_of_their_implementation_hear_their_own(family_named) -> None:
+    family = family_named("Llama")
+    for implementation in ("eager", "sdpa"):
+        model = family.build(implementation)
+        heard = []
+        model.model.layers[0].self_attn.register_forward_pre_hook(
+            lambda module, _, heard=heard: heard.append(module.config._attn_implementation)
+        )
+        weft.trace(model, family.inputs(padded=False))
+        for name in heard:
+            assert name == implementation
+            assert name in ("eager", "sdpa")
+            assert name != {"eager": "sdpa", "sdpa": "eager"}[implementation]
+
+
+def test_a_lazy_mask_is_the_matrix_to_whoever_computes_with_it() -> None:
+    lowest = torch.finfo(torch.float32).min
+    expected = torch.full((2, 1, 5, 5), lowest).triu(1)
+    mask = LazyMask((2, 1, 5, 5), torch.float32, "cpu", None)
+    assert isinstance(mask[:, :, :, :5], LazyMask)
+    assert torch.equal(mask[1:, :, 2:, :3], expected[1:, :, 2:, :3])
+    assert torch.equal(mask + 0, expected)
+    assert torch.equal(torch.cat((mask, mask), -1), torch.cat((expected, expected), -1))
+    assert torch.equal(mask.to(torch.float64), expected.double())
+    hidden = torch.tensor([True, False, True]).expand(1, 1, 2, 3)
+    mask = LazyMask((1, 1, 2, 3), torch.float16, "cpu", hidden)
+    assert (mask == 0).tolist() == hidden.tolist()
+    assert float(mask.min()) == torch.finfo(torch.float16).min
+
+
+def test_a_causal_mask_of_eager_attention_costs_no_matrix(family_named) -> None:
+    """16,384 positions: the numbers alone would be a gigabyte."""
+    made = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, given=(), options=None):
+            output = function(*given, **(options or {}))
+            if isinstance(output, torch.Tensor):
+                made.append(output.numel())
+            return output
+
+    masking = transformers.masking_utils
+    with Counting():
+        mask = eager_mask(
+            masking, batch_size=1, q_length=16384, kv_length=16384, allow_is_causal_skip=True
+        )
+    assert mask is not None
+    assert mask.shape == (1, 1, 16384, 16384)
+    assert mask.allowed is None
+    assert max(made, default=0) <= 16384
