@@ -14,6 +14,8 @@ export function visible(token: string, limit = 60): string {
       .map((c, place) => {
         const code = c.codePointAt(0) ?? 0;
         if (c === " ") return start >= 0 && place > start && place < end ? " " : "␣";
+        if (c === "\n") return "⏎";
+        if (c === "\t") return "⇥";
         if (code < 0x20) return String.fromCodePoint(0x2400 + code);
         if (code === 0x7f) return "␡";
         if (/[\u200c\u200d\ufe0e\ufe0f]/.test(c) && place > 0 && shown.length > 1) return c;
@@ -57,12 +59,19 @@ export const percent = (share: number) => {
 export const short = (share: number) => (share >= 0.995 ? "1" : share.toFixed(2).replace(/^0/, ""));
 
 const BERT_PIECE = /^##/;
-const NEW_WORD = /^[ĠÂ▁ \n]/;
+const NEW_WORD = /^[ \n]/;
+/** Which part of a character that several tokens share stands here, as in 東¹⁄₂: weft.formats.tokens. */
+const FIRST_PART = /¹⁄[₀-₉]+/gu;
+const LATER_PART = /.([⁰¹²³⁴-⁹]+)⁄[₀-₉]+/gu;
+/** A text in which the first part of a character stands for it, and each later part is a small number. */
+const once = (token: string) =>
+  token.replace(FIRST_PART, "").replace(LATER_PART, (_, part: string) => Array.from(part, (digit) => "₀₁₂₃₄₅₆₇₈₉"["⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(digit)]).join(""));
 
 /** How a token stands in flowing text: what is shown, and whether a space comes before it. */
 export function flowing(token: string, words: boolean): { text: string; space: boolean; line: boolean } {
+  token = once(token);
   if (BERT_PIECE.test(token) && token.length > 2) return { text: visible(token.slice(2), 40), space: false, line: false };
-  if (/^[Ċ\n\r]+$/.test(token)) return { text: "↵", space: true, line: true };
+  if (/^[\n\r]+$/.test(token)) return { text: "↵", space: true, line: true };
   if (NEW_WORD.test(token) && token.length > 1) return { text: visible(token.slice(1), 40), space: true, line: false };
   const punctuation = /^[.,;:!?)\]}%'’”]+$/.test(token);
   return { text: visible(token, 40), space: words && !punctuation, line: false };
@@ -72,15 +81,15 @@ export function flowing(token: string, words: boolean): { text: string; space: b
 export function areWords(tokens: string[]): boolean {
   const some = tokens.slice(0, 400);
   if (some.some((token) => token.length > 1 && NEW_WORD.test(token))) return false;
-  return some.reduce((sum, token) => sum + token.length, 0) > 2 * some.length;
+  return some.reduce((sum, token) => sum + once(token).length, 0) > 2 * some.length;
 }
 
 /** Fewest and most tokens of a paragraph, where a text has no ends of sentences in between. */
 const FEW = 150, MANY = 1200;
 const END = /[.!?…。！？]["'”’»)\]]*$/;
 const CLOSING = /^[”’»)\]]+$/;
-const NUMBER = /^[Ġ▁ ]?\d/;
-const BLANK_LINE = /^(ĊĊ|\n\s*\n)/;
+const NUMBER = /^ ?\d/;
+const BLANK_LINE = /^\n\s*\n/;
 
 /** Where paragraphs of flowing text end: at its blank lines, and with a sentence wherever it is long.
  *

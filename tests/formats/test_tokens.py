@@ -16,7 +16,7 @@ from weft.formats.tokens import visible
         (" the ", "␣the␣"),
         ("a b", "a b"),
         ("", "∅"),
-        ("\t\n\x7f", "␉␊␡"),
+        ("\t\n\r\x7f", "⇥⏎␍␡"),
         ("\u202e", "‹202E›"),
         ("\ud800", "‹D800›"),
         ("\u0301", "◌\u0301"),

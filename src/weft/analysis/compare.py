@@ -26,6 +26,7 @@ from torch import Tensor
 from weft.analysis.interval import Interval, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
+from weft.formats.tokens import shown
 from weft.formats.trace import Trace, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix import AttentionMatrix
@@ -116,8 +117,8 @@ class Comparison:
                     "before": change.before,
                     "after": change.after,
                     "change": change.after - change.before,
-                    "query_token": layer.query_tokens[change.query],
-                    "key_token": layer.key_tokens[change.key],
+                    "query_token": shown(layer.query_tokens)[change.query],
+                    "key_token": shown(layer.key_tokens)[change.key],
                     "exact": change.exact,
                 }
             )

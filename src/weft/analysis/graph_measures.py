@@ -11,6 +11,7 @@ from weft.analysis.received import heavy_hitters, received
 from weft.analysis.reciprocity import reciprocity
 from weft.analysis.spectrum import energy_rank
 from weft.errors import InputError
+from weft.formats.tokens import shown
 from weft.formats.trace import Trace, TraceLayer
 
 if TYPE_CHECKING:
@@ -165,4 +166,4 @@ def _by_layer(
 
 
 def _named(measure: str, layer: TraceLayer, key: int) -> dict[str, Any]:
-    return {f"{measure}_key": key, f"{measure}_token": layer.key_tokens[key]}
+    return {f"{measure}_key": key, f"{measure}_token": shown(layer.key_tokens)[key]}

@@ -4,13 +4,13 @@
 
 A row without mass leads everywhere alike. r sums to 1.
 
-Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n``. What is left of the equation bounds the
-error, |r - r*|_1 <= |residual|_1 / (1 - d), since no column of P^T sums to more than 1. Up to
-DENSE_CELLS weights, P is formed and the system is solved in float64, head by head. Of more, products
-with the whole transposed matrix solve it, for all heads and for their mean at once: generalized
-conjugate residuals, and where these stand still, ``r <- d P^T r + (1 - d) / n``, of which every step
-divides the bound by 1 / d at least. To it comes what float32 rounds in a product, 2^-20 of its sum at
-most, and of a weight by its score, see `_rounding`.
+Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n``. What is left of the equation bounds
+the error, |r - r*|_1 <= |residual|_1 / (1 - d), since no column of P^T sums to more than 1. Up to
+DENSE_CELLS weights, P is formed and the system is solved in float64, head by head. Of more,
+products with the whole transposed matrix solve it, for all heads and for their mean at once:
+generalized conjugate residuals, and where these stand still, ``r <- d P^T r + (1 - d) / n``, of
+which every step divides the bound by 1 / d at least. To it comes what float32 rounds in a product,
+2^-20 of its sum at most, and of a weight by its score, see `_rounding`.
 
 From the kept edges K, what was left out of a row is spread over the keys that it could look at.
 With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry by

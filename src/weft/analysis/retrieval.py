@@ -19,6 +19,7 @@ from weft.analysis.head_scores import HeadScores, on_pattern
 from weft.analysis.layer_weights import LayerWeights
 from weft.analysis.patterns import Classes
 from weft.errors import InputError
+from weft.formats.tokens import each_once, shown
 from weft.formats.trace import Trace, TraceLayer
 
 __all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
@@ -61,7 +62,8 @@ def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
     """
     if text is None:
         return _longest_repeat(tokens)
-    bare_tokens = [bare(token) for token in tokens]
+    # Of a character that several tokens share, the first has it.
+    bare_tokens = [bare(token) for token in each_once(shown(tokens))]
     sought = "".join(bare(word) for word in text.split())
     places = []
     for start, token in enumerate(bare_tokens):

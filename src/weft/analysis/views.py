@@ -3,12 +3,14 @@
     edges     layer, head, query, key, score, weight: the kept edges
     rows      layer, head, query, lse, entropy, rest, count
     keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
-    tokens    sequence, position, token, special, start, end: end is exclusive, both are null
-              where the trace does not know them
+    tokens    sequence, position, token, text, special, start, end: token as the vocabulary spells
+              it, text what it says; end is exclusive, both are null where the trace does not
+              know them
     layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
               positions, mask, softcap, deviation
     heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
-    named     edges with the tokens at both ends, query_token and key_token, and the layer's kind
+    named     edges with the tokens at both ends, query_token and key_token, their texts,
+              query_text and key_text, and the layer's kind
 
 Positions count from 0. Of several traces, every view has a first column, `trace`.
 """
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from weft.formats.tokens import shown
 from weft.formats.trace import Trace, TraceLayer
 from weft.formats.trace_files import edge_table, key_table, row_table
 from weft.formats.trace_folder import EDGES, KEYS, ROWS
@@ -34,7 +37,8 @@ __all__ = ["VIEWS", "make_views", "stored_folder"]
 VIEWS = ("edges", "rows", "keys", "tokens", "layers", "heads", "named")
 
 _NAMED = """
-    select e.*, q.token as query_token, k.token as key_token, l.kind
+    select e.*, q.token as query_token, k.token as key_token,
+        q.text as query_text, k.text as key_text, l.kind
     from edges e join layers l on {same}l.layer = e.layer
     left join tokens q on {q_same}q.sequence = l.queries_from and q.position = e.query
     left join tokens k on {k_same}k.sequence = l.keys_from and k.position = e.key
@@ -187,7 +191,7 @@ def _heads(trace: Trace) -> pa.Table:
 
 def _tokens(trace: Trace) -> pa.Table:
     columns: dict[str, list[Any]] = {
-        name: [] for name in ("sequence", "position", "token", "special", "start", "end")
+        name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end")
     }
     for name, tokens in trace.sequences.items():
         known = trace.positions.get(name, {})
@@ -196,12 +200,13 @@ def _tokens(trace: Trace) -> pa.Table:
         columns["sequence"] += [name] * len(tokens)
         columns["position"] += range(len(tokens))
         columns["token"] += map(_clean, tokens)
+        columns["text"] += map(_clean, shown(tokens))
         columns["special"] += known.get("special", nothing)
         columns["start"] += nothing if offsets is None else [pair[0] for pair in offsets]
         columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
     types = {
         "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
-        "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
+        "text": pa.string(), "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
     }  # fmt: skip
     return pa.table({name: pa.array(columns[name], of) for name, of in types.items()})
 

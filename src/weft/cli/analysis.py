@@ -101,14 +101,14 @@ def rollout(
 ) -> None:
     """Rollout: how much of each input position is in an output position, through all layers."""
     from weft.analysis.rollout import ends, rollout_columns, rollout_rows
-    from weft.formats.tokens import visible
+    from weft.formats.tokens import shown, visible
     from weft.formats.trace import Trace
 
     trace = Trace.open(path)
     take = rollout_columns if column else rollout_rows
     found = take(trace, token, kind=kind, exact=exact)
     values = found.values.flatten()
-    queries, keys = (trace.sequences[name] for name in ends(trace, kind))
+    queries, keys = (shown(trace.sequences[name]) for name in ends(trace, kind))
     own, others = (keys, queries) if column else (queries, keys)
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
     for place in values.argsort(descending=True)[:top].tolist():
@@ -135,11 +135,11 @@ def flow(
     """Attention flow: how much can flow from a position to input positions, through all layers."""
     from weft.analysis.flow import attention_flow
     from weft.analysis.rollout import ends
-    from weft.formats.tokens import visible
+    from weft.formats.tokens import shown, visible
     from weft.formats.trace import Trace
 
     trace = Trace.open(path)
-    queries, keys = (trace.sequences[name] for name in ends(trace, kind))
+    queries, keys = (shown(trace.sequences[name]) for name in ends(trace, kind))
     if not to and len(keys) > FLOWS:
         raise InputError(
             f"flow: {len(keys):,} input positions, each of which is a problem of its own. Name "

@@ -64,7 +64,7 @@ def relevance(
 ) -> None:
     """Relevance: which tokens of a text a prediction comes from, by weights and their gradients."""
     from weft.analysis.relevance import relevance as relevance_of
-    from weft.formats.tokens import visible
+    from weft.formats.tokens import shown, visible
 
     use_threads(threads)
     text = given_text("relevance", text, file)
@@ -96,20 +96,20 @@ def relevance(
 
     given = asked.arguments(place)
     (values,) = relevance_of(asked.network, given, score, rows=place or 0).tolist()
-    after = None if place is None else asked.read[place]
+    after = None if place is None else shown(asked.read)[place]
     if as_csv:
         import csv
 
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("position", "token", "relevance"))
-        writer.writerows(zip(range(len(values)), asked.tokens, values, strict=True))
+        writer.writerows(zip(range(len(values)), shown(asked.tokens), values, strict=True))
     else:
         said = "label" if after is None else f"after {visible(after)} ({place})"
         less = "" if other is None else f" less {visible(asked.name(other))}"
         print(f"{visible(answer['predicted'])}{less}, {said}: {answer['logit']:.4f}")
         order = sorted(range(len(values)), key=lambda index: -values[index])
         for index in order[:top]:
-            print(f"{values[index]:8.4f}  {index:6}  {visible(asked.tokens[index])}")
+            print(f"{values[index]:8.4f}  {index:6}  {visible(shown(asked.tokens)[index])}")
     if as_json:
         print_json(
             {
@@ -169,7 +169,9 @@ class _Asked:
 
     def name(self, number: int) -> str:
         """The token or the label of a logit."""
-        (found,) = self.names([number])
+        from weft.formats.tokens import shown
+
+        (found,) = shown(self.names([number]))
         return str(found)
 
     def logits(self, output: Any, place: int | None) -> Tensor:

@@ -137,12 +137,12 @@ def trace(
 
 
 def _say(caught: Trace, output: Path) -> None:
-    from weft.formats.tokens import visible
+    from weft.formats.tokens import shown, visible
 
     out = console()
     for name, tokens in caught.sequences.items():
-        shown = " ".join(map(visible, tokens[:50])) + (" ..." if len(tokens) > 50 else "")
-        out.print(f"{name}: {len(tokens)} tokens: {shown}", markup=False, soft_wrap=True)
+        first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
+        out.print(f"{name}: {len(tokens)} tokens: {first}", markup=False, soft_wrap=True)
     verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
     count = len(caught.layers)
     out.print(

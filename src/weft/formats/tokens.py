@@ -1,29 +1,153 @@
-"""How a token is shown on one line: whatever it holds becomes visible, and short."""
+"""How tokens are shown: their text rather than the vocabulary's own spelling of it, on one line.
+
+A trace keeps each token as its vocabulary spells it ("Ġof", "<0xE6>"), and beside it, where that
+is not the same, its text (" of"), which whoever shows tokens takes: see `Tokens`.
+"""
 
 from __future__ import annotations
 
+import codecs
+import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 
-__all__ = ["visible"]
+__all__ = ["PARTS", "Tokens", "each_once", "running_text", "shown", "texts_of", "visible"]
+
+_UPPER, _LOWER = "⁰¹²³⁴⁵⁶⁷⁸⁹", "₀₁₂₃₄₅₆₇₈₉"
+#: What follows a character that several tokens share: which of them this is, as in 東²⁄₃.
+PARTS = rf"[{_UPPER}]+⁄[{_LOWER}]+"
+
+
+class Tokens(list[str]):
+    r"""Tokens as their vocabulary spells them, which know their texts.
+
+    >>> tokens = Tokens(["Ġof", "Ċ"], [" of", "\n"])
+    >>> tokens[0], shown(tokens)[0], shown(["Ġof"])[0]
+    ('Ġof', ' of', 'Ġof')
+    """
+
+    def __init__(self, tokens: Iterable[str], texts: Iterable[str]) -> None:
+        super().__init__(tokens)
+        self.texts = list(texts)
+        assert len(self.texts) == len(self)
+
+
+def shown(tokens: Sequence[str]) -> Sequence[str]:
+    """The texts of tokens, where they are known; else the tokens."""
+    return tokens.texts if isinstance(tokens, Tokens) else tokens
+
+
+def texts_of(pieces: Iterable[str | bytes]) -> list[str]:
+    r"""The text of each token of a sequence.
+
+    A character whose bytes lie in several tokens stands in each of them, with a fraction that
+    says which of them it is: 東¹⁄₂, 東²⁄₂. A byte that belongs to no character is ‹0xE6›.
+
+    Args: pieces: a token's text, or its bytes, in the order of the sequence.
+
+    >>> texts_of([b" \xe6", b"\x9d\xb1", b"!\xff", "<end>"])
+    [' 東¹⁄₂', '東²⁄₂', '!‹0xFF›', '<end>']
+    """
+    texts: list[str] = []
+    run: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            run.append(piece)
+            continue
+        texts += [*_texts_of_bytes(run), piece]
+        run = []
+    return texts + _texts_of_bytes(run)
+
+
+def _texts_of_bytes(run: Sequence[bytes]) -> list[str]:
+    owners = [number for number, piece in enumerate(run) for _ in piece]
+    texts = ["" for _ in run]
+    start = 0
+    for text, size in _characters(b"".join(run)):
+        sharing = sorted({*owners[start : start + size]})
+        for part, number in enumerate(sharing, 1):
+            texts[number] += text
+            if len(sharing) > 1:
+                texts[number] += f"{_digits(part, _UPPER)}⁄{_digits(len(sharing), _LOWER)}"
+        start += size
+    return texts
+
+
+def _characters(content: bytes) -> Iterable[tuple[str, int]]:
+    """Each character and its number of bytes; of a byte that belongs to none, its number."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    start = 0
+    for end in range(1, len(content) + 1):
+        try:
+            character = decoder.decode(content[end - 1 : end])
+        except UnicodeDecodeError:
+            # Only the first is known to be none: the byte that does not fit may begin another.
+            decoder.reset()
+            for place in range(start, end - 1):
+                yield f"‹0x{content[place]:02X}›", 1
+            start = end - 1
+            try:
+                character = decoder.decode(content[start:end])
+            except UnicodeDecodeError:
+                decoder.reset()
+                character, start = "", end
+                yield f"‹0x{content[end - 1]:02X}›", 1
+        if character:
+            yield character, end - start
+            start = end
+    for place in range(start, len(content)):
+        yield f"‹0x{content[place]:02X}›", 1
+
+
+def _digits(number: int, digits: str) -> str:
+    return "".join(digits[int(digit)] for digit in str(number))
+
+
+def running_text(tokens: Sequence[str]) -> str:
+    """Tokens one after the other, as a text is read: each character once.
+
+    Words without spaces of their own are set apart.
+
+    >>> running_text(["東¹⁄₂", "東²⁄₂", " is"]), running_text(["the", "dog"])
+    ('東 is', 'the dog')
+    """
+    bare = each_once(tokens)
+    apart = not any(token.startswith(" ") and token != " " for token in bare)
+    # Characters and word pieces follow each other.
+    apart = apart and sum(map(len, bare)) > 2 * len(bare)
+    return (" " if apart else "").join(bare)
+
+
+def each_once(texts: Sequence[str]) -> list[str]:
+    """Texts of tokens, in which a character that several share stands in the first alone."""
+    return [re.sub(rf".({PARTS})", _once, text) for text in texts]
+
+
+def _once(part: re.Match[str]) -> str:
+    return part[0][0] if part[1].startswith("¹⁄") else ""
+
 
 #: Invisible characters that shape their neighbours (joiners, variation selectors): kept between
 #: two others, where they belong to what is seen.
 _JOINERS = frozenset("\u200c\u200d\ufe0e\ufe0f")
+#: What is read more easily than the picture of a control character.
+_CONTROLS = {"\n": "⏎", "\t": "⇥"}
 
 
 def visible(token: str, limit: int = 32) -> str:
     r"""A token as one short line in which nothing hides.
 
-    Spaces at the ends become ␣, control characters their pictures (␊ for a line feed), what has
-    no picture of its own its code point (‹202E› for a mark that turns the direction of writing),
-    a combining mark without a letter gets a dotted circle, and nothing at all is ∅.
+    Spaces at the ends become ␣, a line feed ⏎, a tab ⇥, control characters their pictures (␍ for
+    a carriage return), what has no picture of its own its code point (‹202E› for a mark that turns
+    the direction of writing), a combining mark without a letter gets a dotted circle, and nothing
+    at all is ∅.
 
     Args:
         token: any string.
         limit: characters from which it is cut, with an ellipsis.
 
     >>> visible(" the\n"), visible(""), visible("\u202e"), visible("x" * 50, 8)
-    ('␣the␊', '∅', '‹202E›', 'xxxxxxx…')
+    ('␣the⏎', '∅', '‹202E›', 'xxxxxxx…')
     """
     if not token:
         return "∅"
@@ -47,7 +171,7 @@ def visible(token: str, limit: int = 32) -> str:
 def _shown(character: str, first: bool) -> str:
     code = ord(character)
     if code < 0x20:
-        return chr(0x2400 + code)
+        return _CONTROLS.get(character) or chr(0x2400 + code)
     if code == 0x7F:
         return "␡"
     category = unicodedata.category(character)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.terms import Terms
+from weft.formats.tokens import Tokens
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix import AttentionMatrix
 
@@ -227,7 +228,8 @@ class Trace:
     model       what is known of the model
     positions   what is known of the tokens of a sequence, besides their strings:
                 {"tokens": {"offsets": [[0, 5], ...], "special": [False, ...]}}. Offsets are
-                characters of the text, [0, 0] of a token that is not in it; of the patches of an
+                characters of the text, [0, 0] of a token that is not in it; "texts" are what the
+                tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch
     """
 
@@ -306,7 +308,13 @@ class Trace:
 
         folder, manifest = open_folder(path)
         digests = Digests(folder, manifest)
-        sequences: dict[str, list[str]] = manifest["sequences"]
+        positions = manifest.get("positions", {})
+        sequences: dict[str, list[str]] = {
+            name: Tokens(tokens, texts)
+            if (texts := positions.get(name, {}).get("texts"))
+            else tokens
+            for name, tokens in manifest["sequences"].items()
+        }
         layers = tuple(
             TraceLayer(
                 name=entry["name"],
@@ -326,7 +334,7 @@ class Trace:
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        return cls(sequences, layers, manifest["model"], manifest.get("positions", {}))
+        return cls(sequences, layers, manifest["model"], positions)
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
         """How much of each input position is in each output position, (queries, keys).

@@ -124,6 +124,7 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
         name in sequences
         and isinstance(known, dict)
         and all(isinstance(of, list) and len(of) == len(sequences[name]) for of in known.values())
+        and all(isinstance(text, str) for text in known.get("texts", ()))
         for name, known in positions.items()
     ):
         return f"{MANIFEST} describes positions that do not fit its sequences"

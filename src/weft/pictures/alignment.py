@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.pictures.canvas import bare, new_figure, sized, weight_norm, weight_scale, weights_of
@@ -50,8 +51,8 @@ def alignment(
     weights = weights_of(what, head)
     queries, keys = weights.shape
     if isinstance(what, TraceLayer):
-        query_tokens = what.query_tokens if query_tokens is None else query_tokens
-        key_tokens = what.key_tokens if key_tokens is None else key_tokens
+        query_tokens = shown(what.query_tokens) if query_tokens is None else query_tokens
+        key_tokens = shown(what.key_tokens) if key_tokens is None else key_tokens
         if title is None:
             title = f"{what.kind} layer {what.index}, " + (
                 f"mean of {what.heads} heads" if head is None else f"head {head}"

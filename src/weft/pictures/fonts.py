@@ -44,7 +44,7 @@ class Lettering:
 
 def _code(character: str) -> str:
     """The code point of a character; of a picture of a control character, what it stands for."""
-    code = ord(character)
+    code = {"⏎": 0x0A, "⇥": 0x09}.get(character, ord(character))
     code = 0x7F if code == 0x2421 else code - 0x2400 if 0x2400 <= code < 0x2420 else code
     return f"‹{code:04X}›"
 

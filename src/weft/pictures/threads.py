@@ -12,6 +12,7 @@ from matplotlib.patches import FancyBboxPatch, PathPatch
 from matplotlib.path import Path as Curve
 
 from weft.errors import InputError
+from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.pictures.canvas import bare, new_figure
 from weft.pictures.fonts import lettering
@@ -64,7 +65,7 @@ def threads(
     if title is None:
         which = f"head {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} heads"
         title = f"{layer.kind} layer {layer.index}, {which}"
-    letters = lettering([*layer.query_tokens, *layer.key_tokens, title])
+    letters = lettering([*shown(layer.query_tokens), *shown(layer.key_tokens), title])
     families = list(letters.families)
 
     step = float(np.clip(8.0 / max(queries, keys, 1), 0.15, 0.27))
@@ -115,7 +116,7 @@ def threads(
                           linewidth=0.4 + 2.6 * weight)
             )  # fmt: skip
 
-    for i, token in enumerate(layer.query_tokens):
+    for i, token in enumerate(shown(layer.query_tokens)):
         forward = query is None or i == query
         axes.text(
             left, starts[i], letters.token(token, 16), ha="right", va="center", fontsize=size,
@@ -123,7 +124,7 @@ def threads(
             fontweight="bold" if query == i else "normal", family=families,
         )  # fmt: skip
     strongest = max(float(received.max(initial=0)), 1e-9)
-    for j, token in enumerate(layer.key_tokens):
+    for j, token in enumerate(shown(layer.key_tokens)):
         share = received[j] / strongest
         if received[j] >= 0.005:
             axes.add_patch(

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
-from weft.formats.tokens import visible
+from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import Trace, TraceLayer
 from weft.formats.trace_reader import StoredLayer
 from weft.studio.arrays import LayerArrays, LayerCache
@@ -98,7 +98,7 @@ class Example:
         return {
             "name": self.name,
             "model": {name: _plain(value) for name, value in trace.model.items()},
-            "sequences": {name: list(tokens) for name, tokens in trace.sequences.items()},
+            "sequences": {name: list(shown(tokens)) for name, tokens in trace.sequences.items()},
             "special": {
                 name: known["special"]
                 for name, known in trace.positions.items()
@@ -227,11 +227,7 @@ class Collection:
 
 def name_of(trace: Trace) -> str:
     """A short name made of a trace's tokens."""
-    texts = []
-    for tokens in trace.sequences.values():
-        # Characters and word pieces follow each other; words are set apart.
-        joint = "" if sum(map(len, tokens)) <= 2 * len(tokens) else " "
-        texts.append(joint.join(visible(token) for token in tokens[:60]).replace("␣", " ").strip())
+    texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.formats.files import atomic_file
-from weft.formats.tokens import visible
+from weft.formats.tokens import shown, visible
 from weft.formats.trace import Trace, TraceLayer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def to_networkx(layer: TraceLayer, head: int) -> networkx.DiGraph | networkx.Gra
     for node, values in found.nodes(data=True):
         side, position = node if isinstance(node, tuple) else ("query", node)
         tokens = layer.query_tokens if side == "query" else layer.key_tokens
-        values["token"] = tokens[position]
+        values["token"] = shown(tokens)[position]
         values["position"] = position
         values["sequence"] = layer.queries_from if side == "query" else layer.keys_from
     return found

@@ -17,7 +17,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation
 from weft.tracing.graphs import cut
-from weft.tracing.names import token_names
+from weft.tracing.names import texts_known, token_names
 from weft.tracing.sequences import on_device_of
 from weft.tracing.terms import cut_terms, ranges_of
 
@@ -82,11 +82,14 @@ def traces_of(
         used = {layer.queries_from for layer in caught} | {layer.keys_from for layer in caught}
         # A model that reads one sequence calls it "tokens", whatever its argument is called.
         shown = {"tokens": next(iter(names.values()))} if used == {"tokens"} else names
-        known = {}
+        known: dict[str, dict[str, list[Any]]] = {
+            name: dict(texts) for name, of in shown.items() if (texts := texts_known(of))
+        }
         if prompt is not None:
             (name,) = shown
             first = next(iter(spans.values())).start
-            known[name] = {"generated": [first + i >= prompt for i in range(len(shown[name]))]}
+            generated = [first + i >= prompt for i in range(len(shown[name]))]
+            known.setdefault(name, {})["generated"] = generated
         traces.append(Trace(shown, caught, description, known))
     return traces
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.tracing.names import token_names
+from weft.tracing.names import texts_known, token_names
 
 __all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on_device_of"]
 
@@ -150,7 +150,8 @@ class Sequences:
             known["offsets"] = (self._offsets + [[0, 0]] * (span.stop - len(self._offsets)))[span]
         if self._prompt is not None and name in ("tokens", "target") and self._grew(name):
             known["generated"] = [place >= self._prompt for place in range(span.start, span.stop)]
-        return InputSequence(span, token_names(ids, tokenizer), known)
+        names = token_names(ids, tokenizer)
+        return InputSequence(span, names, known | texts_known(names))
 
     def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:
         """The patches of an image, row by row, after what stands before them ([CLS])."""
