@@ -17,13 +17,13 @@ const STOPS: Record<Theme, { weight: Stops; difference: Stops }> = {
 
 /** Twelve colours told apart by all; a head's number is always beside its colour. */
 const HEADS: Record<Theme, string[]> = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf", "#56a0d3", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e"],
+  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf", "#3d8fc4", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e"],
   dark: ["#56b4e9", "#ff8c42", "#35c99a", "#e8a0c8", "#f0e442", "#9d94ff", "#2f8fd0", "#e2725b", "#9bd267", "#c86fc0", "#b3bac5", "#d8b45a"],
 };
 
 export const INKS = {
-  light: { ground: "#fbfaf6", card: "#ffffff", ink: "#1c2126", faint: "#5f6670", line: "#e2dfd6", query: "#0f8a86", key: "#b86b0b" },
-  dark: { ground: "#0f1216", card: "#161a20", ink: "#e9e7e2", faint: "#98a0ab", line: "#272d35", query: "#5cc8c2", key: "#f2b05e" },
+  light: { ground: "#fbfaf6", card: "#ffffff", ink: "#1c2126", faint: "#5f6670", line: "#e2dfd6", query: "#0a716e", key: "#945407", seen: "#f0a83f" },
+  dark: { ground: "#0f1216", card: "#161a20", ink: "#e9e7e2", faint: "#98a0ab", line: "#272d35", query: "#5cc8c2", key: "#f2b05e", seen: "#8a5513" },
 } as const;
 
 /** 256 colours, [red, green, blue, alpha] as one 32-bit number each, for an image's pixels. */
@@ -67,7 +67,7 @@ export function rampColour(theme: Theme, value: number, of: "weight" | "differen
 
 /** Every role's colour; what is not named here gets one of the last by its name. */
 const ROLES: Record<Theme, Record<string, string>> = {
-  light: { previous: "#0f8a86", next: "#3f8f2f", same: "#7a5fc0", first: "#5e6b80", separator: "#8a7a62", punctuation: "#a08a3c", partner: "#4a7fa8", last: "#8a7a62", local: "#c07a12", broad: "#c2506c", induction: "#2f6fd0", duplicate: "#a2459c", retrieval: "#b5471d", focused: "#b5471d", mixed: "#9aa0a8", none: "#9aa0a8" },
+  light: { previous: "#0f8a86", next: "#3f8f2f", same: "#7a5fc0", first: "#5e6b80", separator: "#8a7a62", punctuation: "#a08a3c", partner: "#4a7fa8", last: "#8a7a62", local: "#c07a12", broad: "#c2506c", induction: "#2f6fd0", duplicate: "#a2459c", retrieval: "#b5471d", focused: "#b5471d", mixed: "#858b94", none: "#858b94" },
   dark: { previous: "#5cc8c2", next: "#86d275", same: "#b39df0", first: "#7f8ea6", separator: "#b5a488", punctuation: "#d0bd6a", partner: "#7fb4dc", last: "#b5a488", local: "#f2b05e", broad: "#e07a92", induction: "#6ea8ff", duplicate: "#d88fd2", retrieval: "#f08a5a", focused: "#f08a5a", mixed: "#6b737e", none: "#6b737e" },
 };
 

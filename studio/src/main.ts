@@ -26,6 +26,8 @@ export default {
     const source = packedSource(JSON.parse(model.get("pack") as string) as Pack);
     const studio = new Studio(source, false, String(model.get("start") ?? ""));
     el.classList.add("weft-cell");
+    // JupyterLab's own keys (m, d d, x) are not for a studio that has the focus.
+    el.dataset.lmSuppressShortcuts = "true";
     const app = mount(App, { target: el, props: { studio } });
     return () => void unmount(app);
   },

@@ -22,7 +22,7 @@ export interface Sheet {
 
 /** Pixels of a cell from which tokens, not positions, name it. */
 export const TOKENS_FROM = 11;
-const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
+export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
 
 export const plot = ({ width, height, margin }: Sheet) => ({ wide: Math.max(width - margin.left - 12, 1), high: Math.max(height - margin.top - 12, 1) });
 
@@ -44,7 +44,7 @@ export function held(view: Window, sheet: Sheet, layer: Layer): Window {
 export interface Look {
   theme: Theme;
   colours: Uint32Array;
-  /** The cell in question. */
+  /** The cell in question; of a row or a column alone the other is -1. */
   cell: { row: number; column: number } | null;
   /** A rough picture of the whole, for where tiles are on their way. */
   rough: HTMLCanvasElement | null;
@@ -177,14 +177,15 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   if (look.cell) {
     const { row, column } = look.cell;
     const side = Math.max(view.zoom, 5);
-    const [left, top] = [x(column) - side / 2, y(row) - side / 2];
-    if (inside(x(column), margin.left, wide) && inside(y(row), margin.top, high)) {
+    const [left, across] = column < 0 ? [margin.left, wide] : [x(column) - side / 2, side];
+    const [top, down] = row < 0 ? [margin.top, high] : [y(row) - side / 2, side];
+    if ((column < 0 || inside(x(column), margin.left, wide)) && (row < 0 || inside(y(row), margin.top, high))) {
       context.lineWidth = 3.5;
       context.strokeStyle = ink.card;
-      context.strokeRect(left, top, side, side);
+      context.strokeRect(left, top, across, down);
       context.lineWidth = 1.6;
-      context.strokeStyle = ink.ink;
-      context.strokeRect(left, top, side, side);
+      context.strokeStyle = row < 0 ? ink.key : column < 0 ? ink.query : ink.ink;
+      context.strokeRect(left, top, across, down);
     }
   }
 }

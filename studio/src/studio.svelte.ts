@@ -21,7 +21,13 @@ export class Studio {
   training: Training | null = $state.raw(null);
   problem = $state("");
   said = $state("");
+  /** The place that the studio has, in pixels: a window, or a notebook's cell. */
+  width = $state(1440);
   system: Theme = $state("light");
+  /** Whether the system chooses the colours; then it also chooses between light and dark. */
+  forced = $state(false);
+  /** Gives the focus to the picture when what had it is gone. */
+  keepFocus: () => void = () => {};
   /** What a view does with a key; true: it was its key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
   /** What a view gives to export. */
@@ -36,6 +42,9 @@ export class Studio {
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
     dark.addEventListener("change", () => (this.system = dark.matches ? "dark" : "light"));
+    const forced = window.matchMedia("(forced-colors: active)");
+    this.forced = forced.matches;
+    forced.addEventListener("change", () => (this.forced = forced.matches));
   }
 
   get state(): State {
@@ -43,7 +52,7 @@ export class Studio {
   }
 
   get theme(): Theme {
-    return this.state.theme || this.system;
+    return (!this.forced && this.state.theme) || this.system;
   }
 
   /** The layer that is chosen, within what the trace has. */
@@ -73,6 +82,15 @@ export class Studio {
 
   set(change: Partial<State>): void {
     this.address.set(change);
+  }
+
+  /** Turns to a head; the token in question stays where the other layer has the same tokens. */
+  select(layer: number, head: number): void {
+    const from = this.layer, to = this.example!.layers[layer];
+    const { query, key, lock, window } = this.state;
+    const [queries, keys] = [to.queries === from.queries, to.keys === from.keys];
+    const place = { query: queries ? query : -1, key: keys ? key : -1 };
+    this.set({ layer, head, heads: "", ...place, lock: lock && (place.query >= 0 || place.key >= 0), window: queries && keys ? window : "" });
   }
 
   async open(): Promise<void> {

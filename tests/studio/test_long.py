@@ -99,7 +99,7 @@ def test_a_text_of_32768_words_flows_and_is_shaded(studio, viewer: Viewer, trace
     assert sorted(shaded) == sorted(graph.keys[1, row].tolist())
     # On the screen it is in sight and coloured like a query.
     word = page.locator("bdi.looks[data-place]")
-    assert word.evaluate("e => getComputedStyle(e).color") == "rgb(15, 138, 134)"
+    assert word.evaluate("e => getComputedStyle(e).color") == "rgb(10, 113, 110)"
     box = word.bounding_box()
     assert 0 < box["y"] < 800
     page.keyboard.press("ArrowDown")

@@ -95,7 +95,7 @@ def _ramp(name: str, stops: Stops) -> ListedColormap:
 #: Okabe and Ito's seven, with five more of other lightness between them.
 _HEADS_LIGHT = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf",
-    "#56a0d3", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e",
+    "#3d8fc4", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e",
 )  # fmt: skip
 _HEADS_DARK = (
     "#56b4e9", "#ff8c42", "#35c99a", "#e8a0c8", "#f0e442", "#9d94ff",
@@ -107,11 +107,11 @@ def palette(theme: Theme = "light") -> Palette:
     """The colours of a theme.
 
     >>> palette("light").query
-    '#0f8a86'
+    '#0a716e'
     """
     if theme == "light":
         return Palette(
-            "#ffffff", "#1c2126", "#767c86", "#dcdad3", "#0f8a86", "#b86b0b",
+            "#ffffff", "#1c2126", "#5f6670", "#dcdad3", "#0a716e", "#945407",
             _ramp("weft-weight-light", _WEIGHT_LIGHT),
             _ramp("weft-difference-light", _DIFFERENCE_LIGHT), _HEADS_LIGHT,
         )  # fmt: skip

@@ -24,7 +24,7 @@ export function flowFigure(studio: Studio, example: Example, layer: Layer, chose
       if (space && place > from) x += 4;
       if (x + wide > WIDTH - 20) [x, y] = [20, y + LINE];
       const share = keys ? (looked.get(place) ?? 0) : 0;
-      if (share > 0.005) parts.push(rect(x - 1, y - 12, wide + 2, 17, ink.key, ` fill-opacity="${Math.min(1, 0.12 + 0.88 * Math.sqrt(share)).toFixed(2)}" rx="2"`));
+      if (share > 0.005) parts.push(rect(x - 1, y - 12, wide + 2, 17, ink.seen, ` fill-opacity="${Math.min(1, 0.12 + 0.88 * Math.sqrt(share)).toFixed(2)}" rx="2"`));
       const seeing = queries ? (looking.get(place) ?? 0) : 0;
       if (seeing > 0.01) parts.push(rect(x, y + 5, wide, 2, ink.query, ` fill-opacity="${Math.min(1, 0.15 + Math.sqrt(seeing)).toFixed(2)}"`));
       const on = queries && place === query;

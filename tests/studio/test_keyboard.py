@@ -1,0 +1,183 @@
+"""Every view by the keyboard alone: the focus is never lost, a key does what it names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import weft
+from weft.studio.page import collect
+
+FOCUS = """() => {
+    const { activeElement } = document;
+    return activeElement === document.body ? "body"
+        : activeElement.className?.toString().split(" ")[0] || activeElement.localName;
+}"""
+#: What Tab reaches that does not say that it has the focus.
+UNSEEN = """() => {
+    const { activeElement } = document;
+    const { outlineStyle, outlineWidth } = getComputedStyle(activeElement);
+    const unseen = outlineStyle === "none" || outlineWidth === "0px";
+    return unseen ? activeElement.outerHTML.slice(0, 90) : "";
+}"""
+
+
+def focus(page: Any) -> str:
+    """The element that has the focus, by its class, once the page has come to rest."""
+    page.wait_for_timeout(120)
+    return page.evaluate(FOCUS)
+
+
+@pytest.fixture
+def page(studio, pair_trace, history_of) -> Any:
+    page = studio.file(collect([pair_trace, pair_trace], history=history_of(pair_trace)))
+    page.locator(".stage .tile").first.wait_for()
+    return page
+
+
+def test_the_focus_follows_every_change_of_view(page) -> None:
+    for keys, selector in (
+        ("ArrowRight Enter", ".loom"),  # from the tile that had it, which is gone
+        ("m", ".stage.matrix"),
+        ("Escape", ".loom"),
+        ("h", ".stage.heads"),
+        ("r", ".stage.training"),
+        ("Escape", ".stage.heads"),
+        ("t ]", ".loom"),  # the other example
+        ("ArrowRight ArrowRight", ".loom"),  # the last layer, where the button is switched off
+        ("/ Escape", ".loom"),
+        ("? Escape", ".loom"),
+        ("e Escape", ".loom"),
+    ):
+        for key in keys.split():
+            page.keyboard.press(key)
+            page.wait_for_timeout(60)
+        page.locator(selector).wait_for()
+        assert focus(page) != "body", keys
+
+
+def test_by_buttons_that_go_away(page) -> None:
+    page.keyboard.press("t")
+    after = page.locator(".rail .turn button").last
+    while after.is_enabled():
+        after.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(60)
+    assert focus(page) != "body"
+    page.keyboard.press("/")
+    page.locator(".find button", has_text="Close").click()
+    assert focus(page) != "body"
+    page.locator(".queries .word").first.click()
+    page.keyboard.press("m")
+    page.locator(".stage.matrix").wait_for()
+    assert focus(page) == "stage"
+
+
+@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "training"])
+def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
+    page.evaluate(f"location.hash = '#view={view}'")
+    page.locator(f".stage.{view}").wait_for()
+    page.evaluate("document.querySelector('.studio').focus()")
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        where = page.evaluate(FOCUS)
+        if where == "body":
+            break
+        assert page.evaluate(UNSEEN) == ""
+        reached.append(where)
+    assert reached[0] == "skip"
+    assert {"quiet", "a"} <= set(reached)  # the buttons above, the names of the views
+    assert len(reached) > 10
+    page.evaluate("document.querySelector('.studio').focus()")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert focus(page) == "stage"
+
+
+def test_a_digit_is_the_head_that_it_names(studio, minilm_trace) -> None:
+    page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3")
+    page.locator(".loom").wait_for()
+    drawn = """() => [...document.querySelectorAll('.rail .tile[aria-pressed="true"] small')]
+        .map((name) => name.textContent)"""
+    page.keyboard.press("0")
+    assert page.evaluate(drawn) == ["H0", "H3"]
+    page.keyboard.press("1")
+    assert page.evaluate(drawn) == ["H0", "H1", "H3"]
+    page.keyboard.press("9")
+    page.keyboard.press("0")
+    assert page.evaluate(drawn) == ["H1", "H3", "H9"]
+    page.keyboard.press("Shift+Digit1")
+    assert page.evaluate(drawn) == ["H1", "H3", "H9", "H11"]
+
+
+def test_a_digit_without_a_head_says_so(page) -> None:
+    page.keyboard.press("t")
+    page.locator(".loom").wait_for()
+    page.keyboard.press("7")
+    page.locator("[role=status]", has_text="There is no head 7 here: they are 0 to 3.").wait_for(
+        state="attached"
+    )
+    assert page.locator('.rail .tile[aria-pressed="true"]').count() == 1
+
+
+def test_a_word_stays_in_question_from_view_to_view(page) -> None:
+    page.evaluate("location.hash = '#view=threads&layer=2&head=1'")
+    page.locator(".loom").wait_for()
+    page.locator(".queries .word").nth(2).click()
+    page.keyboard.press("m")
+    row = page.locator(".cell-value .pair", has_text="row 2")
+    row.wait_for()
+    # On the picture its row stands out, in a frame in the colour of queries to its last key.
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    framed = """() => {
+        const canvas = document.querySelector(".stage.matrix canvas");
+        const from = canvas.width >> 2;
+        const { data } = canvas.getContext("2d").getImageData(from, 0, from, canvas.height);
+        let count = 0;
+        for (let n = 0; n < data.length; n += 4)
+            if (data[n] < 70 && data[n + 1] > 90 && data[n + 2] > 90) count++;
+        return count;
+    }"""
+    assert page.evaluate(framed) > 60
+    page.keyboard.press("ArrowRight")
+    page.locator(".cell-value .faint", has_text="row 2, column 0").wait_for()
+    page.keyboard.press("t")
+    page.locator('.queries .word[aria-selected="true"]').wait_for()
+    # Another head of the same texts, chosen among all heads.
+    page.keyboard.press("h")
+    page.locator('[data-cell="2.3"]').click()
+    page.locator('.queries .word[aria-selected="true"]').wait_for()
+    assert page.locator(".queries .word").nth(2).get_attribute("aria-selected") == "true"
+    # Of another text it is not the same word.
+    page.keyboard.press("h")
+    page.locator('[data-cell="0.0"]').click()
+    page.locator(".panel h2", has_text="Encoder L0 H0").wait_for()
+    assert page.locator('.queries .word[aria-selected="true"]').count() == 0
+
+
+def test_find_without_a_hit_says_so(page) -> None:
+    page.keyboard.press("t")
+    page.keyboard.press("/")
+    page.locator(".find input").fill("xyzzy")
+    page.keyboard.press("Enter")
+    said = page.locator(".find p")
+    said.wait_for(state="visible")
+    assert said.inner_text() == "No token holds “xyzzy”."
+    assert said.bounding_box()["height"] > 10
+    page.locator(".find input").fill("#")
+    assert said.inner_text() == ""
+    page.keyboard.press("Enter")
+    page.locator('.queries .word[aria-selected="true"]').wait_for()
+
+
+def test_one_of_a_thing_is_not_called_many(studio, make_trace) -> None:
+    trace = make_trace(["alone"])
+    trace = weft.Trace({"tokens": ["alone"]}, trace.layers[:1])
+    page = studio.file(collect([trace]), "#view=threads&query=0&lock=1")
+    page.locator(".loom").wait_for()
+    text = page.locator(".studio").inner_text()
+    heads = trace.layers[0].heads
+    assert f"1 layer × {heads} head{'s' * (heads > 1)} · 1 token" in text
+    assert "It looks at 1 key," in text

@@ -1,0 +1,116 @@
+"""What the place that the studio has does to it: phones, narrow windows, paper, forced colours."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from weft.studio.page import collect
+
+#: What is cut off sideways, or stands out of the window.
+CUT = """() => {
+    const wide = document.documentElement.clientWidth;
+    const boxes = "main, header, .panel, .stage, button, p, h2, label, select, input, output, kbd";
+    const beyond = [...document.querySelectorAll(`.studio :is(${boxes}, .word, .token)`)]
+        .filter((of) => of.checkVisibility() && !of.closest(".unseen, .skip, dialog"))
+        .map((of) => [of, of.getBoundingClientRect()])
+        .filter(([, box]) => box.right > wide + 1 || box.left < -1)
+        .map(([of]) => of);
+    const texts = ".tile small, .bar-row span, .number, .keys span, .choice button";
+    const cut = [...document.querySelectorAll(texts)].filter((of) => of.checkVisibility())
+        .filter((of) => of.clientWidth && of.scrollWidth > of.clientWidth + 1);
+    return [...beyond, ...cut].map((of) => `${of.className} ${of.textContent.trim().slice(0, 40)}`);
+}"""
+
+
+def colours(page: Any, selector: str, number: int = 0) -> set[tuple[int, ...]]:
+    """The colours of an element on the screen."""
+    box = page.locator(selector).nth(number).bounding_box()
+    picture = Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")
+    return {tuple(colour) for colour in np.asarray(picture).reshape(-1, 3).tolist()}
+
+
+@pytest.mark.parametrize("width", [360, 768, 1024, 1440])
+def test_nothing_is_cut_in_any_view(studio, minilm_trace, pair_trace, history_of, width) -> None:
+    run = collect([pair_trace], history=history_of(pair_trace), summary={"exact": "99 %"})
+    for collection, views in (
+        (collect([minilm_trace, minilm_trace]), ("heads", "heads&order=role", "threads", "matrix")),
+        (run, ("heads", "threads&layer=2&query=1&lock=1", "training")),
+    ):
+        page = studio.file(collection, width=width)
+        for view in views:
+            page.evaluate("view => { location.hash = `#view=${view}`; }", view)
+            page.locator(f".stage.{view.split('&')[0]}").wait_for()
+            page.wait_for_timeout(200)
+            assert page.evaluate(CUT) == [], view
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+
+
+def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_trace) -> None:
+    page = studio.file(collect([minilm_trace]), width=1024)
+    page.locator(".stage .tile small").nth(71).wait_for()
+    captions = page.locator(".stage .tile small").all_inner_texts()
+    scores = [text for text in captions if "." in text or text.split()[-1:] == ["1"]]
+    assert len(scores) > 40
+
+
+def test_the_slider_of_a_training_on_a_phone(studio, pair_trace, history_of) -> None:
+    page = studio.file(
+        collect([pair_trace], history=history_of(pair_trace)), "#view=training", width=360
+    )
+    slider = page.locator(".time input[type=range]")
+    slider.wait_for()
+    box = slider.bounding_box()
+    assert box["width"] > 150
+    page.mouse.click(box["x"] + box["width"] - 4, box["y"] + box["height"] / 2)
+    page.locator("#now", has_text="step 500: trained").wait_for()
+    assert page.locator("#now").bounding_box()["x"] >= 0
+
+
+def test_strips_bars_and_shades_where_the_system_chooses_colours(studio, minilm_trace) -> None:
+    page = studio.file(collect([minilm_trace]), "#view=heads&layer=4&head=3")
+    page.emulate_media(forced_colors="active")
+    page.locator(".stage .tile small").nth(71).wait_for()
+    of_role = {
+        next(iter(colours(page, ".stage .tile .strip", number))) for number in (0, 2, 20, 24)
+    }
+    assert len(of_role) >= 3  # broad, previous, next, first
+    assert len(colours(page, ".panel .bar-row > .bar", 3)) > 2
+    page.evaluate("location.hash = '#view=threads&layer=4&head=3&query=3&lock=1'")
+    page.locator(".keys-column .word i").first.wait_for()
+    ground = next(iter(colours(page, ".loom .ends > span:nth-child(2)")))
+    assert colours(page, ".keys-column .word i") != {ground}
+    assert colours(page, ".rail .tile .strip", 0) != colours(page, ".rail .tile .strip", 1)
+
+
+def test_shades_of_flowing_text_where_the_system_chooses_colours(studio, make_trace) -> None:
+    page = studio.file(collect([make_trace(["word"] * 80)]), "#view=threads&query=9&lock=1&share=1")
+    page.emulate_media(forced_colors="active")
+    page.locator("bdi.seen[data-place]").first.wait_for()
+    grounds = page.locator("bdi.seen[data-place]").evaluate_all(
+        "words => words.map((word) => getComputedStyle(word).backgroundColor)"
+    )
+    assert len(set(grounds)) > 5
+
+
+@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "training"])
+def test_on_paper_nothing_is_cut(studio, pair_trace, history_of, view: str) -> None:
+    page = studio.file(
+        collect([pair_trace], history=history_of(pair_trace)), f"#view={view}&query=1&lock=1"
+    )
+    page.locator(f".stage.{view}").wait_for()
+    page.emulate_media(media="print")
+    hidden = """() => [...document.querySelectorAll(".studio, .studio main, .stage, .panel, .rail")]
+        .filter((of) => of.scrollHeight > of.clientHeight + 1
+            && getComputedStyle(of).overflowY !== "visible")
+        .map((of) => of.className)"""
+    assert page.evaluate(hidden) == []
+    assert not page.locator(".panel .keys").is_visible()
+    assert not page.locator(".studio > header button", has_text="Export").is_visible()
+    stage, panel = page.locator(".stage").bounding_box(), page.locator(".panel").bounding_box()
+    assert panel["y"] >= stage["y"] + stage["height"]
+    assert page.pdf(print_background=False).count(b"/Type /Page\n") >= 1
