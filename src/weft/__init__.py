@@ -15,7 +15,14 @@ wait for, and in which the command line already answers Ctrl-C.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import BackendError, DataError, InputError, ShapeError, WeftError
+from weft.errors import (
+    BackendError,
+    DataError,
+    InputError,
+    ShapeError,
+    VerificationError,
+    WeftError,
+)
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -59,6 +66,7 @@ __all__ = [
     "Shaw",
     "Top",
     "Trace",
+    "VerificationError",
     "WeftError",
     "__version__",
     "alibi_slopes",

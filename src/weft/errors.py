@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "DataError", "InputError", "ShapeError", "WeftError"]
+__all__ = [
+    "BackendError",
+    "DataError",
+    "InputError",
+    "ShapeError",
+    "VerificationError",
+    "WeftError",
+]
 
 
 class WeftError(Exception):
@@ -23,3 +30,7 @@ class BackendError(InputError):
 
 class DataError(WeftError, OSError):
     """A file or folder that is missing, damaged, half-written or of another format."""
+
+
+class VerificationError(WeftError, RuntimeError):
+    """A model that computes something else while it is traced than it does without."""

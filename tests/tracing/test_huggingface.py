@@ -83,7 +83,7 @@ def test_value_norms_are_those_of_the_values(family_named):
     attention = model.model.layers[1].self_attn
     attention.v_proj.register_forward_hook(lambda *given: caught.append(given[2]))
     traces = weft.trace(model, inputs)
-    values = caught[0].view(2, 12, 2, 8).transpose(1, 2)  # (batch, kv_heads, keys, depth)
+    values = caught[-1].view(2, 12, 2, 8).transpose(1, 2)  # (batch, kv_heads, keys, depth)
     assert torch.equal(traces[0].layers[1].value_norms, values[0].norm(dim=-1))
     assert torch.equal(traces[1].layers[1].value_norms, values[1, :, 3:].norm(dim=-1))
 
@@ -109,7 +109,8 @@ def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implement
     with torch.no_grad():
         model(**inputs)
     hook.remove()
-    traced, own = outputs
+    # Before them came the two short runs of the verification.
+    traced, own = outputs[-2:]
     compared = 0
     for name, tensor in own.items():
         if isinstance(tensor, torch.Tensor):
@@ -178,7 +179,7 @@ import os, signal, torch, transformers, weft
 config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
 model = transformers.GPT2Model(config)
 model.h[2].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r})
+weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r}, verify=False)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL

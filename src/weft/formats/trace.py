@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.formats.terms import Terms
 from weft.formats.tokens import Tokens
+from weft.formats.verification import in_words
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix import AttentionMatrix
 
@@ -231,12 +232,18 @@ class Trace:
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch
+    verification  how the model with weft was held against the model without: "tokens" that both
+                read (0 where it reads no text), whether these are the "whole" input, how many
+                calls of attention "layers" were compared one by one, the largest "difference" of
+                an output, and of "weights" (None: the model's own attention returns none); or
+                {"unverified": why}. None: nobody asked for it, or an older weft made the trace
     """
 
     sequences: Mapping[str, list[str]]
     layers: tuple[TraceLayer, ...]
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    verification: Mapping[str, Any] | None = None
 
     @property
     def tokens(self) -> list[str]:
@@ -254,6 +261,8 @@ class Trace:
         noun = "layer" if len(self.layers) == 1 else "layers"
         tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
         verified = "" if self.deviation is None else f", deviation {self.deviation:.1e}"
+        if self.verification is not None:
+            verified += f", {in_words(self.verification)}"
         return f"Trace({layers or 'no'} {noun}, {tokens} tokens{verified})"
 
     @property
@@ -293,6 +302,7 @@ class Trace:
         with writing_trace(
             path, self.sequences, self.model, dtype=dtype, overwrite=overwrite
         ) as writer:
+            writer.verification = self.verification
             for name, known in self.positions.items():
                 writer.describe(name, known)
             for layer in self.layers:
@@ -334,7 +344,9 @@ class Trace:
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        return cls(sequences, layers, manifest["model"], positions)
+        return cls(
+            sequences, layers, manifest["model"], positions, manifest.get("verification")
+        )
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
         """How much of each input position is in each output position, (queries, keys).

@@ -98,6 +98,8 @@ class TraceWriter:
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
         self._positions: dict[str, Mapping[str, Any]] = {}
+        #: See Trace.verification.
+        self.verification: Mapping[str, Any] | None = None
         self._layers: list[dict[str, Any]] = []
         self._tables: dict[str, TableFile] = {}
         self._tensors: TensorFile | None = None
@@ -260,6 +262,8 @@ class TraceWriter:
             "layers": self._layers,
             "files": files,
         }
+        if self.verification is not None:
+            manifest["verification"] = dict(self.verification)
         manifest["sha256"] = manifest_digest(manifest)
         # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"

@@ -34,6 +34,7 @@ from weft.formats.trace_folder import (
     VERSION,
     manifest_digest,
 )
+from weft.formats.verification import is_verification
 from weft.mechanism.graph import AttentionGraph
 
 __all__ = ["Digests", "StoredLayer", "open_folder"]
@@ -128,6 +129,8 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
         for name, known in positions.items()
     ):
         return f"{MANIFEST} describes positions that do not fit its sequences"
+    if not is_verification(manifest.get("verification")):
+        return f"{MANIFEST} says nothing clear of how it was verified"
     if not isinstance(layers, list) or not layers:
         return f"{MANIFEST} has no layers"
     for number, layer in enumerate(layers):

@@ -17,6 +17,7 @@ from weft.tracing.at_rest import at_rest
 from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.own import as_inputs, sequences_of, traces_of
+from weft.tracing.prefix import Verify
 from weft.tracing.sequences import check_can_be_saved
 
 __all__ = ["trace"]
@@ -34,6 +35,7 @@ def trace(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
     generate: int | Mapping[str, Any] | None = None,
+    verify: Verify = None,
 ) -> Trace | list[Trace]:
     """Run a model once and catch the attention graph of every layer.
 
@@ -62,12 +64,16 @@ def trace(
         generate: how many tokens the model is to write after the inputs, each the likeliest, with
             a cache; each adds its row to one trace. For a model of Transformers also a dict, the
             options of its `generate`. None: it reads and writes nothing.
+        verify: how many tokens of the inputs the model reads twice before it is traced, with weft
+            and without, to see that it computes the same: a number, or "all"; None or True: 64;
+            False: none. See `weft.tracing.untouched`.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
     Raises:
         InputError: the model has no attention layers of weft and is none of Transformers' models
             that can be traced, or the inputs do not fit it.
+        VerificationError: the model does not compute with weft what it computes without.
         DataError: the folder exists, or cannot be written.
     """
     if is_transformers_model(model):
@@ -84,6 +90,7 @@ def trace(
             dtype=dtype,
             overwrite=overwrite,
             generate=generate,
+            verify=verify,
         )
     if isinstance(inputs, str):
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,11 +19,14 @@ from weft.formats.trace_folder import writing_trace
 from weft.mechanism.graph import Keep, Top
 from weft.tracing.at_rest import at_rest
 from weft.tracing.catcher import Catcher
+from weft.tracing.comparison import Comparison
 from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
 from weft.tracing.keeping import Keeper
+from weft.tracing.prefix import Verify
 from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
+from weft.tracing.untouched import attention_modules, verify_run
 from weft.tracing.watch import WatchedTransformer, watching
 
 __all__ = ["token_limit", "trace_huggingface"]
@@ -40,6 +44,7 @@ def trace_huggingface(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
     generate: int | Mapping[str, Any] | None = None,
+    verify: Verify = None,
     description: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Trace | list[Trace]:
@@ -52,18 +57,21 @@ def trace_huggingface(
             Each token adds its row: see `weft.watch`.
         description: what the trace says of its model; None: its name, class and size.
 
-    Layers go by the path of their attention module, in the order of the run. Each is verified on
+    Layers go by the path of their attention module, in the order of the run. First the model is
+    held against itself without weft: see `weft.tracing.untouched`. Then each layer is verified on
     a sample of its rows: see `weft.tracing.verification.deviation`. A model that does not use the
-    attention interface is traced from its dense weights, unverified and with a warning.
+    attention interface is traced from its dense weights, with a warning.
     """
     given, offsets = _as_inputs(model, inputs, tokenizer)
     _check(model, given, generate is not None)
     samples = next(len(value) for value in given.values() if isinstance(value, Tensor))
     check_can_be_saved(save, samples)
     says = dict(description or describe(model))
+    verification = verify_transformer(model, given, keep, verify, generate is not None)
     if generate is not None:
         options = _generation(model, given, generate)
         watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
+        watched.verification = verification
         if progress is not None:
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)
@@ -82,6 +90,7 @@ def trace_huggingface(
             keeper.writer = stack.enter_context(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
+            keeper.writer.verification = verification
         with at_rest(model), torch.no_grad():
             if routes(model):
                 with routed(model, catcher):
@@ -91,8 +100,54 @@ def trace_huggingface(
         catcher.check(model)
     if save is not None:
         return Trace.open(save)
-    traces = keeper.traces(says)
+    traces = keeper.traces(says, verification)
     return traces[0] if samples == 1 else traces
+
+
+def verify_transformer(
+    model: nn.Module,
+    given: Mapping[str, Any],
+    keep: Keep,
+    verify: Verify,
+    generates: bool = False,
+) -> dict[str, Any] | None:
+    """Hold a model of Transformers, as it is traced, against itself without weft.
+
+    generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
+
+    Returns, raises: as `verify_run`.
+    """
+    if generates:
+        given = _as_prompt(model, given)
+
+    def traced(part: Mapping[str, Any], comparison: Comparison) -> None:
+        if routes(model):
+            # Every layer, not only those that are wanted: each could be at fault.
+            with routed(model, Catcher(comparison.edges, keep, None, lambda: False)):
+                model(**part)
+            return
+        with warnings.catch_warnings():
+            # It is said once, when the model is traced.
+            warnings.simplefilter("ignore", UserWarning)
+            run_dense(model, part, lambda path, module, weights: None)
+
+    modules = attention_modules(model) if routes(model) else {}
+    return verify_run(model, given, verify, traced, modules)
+
+
+def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the first pass of generation, as a pass of its own."""
+    prompt = {**given, "use_cache": False}
+    config: Any = model.config
+    named = ("decoder_input_ids", "decoder_inputs_embeds")
+    if getattr(config, "is_encoder_decoder", False) and not any(name in prompt for name in named):
+        start = getattr(config, "decoder_start_token_id", None)
+        start = getattr(config, "bos_token_id", None) if start is None else start
+        batch = next(value for value in given.values() if isinstance(value, Tensor))
+        prompt["decoder_input_ids"] = torch.full(
+            (len(batch), 1), start or 0, device=batch.device, dtype=torch.int64
+        )
+    return prompt
 
 
 def _expected(model: nn.Module) -> int | None:

@@ -125,10 +125,12 @@ class Keeper:
                 writer.describe(name, sequence.known)
         layer.append_to(writer)
 
-    def traces(self, model: Mapping[str, Any]) -> list[Trace]:
+    def traces(
+        self, model: Mapping[str, Any], verification: Mapping[str, Any] | None = None
+    ) -> list[Trace]:
         """The trace of each input, of what was held.
 
-        model: what they say of the model.
+        model: what they say of the model. verification: and of how it was verified.
         """
         return [
             Trace(
@@ -136,6 +138,7 @@ class Keeper:
                 tuple(self._layers[sample]),
                 model,
                 {name: of.known for name, of in self._named[sample].items() if of.known},
+                verification,
             )
             for sample in range(self._samples)
         ]

@@ -44,6 +44,8 @@ class WatchedTransformer(Watched):
         self._current: _Text | None = None
         self._inside = False
         self._passes = 0
+        #: See Trace.verification.
+        self.verification: Mapping[str, Any] | None = None
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -73,7 +75,7 @@ class WatchedTransformer(Watched):
         keeper = Keeper(sequences, samples, self._queries_keys)
         for caught in layers:
             keeper(caught)
-        self.traces.extend(keeper.traces(self._description))
+        self.traces.extend(keeper.traces(self._description, self.verification))
 
     # Hooks
 

@@ -1,0 +1,35 @@
+"""What a trace says of how it was verified: see `weft.Trace.verification`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["in_words", "is_verification"]
+
+
+def in_words(verification: Mapping[str, Any]) -> str:
+    """A verification in a few words.
+
+    >>> in_words({"tokens": 64, "whole": False, "layers": 12, "difference": 3e-7})
+    'as without weft to 3.0e-07 (64 tokens)'
+    >>> in_words({"unverified": "the prompt was in a cache"})
+    'unverified: the prompt was in a cache'
+    """
+    if "unverified" in verification:
+        return f"unverified: {verification['unverified']}"
+    part = not verification.get("whole")
+    read = f" ({verification['tokens']} tokens)" if part else ""
+    return f"as without weft to {verification['difference']:.1e}{read}"
+
+
+def is_verification(value: Any) -> bool:
+    """Whether something is what a trace may say, or nothing."""
+    if value is None:
+        return True
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("unverified"), str):
+        return True
+    numbers = (value.get("tokens"), value.get("layers"), value.get("difference"))
+    return all(isinstance(number, int | float) for number in numbers)

@@ -1,0 +1,170 @@
+"""What a model computes with weft, held against what it computes without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import VerificationError
+from weft.tracing.caught import Caught
+
+__all__ = ["Comparison", "Untouched", "floating_parts", "tolerance"]
+
+_REMEDY = (
+    "Such a trace would be wrong, so none is made; verify=False makes it all the same. Please "
+    "report the model."
+)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two computations of the same may differ, as a share of the largest number.
+
+    Half of the digits of the type: 3.5e-4 in float32, 3 percent in float16, 9 in bfloat16. The
+    order of sums changes the last digits, and exponentials of large scores a few more. A query
+    that looks at one key too many, or at one too few, changes the first. Scores are taken in
+    float32, so that float64 has no more digits.
+
+    >>> round(tolerance(torch.float32), 6)
+    0.000345
+    """
+    return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
+
+
+@dataclass(eq=False)
+class Untouched:
+    """What a model gave without weft.
+
+    layers: output and weights (None: none were returned) of each call of each attention module, by
+    its path. output: every floating tensor of the model's output, by name.
+    """
+
+    layers: dict[str, list[tuple[Tensor, Tensor | None]]] = field(default_factory=dict)
+    output: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Comparison:
+    """A run with weft, held against the run without.
+
+    Args:
+        untouched: the run without.
+        hidden: masks of the inputs' padding, (batch, length), True = padding: there a query may
+            look nowhere, which implementations answer differently.
+        where: what was read, for errors, as "64 tokens".
+    """
+
+    def __init__(self, untouched: Untouched, hidden: list[Tensor], where: str) -> None:
+        self._untouched, self._hidden, self._where = untouched, hidden, where
+        self._calls: dict[str, int] = {}
+        #: The largest difference of an output, and of a weight, where weights were compared.
+        self.difference = 0.0
+        self.weights: float | None = None
+        #: How many calls of attention layers were compared.
+        self.layers = 0
+
+    def layer(self, path: str, found: Tensor) -> Tensor | None:
+        """Compare the next call of an attention module; returns what the model goes on with.
+
+        Raises: VerificationError: it differs.
+        """
+        own = self._expected(path)
+        self._calls[path] = self._calls.get(path, 0) + 1
+        if own is None:
+            return None
+        self._compare(f"layer {path}", own[0], found)
+        self.layers += 1
+        return own[0]
+
+    def edges(self, caught: Caught) -> None:
+        """Compare the weights of a layer's edges with those that its own attention returned.
+
+        Raises: VerificationError: they differ.
+        """
+        own = self._expected(caught.path)
+        weights = None if own is None else own[1]
+        graph = caught.graph
+        if weights is None or tuple(weights.shape) != tuple(graph.shape):
+            return
+        again = weights.float().gather(-1, graph.keys.clamp(min=0).long())
+        largest = _largest(torch.where(graph.keys >= 0, again - graph.weights, 0))
+        if largest > tolerance(weights.dtype):
+            raise VerificationError(
+                f"trace: the weights of layer {caught.path} differ by {largest:.1e} from those of "
+                f"the model's own attention ({self._where}). {_REMEDY}"
+            )
+        self.weights = max(self.weights or 0.0, largest)
+
+    def output(self, found: Mapping[str, Tensor]) -> None:
+        """Compare what the model gives in the end.
+
+        Raises: VerificationError: it differs, or layers ran more or less often than without weft.
+        """
+        for path, calls in self._untouched.layers.items():
+            ran = self._calls.get(path, 0)
+            if ran != len(calls):
+                raise VerificationError(
+                    f"trace: layer {path} runs {ran} times with weft and {len(calls)} without. "
+                    f"{_REMEDY}"
+                )
+        for name, tensor in self._untouched.output.items():
+            if name not in found:
+                raise VerificationError(
+                    f"trace: with weft the model does not give {name}. {_REMEDY}"
+                )
+            self._compare(f"{name} of the model's output", tensor, found[name])
+
+    def _expected(self, path: str) -> tuple[Tensor, Tensor | None] | None:
+        calls = self._untouched.layers.get(path, [])
+        place = self._calls.get(path, 0)
+        return calls[place] if place < len(calls) else None
+
+    def _compare(self, what: str, own: Tensor, found: Tensor) -> None:
+        if own.shape != found.shape:
+            raise VerificationError(
+                f"trace: {what} has the shape {tuple(found.shape)} with weft and "
+                f"{tuple(own.shape)} without. {_REMEDY}"
+            )
+        for hidden in self._hidden:
+            if own.ndim > 2 and own.shape[:2] == hidden.shape:
+                own, found = (tensor[~hidden.to(tensor.device)] for tensor in (own, found))
+        share = tolerance(own.dtype)
+        own, found = own.double(), found.double()
+        same = (own == found) | (own.isnan() & found.isnan())
+        largest = _largest(torch.where(same, 0, own - found).nan_to_num(torch.inf))
+        allowed = share * _largest(torch.where(own.isfinite(), own, 0))
+        if largest > allowed:
+            raise VerificationError(
+                f"trace: {what} is not what it is without weft: it differs by {largest:.1e}, where "
+                f"rounding explains {allowed:.1e} ({self._where}). {_REMEDY}"
+            )
+        self.difference = max(self.difference, largest)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def floating_parts(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every floating tensor of what a model gave, with its name.
+
+    >>> [name for name, _ in floating_parts({"logits": torch.ones(1), "more": (torch.ones(2),)})]
+    ['logits', 'more.0']
+    """
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield name or "output", output
+        return
+    if isinstance(output, Mapping):
+        parts: list[tuple[Any, Any]] = list(output.items())
+    elif isinstance(output, list | tuple):
+        parts = list(enumerate(output))
+    else:
+        return
+    for key, part in parts:
+        # Caches are state, and hold what attention layers were compared for.
+        if key != "past_key_values":
+            yield from floating_parts(part, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,194 @@
+"""Is what a model computes with weft what it computes without it?
+
+A trace is right where the model looked as it looks when nobody watches. So before it is traced a
+model reads the beginning of its inputs twice: once untouched, with its own attention and nothing of
+weft, and once as it will be traced. After each attention layer the second run goes on with what
+the first one had there; so each layer is compared for the same inputs, small differences do not
+add up, and the first layer that differs is the one at fault.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from weft.tracing.at_rest import at_rest
+from weft.tracing.comparison import Comparison, Untouched, floating_parts, tolerance
+from weft.tracing.prefix import Verify, copied, hidden_positions, prefix_of, tokens_to_verify
+
+__all__ = ["attention_modules", "same_random_numbers", "unchanged", "verify_run"]
+
+
+def verify_run(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    verify: Verify,
+    traced: Callable[[Mapping[str, Any], Comparison], object],
+    modules: Mapping[str, nn.Module],
+) -> dict[str, Any] | None:
+    """Run a model on the beginning of its inputs with weft and without, and compare.
+
+    Args:
+        model: left as it was, as are the random numbers to come.
+        inputs: its arguments, by name.
+        verify: how much of them; see `Verify`.
+        traced: runs the model as it will be traced.
+        modules: the attention modules whose outputs are compared one by one, by their paths.
+
+    Returns: what a trace says of it: "tokens" (positions of the text that were read; 0 where there
+        is none), "whole" (whether these are all), "layers" (calls of attention layers compared one
+        by one), "difference" (the largest of an output), "weights" (the largest of a weight; None
+        where the model's own attention returns none). None: nothing was to be verified.
+
+    Raises: VerificationError: something differs by more than rounding explains.
+    """
+    tokens = tokens_to_verify(verify)
+    if tokens == 0:
+        return None
+    if any(hasattr(module, "set_attention_type") for module in model.modules()):
+        # Such a model computes short texts in another way, as BigBird does.
+        tokens = None
+    whole, length = prefix_of(inputs, None)
+    part, tokens = prefix_of(inputs, tokens)
+    paths = {id(module): path for path, module in modules.items()}
+    with unchanged(model), at_rest(model), torch.no_grad():
+        try:
+            untouched = _run_untouched(model, part, paths)
+        except Exception:
+            if part.keys() == whole.keys() and all(part[name] is whole[name] for name in part):
+                raise
+            # A model may read texts of some lengths only.
+            part, tokens = whole, length
+            untouched = _run_untouched(model, part, paths)
+        where = f"{tokens} tokens" if tokens else "the whole input"
+        comparison = Comparison(untouched, hidden_positions(part), where)
+
+        def compare(module: nn.Module, given: Any, output: Any) -> Any:
+            first = _first(output)
+            own = None if first is None else comparison.layer(paths[id(module)], first)
+            return None if own is None else _replaced(output, own)
+
+        outputs: list[Any] = []
+        with ExitStack() as stack:
+            for module in modules.values():
+                stack.callback(module.register_forward_hook(compare).remove)
+            hook = model.register_forward_hook(lambda *given: outputs.append(given[2]))
+            stack.callback(hook.remove)
+            stack.enter_context(same_random_numbers())
+            traced(copied(part), comparison)
+        comparison.output(dict(floating_parts(outputs[-1])))
+    return {
+        "tokens": tokens,
+        "whole": tokens == length,
+        "layers": comparison.layers,
+        "difference": comparison.difference,
+        "weights": comparison.weights,
+    }
+
+
+def _run_untouched(
+    model: nn.Module, inputs: Mapping[str, Any], paths: Mapping[int, str]
+) -> Untouched:
+    """Run a model with its own attention, and keep what its attention modules give."""
+    untouched = Untouched()
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        first = _first(output)
+        if first is not None:
+            calls = untouched.layers.setdefault(paths[id(module)], [])
+            calls.append((first.clone(), _weights(output)))
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if id(module) in paths:
+                stack.callback(module.register_forward_hook(keep).remove)
+        stack.enter_context(same_random_numbers())
+        output = model(**copied(inputs))
+    untouched.output = {name: tensor.clone() for name, tensor in floating_parts(output)}
+    return untouched
+
+
+def _first(output: Any) -> Tensor | None:
+    """What an attention module gives: itself, or the first of several things."""
+    first = output[0] if isinstance(output, list | tuple) and output else output
+    return first if isinstance(first, Tensor) and first.is_floating_point() else None
+
+
+def _replaced(output: Any, first: Tensor) -> Any:
+    return first if isinstance(output, Tensor) else type(output)((first, *output[1:]))
+
+
+def _weights(output: Any) -> Tensor | None:
+    """The weights that eager attention returns beside its output."""
+    parts = output[1:] if isinstance(output, list | tuple) else ()
+    return next((part.clone() for part in parts if _are_weights(part)), None)
+
+
+def _are_weights(part: Any) -> bool:
+    """Whether a tensor holds rows of shares: T5's position bias has the same shape."""
+    if not isinstance(part, Tensor) or part.ndim != 4 or not part.is_floating_point():
+        return False
+    sums = part.float().sum(-1)
+    most = 1 + tolerance(part.dtype)
+    return bool(part.numel() and (part >= 0).all() and (sums <= most).all() and sums.any())
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model of Transformers that look up the attention interface themselves."""
+    known: dict[type, bool] = {}
+    found = {}
+    for path, module in model.named_modules():
+        kind = type(module)
+        if kind not in known:
+            known[kind] = any(map(_looks_up, kind.__mro__))
+        if known[kind]:
+            found[path] = module
+    return found
+
+
+def _looks_up(kind: type) -> bool:
+    """Whether a method of a class, itself or under its decorators, names the interface."""
+    methods = [inspect.unwrap(value) for value in vars(kind).values() if inspect.isfunction(value)]
+    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back what a model's modules hold, by name, when the block ends."""
+    inner = ("_modules", "_buffers", "_parameters")
+    before = [
+        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in inner})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, entries in before:
+            own = vars(module)
+            own.clear()
+            own.update(attributes)
+            for name, registered in entries.items():
+                own[name].clear()
+                own[name].update(registered)
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Put the random numbers of Python, NumPy and torch back to where they were."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)

@@ -1,0 +1,230 @@
+"""The default verification: a model with weft, held against the model without."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tracing.conftest import Family
+from torch import Tensor, nn
+
+import weft
+from weft.mechanism.masks import causal
+from weft.tracing import catcher, interface
+from weft.tracing.prefix import prefix_of
+
+transformers = pytest.importorskip("transformers")
+
+Named = Callable[[str], Family]
+
+
+def read_by(model: nn.Module) -> list[int]:
+    """A list that grows by the positions that the model reads in each call."""
+    read: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    return read
+
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    own = interface._read
+
+    def changed(mask: Tensor, queries: int, keys: int) -> Any:
+        return replace(own(mask, queries, keys), mask=change(own(mask, queries, keys).mask))
+
+    monkeypatch.setattr(interface, "_read", changed)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "Mistral", "BART", "BERT"])
+def test_a_mask_that_is_lost_is_an_error(
+    family_named: Named, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = family_named(name)
+    model, inputs = family.build(), family.inputs()
+    assert all(trace.verification for trace in weft.trace(model, inputs))
+    sabotage(monkeypatch, lambda mask: None)
+    with pytest.raises(weft.VerificationError, match=r"layer \S+ .*12 tokens"):
+        weft.trace(model, inputs)
+    assert model.config._attn_implementation == "eager"
+    assert not any(module._forward_hooks for module in model.modules())
+    assert weft.trace(model, inputs, verify=False)[0].verification is None
+
+
+def test_a_mask_that_is_shifted_by_one_key_is_an_error(
+    family_named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = family_named("Llama")
+    for implementation in ("eager", "sdpa"):
+        model, inputs = family.build(implementation), family.inputs()
+        for offset in (-1, 1):
+            with monkeypatch.context() as patched:
+                sabotage(patched, lambda mask, offset=offset: causal(offset))
+                with pytest.raises(weft.VerificationError, match=r"layers\.0\.self_attn"):
+                    weft.trace(model, inputs)
+
+
+def test_the_first_layer_that_differs_is_named(
+    family_named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = family_named("GPT-2")
+    model, inputs = family.build("sdpa"), family.inputs(padded=False)
+    own = catcher.Catcher.__call__
+
+    def worse(self: Any, call: Any) -> Tensor:
+        output = own(self, call)
+        return output * 1.01 if call.path == "transformer.h.1.attn" else output
+
+    monkeypatch.setattr(catcher.Catcher, "__call__", worse)
+    with pytest.raises(weft.VerificationError, match=r"layer transformer\.h\.1\.attn is not"):
+        weft.trace(model, inputs)
+
+
+def test_it_reads_a_prefix_twice_and_the_inputs_once(family_named: Named) -> None:
+    model = family_named("Llama").build()
+    ids = torch.arange(3, 53)[None].repeat(1, 1)
+    read = read_by(model)
+    for verify, expected in (
+        (8, [8, 8, 50]),
+        (None, [50, 50, 50]),
+        ("all", [50, 50, 50]),
+        (False, [50]),
+    ):
+        read.clear()
+        trace = weft.trace(model, {"input_ids": ids}, verify=verify)
+        assert read == expected
+        if verify == 8:
+            assert trace.verification["tokens"] == 8
+            assert not trace.verification["whole"]
+    read.clear()
+    weft.trace(model, {"input_ids": torch.arange(3, 9)[None]}, generate=2, verify=4)
+    assert read == [4, 4, 6, 1, 1]
+    with pytest.raises(weft.InputError, match="expected a number of tokens, 1 or more"):
+        weft.trace(model, {"input_ids": ids}, verify=-1)
+
+
+def test_a_long_text_costs_128_tokens_more() -> None:
+    """Twice 64 of 1,000: by tokens read, not by time."""
+    config = transformers.GPT2Config(
+        vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=1024
+    )
+    model = transformers.GPT2Model(config).eval()
+    read = read_by(model)
+    trace = weft.trace(model, {"input_ids": torch.randint(0, 60, (1, 1000))})
+    assert read == [64, 64, 1000]
+    assert "(64 tokens)" in repr(trace)
+
+
+def test_what_was_verified_stands_in_the_trace_and_on_disk(family_named: Named, tmp_path) -> None:
+    family = family_named("BART")
+    model, inputs = family.build(), family.inputs(padded=False)
+    trace = weft.trace(model, inputs, save=tmp_path / "t")
+    assert trace.verification["layers"] == 6
+    assert trace.verification["whole"] is True
+    assert trace.verification["tokens"] == 12
+    assert 0 < trace.verification["difference"] < 1e-5
+    assert 0 < trace.verification["weights"] < 2e-6
+    assert "as without weft to" in repr(trace)
+    # A trace of an older weft says nothing of it, and opens.
+    path = tmp_path / "t" / "trace.json"
+    manifest = json.loads(path.read_text())
+    del manifest["verification"], manifest["sha256"]
+    for file in manifest["files"].values():
+        del file["sha256"]
+    path.write_text(json.dumps(manifest))
+    assert weft.open(tmp_path / "t").verification is None
+    manifest["verification"] = {"tokens": "many"}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(weft.DataError, match="verified"):
+        weft.open(tmp_path / "t")
+
+
+def test_a_prefix_of_texts_padded_on_the_left_holds_real_tokens() -> None:
+    ids = torch.arange(200).view(2, 100)
+    mask = torch.ones_like(ids)
+    mask[1, :70] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    cut, tokens = prefix_of(inputs, 16)
+    assert tokens == 16
+    assert cut["input_ids"].tolist() == ids[:, 62:78].tolist()
+    assert cut["attention_mask"][1].tolist() == [0] * 8 + [1] * 8
+    mask[1, :99] = 0
+    assert prefix_of(inputs, 16)[0]["attention_mask"][1].tolist() == [0] * 15 + [1]
+
+
+def test_what_goes_along_with_a_text_is_cut_with_it_and_an_image_keeps_it_whole() -> None:
+    ids = torch.zeros(2, 50, dtype=torch.int64)
+    inputs = {
+        "input_ids": ids,
+        "bbox": torch.zeros(2, 50, 4),
+        "position_ids": torch.zeros(3, 2, 50),
+        "attention_mask": torch.zeros(2, 1, 50, 50),
+        "decoder_input_ids": torch.zeros(2, 30, dtype=torch.int64),
+        "decoder_attention_mask": torch.ones(2, 30),
+    }
+    cut, tokens = prefix_of(inputs, 20)
+    assert tokens == 20
+    assert {name: tuple(value.shape) for name, value in cut.items()} == {
+        "input_ids": (2, 20),
+        "bbox": (2, 20, 4),
+        "position_ids": (3, 2, 20),
+        "attention_mask": (2, 1, 20, 20),
+        "decoder_input_ids": (2, 20),
+        "decoder_attention_mask": (2, 20),
+    }
+    seen = {"input_ids": ids, "pixel_values": torch.zeros(2, 3, 8, 8)}
+    assert prefix_of(seen, 20)[0]["input_ids"].shape == (2, 50)
+
+
+def test_random_numbers_and_what_modules_hold_are_as_before(family_named: Named) -> None:
+    """A model that draws in evaluation is verified with the same draws, and its own come after."""
+    model = family_named("Llama").build()
+    drawn: list[Tensor] = []
+
+    def noise(module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        drawn.append(torch.rand(()) + random.random() + float(np.random.rand()))
+        module.calls = getattr(module, "calls", 0) + 1
+        return output + drawn[-1]
+
+    model.model.embed_tokens.register_forward_hook(noise)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    weft.trace(model, inputs)
+    assert len(drawn) == 3
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert model.model.embed_tokens.calls == 1
+
+
+def test_a_model_that_reads_some_lengths_only_is_verified_whole(family_named: Named) -> None:
+    model = family_named("GPT-2").build()
+    read = read_by(model)
+
+    def picky(module: nn.Module, args: Any, given: Any) -> None:
+        if given["input_ids"].shape[1] != 12:
+            raise ValueError("texts of 12 tokens only")
+
+    model.register_forward_pre_hook(picky, with_kwargs=True)
+    trace = weft.trace(model, {"input_ids": torch.arange(12)[None]}, verify=6)
+    assert read == [6, 12, 12, 12]
+    assert trace.verification["whole"] is True
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_are_verified_too(
+    family_named: Named, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = family_named("Llama")
+    for implementation in ("eager", "sdpa"):
+        model, inputs = family.build(implementation).to(dtype), family.inputs(padded=False)
+        assert weft.trace(model, inputs).verification["layers"] == 2
+        if implementation == "eager":
+            with monkeypatch.context() as patched:
+                sabotage(patched, lambda mask: None)
+                with pytest.raises(weft.VerificationError):
+                    weft.trace(model, inputs)
