@@ -232,11 +232,8 @@ class Trace:
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch
-    verification  how the model with weft was held against the model without: "tokens" that both
-                read (0 where it reads no text), whether these are the "whole" input, how many
-                calls of attention "layers" were compared one by one, the largest "difference" of
-                an output, and of "weights" (None: the model's own attention returns none); or
-                {"unverified": why}. None: nobody asked for it, or an older weft made the trace
+    verification  how the model with weft was held against the model without: see
+                `weft.formats.verification`. None: it was not
     """
 
     sequences: Mapping[str, list[str]]
@@ -344,9 +341,7 @@ class Trace:
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        return cls(
-            sequences, layers, manifest["model"], positions, manifest.get("verification")
-        )
+        return cls(sequences, layers, manifest["model"], positions, manifest.get("verification"))
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
         """How much of each input position is in each output position, (queries, keys).

@@ -1,4 +1,13 @@
-"""What a trace says of how it was verified: see `weft.Trace.verification`."""
+"""What a trace says of how it was verified, `weft.Trace.verification`.
+
+    tokens      how many of the text both runs read, with weft and without; 0 of a model without text
+    whole       whether these are the whole input
+    layers      how many calls of attention layers were compared one by one
+    difference  the largest of an output
+    weights     the largest of a weight; None where the model's own attention returns none
+
+or, of what could not be verified, {"unverified": why}.
+"""
 
 from __future__ import annotations
 
