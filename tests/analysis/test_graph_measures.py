@@ -41,7 +41,31 @@ def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top)
     assert (truth["reciprocity"] <= kept["reciprocity_high"] + 1e-5).all()
     assert (kept["hitters"] <= truth["hitters"]).all()
     assert (truth["hitters"] <= kept["hitters_high"]).all()
+    # Of the key that is named, which need not be the true one.
+    for kept_row, layer, head in zip(kept.itertuples(), truth["layer"], truth["head"], strict=True):
+        graph = minilm_trace.layers[layer].graph
+        share = float(graph.strength()[head, kept_row.received_key]) / graph.shape[1]
+        assert kept_row.received_share - 1e-6 <= share <= kept_row.received_share_high + 1e-6
+    assert (kept["received_share"] < kept["received_share_high"]).any()
+    assert (truth["received_share"] == truth["received_share_high"]).all()
+    assert truth["parts_certain"].all()
+    # Parts that edges may join are no fewer than there are.
+    assert (kept["parts"] >= truth["parts"]).all()
+    certain = kept["parts_certain"].to_numpy(bool)
+    assert not certain.all()
+    assert (kept["parts"] == truth["parts"])[certain].all()
     assert (kept["entropy"] - truth["entropy"]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("by", ["head", "layer"])
+def test_of_no_token_and_of_one(make_trace, by):
+    nothing = graph_measures(make_trace([]), by=by)
+    assert "received_key" not in nothing.columns
+    assert len(nothing) == (2 if by == "head" else 1)
+    alone = graph_measures(make_trace(["a"]), by=by)
+    assert set(alone["received_share"]) == {1.0}
+    assert (alone["pagerank"] - 1).abs().max() < 1e-6
+    assert set(alone["parts"]) == {1}
 
 
 def test_between_two_sequences_some_measures_do_not_exist(pair_trace):

@@ -12,9 +12,11 @@ import torch
 
 import weft
 from weft.formats.trace import Trace
+from weft.formats.trace_folder import manifest_digest
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pandas")
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 from weft.analysis.query import ask, open_traces, shown  # noqa: E402
@@ -147,9 +149,30 @@ def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path):
     trace = weft.open(tmp_path / "t")
     edges = tmp_path / "t" / "edges.parquet"
     edges.write_bytes(b"\0" * edges.stat().st_size)
-    with pytest.raises(weft.WeftError, match="query: ") as caught:
+    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet") as caught:
         trace.sql("from edges")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["from edges", "from named", "select * from EDGES join rows using (layer)"]
+)
+def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query):
+    """Though it is whole Parquet, with its columns."""
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    edges = tmp_path / "t" / "edges.parquet"
+    table = pq.read_table(edges)
+    halved = pa.array([weight.as_py() / 2 for weight in table["weight"]], pa.float32())
+    place = table.column_names.index("weight")
+    pq.write_table(table.set_column(place, "weight", halved), edges)
+    # As many bytes as the manifest says, which is checked when the trace is opened.
+    manifest = tmp_path / "t" / "trace.json"
+    content = json.loads(manifest.read_text())
+    content["files"]["edges.parquet"]["bytes"] = edges.stat().st_size
+    content["sha256"] = manifest_digest(content)
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(weft.DataError, match=r"edges\.parquet.*does not match its digest"):
+        weft.open(tmp_path / "t").sql(query)
 
 
 def test_names_that_come_twice_are_told_apart(make_trace, tmp_path):

@@ -63,7 +63,9 @@ def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:
     trace = traces / "1.weft"
     found = weft_main("heads", trace, "--clusters", "2", "--needle", "t3 t4 t0", "--json")
     assert found.code == 0, found.err
-    assert {"cluster", "retrieval", "needle"} <= set(found.out.splitlines()[0].split())
+    assert {"cluster", "retrieval", "needle", "needle_null", "needle_p"} <= set(
+        found.out.splitlines()[0].split()
+    )
     rows = json.loads(found.out.splitlines()[-1])["heads"]
     assert {row["cluster"] for row in rows} == {0, 1}
     assert all(0 <= row["retrieval"] <= 1 for row in rows)

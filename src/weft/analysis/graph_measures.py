@@ -45,12 +45,13 @@ def graph_measures(
 
         layer, kind, head                 by layer without head
         entropy                           mean over queries, nats
-        received_key, _token, _share      who receives most, and the share of all mass
+        received_key, _token, _share, _share_high    who receives most, and its share of all mass
         hitters, hitters_high             how few keys hold the share
         reciprocity, reciprocity_high     of self-attention; by layer the mean over heads
         pagerank_key, _token, pagerank, pagerank_bound    the highest; by layer of the mean
         rank, rank_high                   directions in use, by energy; by layer the mean
-        parts, largest_part               connected parts, and the size of the largest
+        parts, largest_part, parts_certain    connected parts, and the size of the largest; not
+                                          certain: edges that were left out may join some of them
         source                            "exact" or "kept"
 
     Where two columns stand side by side the true value lies between them; from all weights they
@@ -72,6 +73,12 @@ def graph_measures(
         source, name = _source(layer, exact)
         found = _by_head if by == "head" else _by_layer
         said = {"layer": number, "kind": layer.kind}
+        if not all(layer.shape):
+            # Of no token there is nothing to measure.
+            rows += [said | ({"head": h} if by == "head" else {}) for h in range(layer.heads)][
+                : None if by == "head" else 1
+            ]
+            continue
         rows += [said | row | {"source": name} for row in found(layer, source, share, threshold)]
     return pandas.DataFrame(rows)
 
@@ -102,13 +109,14 @@ def _by_head(
     entropy = layer.graph.entropy.double().mean(-1)
     rows: list[dict[str, Any]] = []
     for head in range(heads):
-        best = int(got.middle[head].argmax()) if keys else 0
+        best = int(got.middle[head].argmax())
         rows.append(
             {
                 "head": head,
                 "entropy": float(entropy[head]),
                 **_named("received", layer, best),
-                "received_share": float(got.middle[head, best]) / max(queries, 1),
+                "received_share": float(got.lower[head, best]) / queries,
+                "received_share_high": min(1.0, float(got.upper[head, best]) / queries),
                 "hitters": int(hitters.count.lower[head]),
                 "hitters_high": int(hitters.count.upper[head]),
                 "rank": float(rank.lower[head]),
@@ -128,6 +136,7 @@ def _by_head(
                 "pagerank_bound": float(ranks.bound[head, best]),
                 "parts": int(parts.count[head]),
                 "largest_part": int(parts.largest[head]),
+                "parts_certain": bool(parts.complete[head]),
             }
     return rows
 
@@ -136,14 +145,15 @@ def _by_layer(
     layer: TraceLayer, source: Source, share: float, threshold: float
 ) -> list[dict[str, Any]]:
     _, queries, keys = layer.shape
-    got = received(source).middle.mean(0)
+    got = received(source)
     hitters = heavy_hitters(source, share, together=True)
     rank = energy_rank(source)
-    best = int(got.argmax())
+    best = int(got.middle.mean(0).argmax())
     row: dict[str, Any] = {
         "entropy": float(layer.graph.entropy.double().mean()),
         **_named("received", layer, best),
-        "received_share": float(got[best]) / max(queries, 1),
+        "received_share": float(got.lower[:, best].mean()) / queries,
+        "received_share_high": min(1.0, float(got.upper[:, best].mean()) / queries),
         "hitters": int(hitters.count.lower[0]),
         "hitters_high": int(hitters.count.upper[0]),
         "rank": float(rank.lower.mean()),
@@ -161,6 +171,7 @@ def _by_layer(
             "pagerank_bound": float(ranks.mean_bound[top]),
             "parts": int(parts.count[0]),
             "largest_part": int(parts.largest[0]),
+            "parts_certain": bool(parts.complete[0]),
         }
     return [row]
 

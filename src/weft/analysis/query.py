@@ -65,21 +65,22 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
                 else f"{len(statements)} statements"
             )
             raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
-        heads = _asks_for_heads(connection, query)
-        make_views(connection, traces, column=not isinstance(trace, Trace), heads=heads)
+        asked = _asked_for(connection, query)
+        make_views(connection, traces, column=not isinstance(trace, Trace), asked=asked)
         relation = connection.sql(statements[0])
         return Answer(relation.to_arrow_reader(100_000), connection)
 
 
-def _asks_for_heads(connection: Any, query: str) -> bool:
-    """Whether a query needs the view that has to be computed."""
+def _asked_for(connection: Any, query: str) -> set[str]:
+    """The views that a query needs, and perhaps others."""
     import duckdb
 
     try:
-        return "heads" in {name.lower() for name in connection.get_table_names(query)}
+        asked = {name.lower() for name in connection.get_table_names(query)}
     except duckdb.Error:
         # As of `join ... using`, which looks for columns of views that are not there yet.
-        return "heads" in query.lower()
+        asked = {view for view in VIEWS if view in query.lower()}
+    return asked | {"edges"} if "named" in asked else asked
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ Positions count from 0. Of several traces, every view has a first column, `trace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +60,7 @@ def make_views(
     traces: Mapping[str, Trace],
     *,
     column: bool,
-    heads: bool,
+    asked: Collection[str],
 ) -> None:
     """Give a database in memory the views, and close it to everything else.
 
@@ -72,7 +72,10 @@ def make_views(
         connection: a new one.
         traces: by name.
         column: whether the views have the column `trace`.
-        heads: whether to make the view `heads`, which has to be computed.
+        asked: the views that will be read: their files are held against their digests first, and
+            `heads` is made, which has to be computed.
+
+    Raises: DataError: a file that will be read is not as it was written.
     """
     files: list[str] = []
     tables: tuple[tuple[str, str, Callable[[int, TraceLayer], pa.Table | None]], ...] = (
@@ -81,10 +84,12 @@ def make_views(
         ("keys", KEYS, _keys),
     )
     for view, file, table in tables:
+        if view in asked:
+            _verify(traces, file)
         _make_view(connection, traces, view, file, table, column, files)
     _register(connection, "tokens", _stack(traces, _tokens, column))
     _register(connection, "layers", _stack(traces, _layers, column))
-    if heads:
+    if "heads" in asked:
         _register(connection, "heads", _stack(traces, _heads, column))
     same = {"same": "l", "q_same": "q", "k_same": "k"}
     joins = {name: f"{of}.trace = e.trace and " if column else "" for name, of in same.items()}
@@ -100,6 +105,14 @@ def make_views(
         "lock_configuration = true",
     ):
         connection.execute(f"set {setting}")
+
+
+def _verify(traces: Mapping[str, Trace], file: str) -> None:
+    """Hold a file of every saved trace against its digest."""
+    for trace in traces.values():
+        folder, data = stored_folder(trace), trace.layers[0].data if trace.layers else None
+        if folder is not None and isinstance(data, StoredLayer) and (folder / file).exists():
+            data.verify(file)
 
 
 def _make_view(

@@ -24,6 +24,7 @@ __all__ = ["find_traces", "heads"]
 #: Columns that are always shown, and those that are shown of heads with a role.
 _FIRST = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
 _LAST = ("broad", "entropy", "distance")
+_NEEDLE = ("retrieval", "needle", "needle_null", "needle_p")
 
 
 def heads(
@@ -98,7 +99,7 @@ def heads(
     if clusters is not None:
         table, more = _with_clusters(table, traces[0], clusters, exact), ["cluster"]
     if needle is not None:
-        table, more = _with_needle(table, traces[0], needle), [*more, "retrieval", "needle"]
+        table, more = _with_needle(table, traces[0], needle), [*more, *_NEEDLE]
         sort = "retrieval" if sort is None else sort
     whole = len(table)
     if sort is not None and sort not in table.columns:
@@ -248,7 +249,7 @@ def _with_clusters(
 
 
 def _with_needle(table: pandas.DataFrame, trace: Trace, text: str) -> pandas.DataFrame:
-    """With columns: the share of the needle that each head copies, and the mass it has there."""
+    """With columns: the share of the needle that each head copies, its mass there, and chance's."""
     import pandas
 
     from weft.analysis.retrieval import find_needle, retrieval
@@ -278,7 +279,7 @@ def _said(name: str, value: Any) -> str:
         return "-"
     if name == "cluster":
         return f"{value:.0f}"
-    if name == "p":
+    if name in ("p", "needle_p"):
         return "<1e-99" if value < 1e-99 else f"{value:.0e}"
     if name in ("z", "entropy", "distance"):
         return f"{value:.2f}"

@@ -345,6 +345,11 @@ class StoredLayer:
             raise ValueError("it has missing values")
         return {name: table.column(name).to_numpy() for name in columns}
 
+    def verify(self, name: str) -> None:
+        """Raise a DataError unless a file of the trace is as it was written."""
+        with self._reading(name):
+            self.digests.verify(name)
+
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         """Errors of the libraries that read a file, as the one line that says which."""
