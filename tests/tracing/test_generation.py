@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.tracing.conftest import SIZES
 
 import weft
 from weft.formats.trace import Trace
@@ -223,3 +224,53 @@ def test_wefts_translators_do_not_continue_texts(translator):
     inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1])}
     with pytest.raises(weft.InputError, match="generate= is for language models"):
         weft.trace(translator, inputs, generate=3)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class"),
+    [
+        ("BertLMHeadModel", "BertConfig"),
+        ("RobertaForCausalLM", "RobertaConfig"),
+        ("ElectraForCausalLM", "ElectraConfig"),
+    ],
+)
+def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_class):
+    """Its prompt looks at all of itself, each later token at all before it: by eager attention."""
+    torch.manual_seed(7)
+    config = getattr(transformers, config_class)(**SIZES)
+    model = getattr(transformers, model_class)._from_config(config, attn_implementation="eager")
+    model.eval().generation_config.eos_token_id = None
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    grown = weft.trace(model, prompt, generate=5, keep=weft.All())
+    with torch.no_grad():
+        passes = model.generate(
+            prompt,
+            max_new_tokens=6,
+            do_sample=False,
+            output_attentions=True,
+            return_dict_in_generate=True,
+        )
+    assert list(grown.sequences) == ["tokens"]
+    assert [int(token[1:]) for token in grown.tokens] == passes.sequences[0, :9].tolist()
+    for number, layer in enumerate(grown.layers):
+        rows = [weights[number][0] for weights in passes.attentions]
+        expected = torch.cat(
+            [torch.nn.functional.pad(row, (0, 9 - row.shape[-1])) for row in rows], 1
+        )
+        assert layer.shape == (4, 9, 9)
+        assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
+        assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
+    assert grown.deviation < 5e-6
+
+
+def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(family_named, monkeypatch):
+    model = family_named("Llama").build()
+    own = type(model).forward
+
+    def without_cache(self, *args, past_key_values=None, use_cache=None, **given):
+        return own(self, *args, **given, use_cache=False)
+
+    monkeypatch.setattr(type(model), "forward", without_cache)
+    with pytest.raises(weft.InputError, match="reads its whole text anew for every token"):
+        weft.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
+    assert model.config._attn_implementation == "eager"

@@ -1,6 +1,6 @@
 """What a trace says of how it was verified, `weft.Trace.verification`.
 
-    tokens      how many of the text both runs read, with weft and without; 0 of a model without text
+    tokens      how many of a text both runs read, with weft and without; 0 where there is none
     whole       whether these are the whole input
     layers      how many calls of attention layers were compared one by one
     difference  the largest of an output

@@ -70,7 +70,9 @@ class Growing:
         place = self._seen.get(caught.path, 0)
         self._seen[caught.path] = place + 1
         parts = self._parts.setdefault((caught.path, place), [])
-        grows = caught.kind == "decoder" and caught.queries is not None
+        # Encoders with a head for language grow too: with a cache, each later token looks at all
+        # before it, the prompt at itself.
+        grows = caught.kind != "cross" and caught.queries is not None
         parts.append(self._part(caught, parts) if grows else _Part(caught, 0))
 
     def _part(self, caught: Caught, parts: list[_Part]) -> _Part:
@@ -108,7 +110,7 @@ def _joined(parts: list[_Part]) -> Caught:
     length = _length(parts)
     caught = [part.caught for part in parts]
     keys, norms = first.keys, first.value_norms
-    if first.kind == "decoder":
+    if first.kind != "cross":
         keys = _cat([one.keys for one in caught])
         norms = _cat([one.value_norms for one in caught])
     measured = [one.deviation for one in caught if one.deviation is not None]
@@ -127,7 +129,7 @@ def _joined(parts: list[_Part]) -> Caught:
 def _length(parts: list[_Part]) -> int:
     """How many keys the layer has in the end."""
     first = parts[0].caught
-    if first.kind != "decoder" or first.keys is None:
+    if first.kind == "cross" or first.keys is None:
         return first.graph.length
     return sum(part.caught.keys.shape[2] for part in parts if part.caught.keys is not None)
 
@@ -229,8 +231,11 @@ def _bias(caught: list[Caught], length: int) -> Tensor | None:
     if last is None:
         return None
     row = last[:, :, -1, :]
-    if last.shape[-1] != length:
-        # Between two sequences, or in a window: not a bias by distance that is known whole.
+    if last.shape[-1] != length or caught[0].kind == "encoder":
+        # Between two sequences, or in a window: not a bias by distance that is known whole. In an
+        # encoder the prompt looks ahead, at distances that the last query does not see.
+        if last.shape[-1] == length:
+            return _rows_of_bias(caught, length)
         return torch.cat([one.bias for one in caught if one.bias is not None], 2)
     values = pad(row, (0, length - 1))
     queries = sum(one.graph.shape[2] for one in caught)
@@ -244,8 +249,12 @@ def _bias(caught: list[Caught], length: int) -> Tensor | None:
             same = own.tril(start) == whole[:, :, start:end, : own.shape[-1]].tril(start)
             if not bool(same.all()):
                 # Not by distance: what is known, and nothing ahead.
-                rows = [pad(b.bias, (0, length - b.bias.shape[-1])) for b in caught
-                        if b.bias is not None]  # fmt: skip
-                return torch.cat(rows, 2)
+                return _rows_of_bias(caught, length)
         start = end
     return whole
+
+
+def _rows_of_bias(caught: list[Caught], length: int) -> Tensor:
+    """The rows of a bias as the passes had them, 0 for keys that were not there yet."""
+    rows = [part.bias for part in caught if part.bias is not None]
+    return torch.cat([pad(row, (0, length - row.shape[-1])) for row in rows], 2)

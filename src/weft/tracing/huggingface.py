@@ -71,7 +71,7 @@ def trace_huggingface(
     if generate is not None:
         options = _generation(model, given, generate)
         watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
-        watched.verification = verification
+        watched.verification, watched.one_text = verification, True
         if progress is not None:
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)

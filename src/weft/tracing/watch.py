@@ -46,6 +46,9 @@ class WatchedTransformer(Watched):
         self._passes = 0
         #: See Trace.verification.
         self.verification: Mapping[str, Any] | None = None
+        #: Whether all that the model does is one text: a second one is an error.
+        self.one_text = False
+        self._texts = 0
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -58,6 +61,13 @@ class WatchedTransformer(Watched):
 
     def _start(self) -> _Text:
         self._finish()
+        if self.one_text and self._texts:
+            raise InputError(
+                f"trace: {type(self._model).__name__} reads its whole text anew for every token "
+                "that it writes, without a cache, so that no token has a row of its own. Let it "
+                "generate, and trace the text that it wrote."
+            )
+        self._texts += 1
         keep, layers = self._options
         self._current = _Text(keep, layers)
         return self._current
