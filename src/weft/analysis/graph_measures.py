@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from weft.analysis.components import components
-from weft.analysis.interval import Source, check_numbers
+from weft.analysis.interval import Source, check_numbers, left_out
 from weft.analysis.pagerank import pagerank
 from weft.analysis.received import heavy_hitters, received
 from weft.analysis.reciprocity import reciprocity
@@ -13,6 +15,7 @@ from weft.analysis.spectrum import energy_rank
 from weft.errors import InputError
 from weft.formats.tokens import shown
 from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.graph import AttentionGraph
 
 if TYPE_CHECKING:
     import pandas
@@ -115,8 +118,7 @@ def _by_head(
                 "head": head,
                 "entropy": float(entropy[head]),
                 **_named("received", layer, best),
-                "received_share": float(got.lower[head, best]) / queries,
-                "received_share_high": min(1.0, float(got.upper[head, best]) / queries),
+                **_share(source, got.lower[head], got.upper[head], head, best),
                 "hitters": int(hitters.count.lower[head]),
                 "hitters_high": int(hitters.count.upper[head]),
                 "rank": float(rank.lower[head]),
@@ -152,8 +154,7 @@ def _by_layer(
     row: dict[str, Any] = {
         "entropy": float(layer.graph.entropy.double().mean()),
         **_named("received", layer, best),
-        "received_share": float(got.lower[:, best].mean()) / queries,
-        "received_share_high": min(1.0, float(got.upper[:, best].mean()) / queries),
+        **_share(source, got.lower.sum(0), got.upper.sum(0), None, best),
         "hitters": int(hitters.count.lower[0]),
         "hitters_high": int(hitters.count.upper[0]),
         "rank": float(rank.lower.mean()),
@@ -174,6 +175,27 @@ def _by_layer(
             "parts_certain": bool(parts.complete[0]),
         }
     return [row]
+
+
+def _share(
+    source: Source, lower: Tensor, upper: Tensor, head: int | None, key: int
+) -> dict[str, float]:
+    """Between which bounds the share lies that a key has of all mass on keys.
+
+    A row that sees no key has none; a sink's is on no key, and part of what was left out.
+    head: None: of all together.
+    """
+    kept = float(lower.double().sum())
+    missing = 0.0
+    if isinstance(source, AttentionGraph):
+        mass = left_out(source)[0].double()
+        missing = float(mass.sum() if head is None else mass[head].sum())
+    least, most = float(lower[key]), min(float(upper[key]), float(lower[key]) + missing)
+    others = kept - least
+    return {
+        "received_share": least / (kept + missing) if kept + missing > 0 else 0.0,
+        "received_share_high": most / (others + most) if others + most > 0 else 0.0,
+    }
 
 
 def _named(measure: str, layer: TraceLayer, key: int) -> dict[str, Any]:
