@@ -243,3 +243,51 @@ def test_importing_weft_loads_no_heavy_reader():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
+
+
+def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, monkeypatch):
+    trace = weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
+    assert 0 <= trace.deviation < 2e-6
+    assert trace.verification["layers"] == len(trace.layers)
+    assert trace.verification["whole"] is True
+    assert weft.open(tmp_path / "t").deviation == pytest.approx(trace.deviation)
+    inputs = {"source": torch.tensor([3, 4, 6]), "target": torch.tensor([1, 2])}
+    pair = weft.trace(translator, inputs)
+    assert all(layer.deviation < 2e-6 for layer in pair.layers)
+    assert pair.verification["layers"] == len(pair.layers)
+
+    # An observed layer that looks ahead: the output is another one than unobserved.
+    from weft.mechanism import multihead
+
+    own = multihead.attend
+    monkeypatch.setattr(
+        multihead, "attend", lambda *given, **options: own(*given, **{**options, "mask": None})
+    )
+    with pytest.raises(weft.VerificationError, match=r"layer \S+ is not what it is without weft"):
+        weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "shaw"])
+def test_a_wrong_graph_of_wefts_own_layer_deviates(positions):
+    """Four rows are held against the formula in float64, whatever the positions."""
+    from dataclasses import replace
+
+    from weft.mechanism.observe import Recorder, watching
+    from weft.models.configuration import Architecture
+    from weft.models.language_model import LanguageModel
+    from weft.tracing.own_verification import reference_deviation
+
+    torch.manual_seed(3)
+    architecture = Architecture(
+        width=16, heads=4, feed_forward=16, decoder_layers=1, positions=positions
+    )
+    model = LanguageModel(30, architecture).eval()
+    recorder = Recorder(model, weft.Top(4))
+    with torch.no_grad(), watching(model, recorder):
+        model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]))
+    ((_, _, seen),) = recorder.calls
+    assert reference_deviation(seen, 0) < 2e-6
+    graph = seen.caught
+    wrong = replace(graph, weights=graph.weights * 1.01)
+    assert reference_deviation(replace(seen, caught=wrong), 0) > 1e-3
+    assert reference_deviation(replace(seen, mask=None), 0) > 1e-3

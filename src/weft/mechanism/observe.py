@@ -122,8 +122,8 @@ class Recorder:
 
 
 @contextmanager
-def watching(model: nn.Module, observer: Observer) -> Iterator[None]:
-    """Let an observer see every attention call of a model; afterwards nobody does."""
+def watching(model: nn.Module, observer: Observer | None) -> Iterator[None]:
+    """Let an observer, or nobody, see every attention call of a model; afterwards who did."""
     layers = [layer for _, layer in layers_of(model)]
     before = [layer.observer for layer in layers]
     try:

@@ -17,6 +17,7 @@ from weft.tracing.at_rest import at_rest
 from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model
 from weft.tracing.own import as_inputs, sequences_of, traces_of
+from weft.tracing.own_verification import verify_own
 from weft.tracing.prefix import Verify
 from weft.tracing.sequences import check_can_be_saved
 
@@ -108,6 +109,7 @@ def trace(
     check_can_be_saved(save, samples)
     longest = max(ids.shape[1] for ids in sequences.values())
     whole = longest + (generate if isinstance(generate, int) else 0)
+    verification = verify_own(model, given, keep, verify)
     recorder = Recorder(model, Top(whole) if isinstance(keep, All) else keep)
     with at_rest(model), torch.no_grad(), watching(model, recorder):
         if generate is None:
@@ -124,6 +126,7 @@ def trace(
         queries_keys=queries_keys,
         layers=layers,
         prompt=None if generate is None else longest,
+        verification=verification,
     )
     if save is not None:
         traces[0].save(save, dtype=dtype, overwrite=overwrite)

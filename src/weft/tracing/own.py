@@ -18,6 +18,7 @@ from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation
 from weft.tracing.graphs import cut
 from weft.tracing.names import texts_known, token_names
+from weft.tracing.own_verification import reference_deviation
 from weft.tracing.sequences import on_device_of
 from weft.tracing.terms import cut_terms, ranges_of
 
@@ -57,6 +58,7 @@ def traces_of(
     queries_keys: bool,
     layers: Sequence[int | str] | None,
     prompt: int | None = None,
+    verification: Mapping[str, Any] | None = None,
 ) -> list[Trace]:
     """A trace for each input of a batch.
 
@@ -66,6 +68,7 @@ def traces_of(
         sequences: the ids that it read, (batch, length).
         tokenizer, queries_keys, layers: as for `weft.trace`.
         prompt: tokens that were given; those after them were generated. None: nothing was.
+        verification: what the traces say of how they were verified.
     """
     padding = getattr(model, "padding", None)
     description = _describe(model)
@@ -90,7 +93,7 @@ def traces_of(
             first = next(iter(spans.values())).start
             generated = [first + i >= prompt for i in range(len(shown[name]))]
             known.setdefault(name, {})["generated"] = generated
-        traces.append(Trace(shown, caught, description, known))
+        traces.append(Trace(shown, caught, description, known, verification))
     return traces
 
 
@@ -200,6 +203,7 @@ def _layers(
                 scale=seen.scale,
                 positions=layer.relative,
                 mask=terms.rule,
+                deviation=reference_deviation(seen, sample),
                 data=Held(graph, tensors, terms, norms),
             )
         )

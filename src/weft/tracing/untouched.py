@@ -32,6 +32,7 @@ def verify_run(
     verify: Verify,
     traced: Callable[[Mapping[str, Any], Comparison], object],
     modules: Mapping[str, nn.Module],
+    cut: Callable[[Mapping[str, Any], int | None], tuple[dict[str, Any], int]] = prefix_of,
 ) -> dict[str, Any] | None:
     """Run a model on the beginning of its inputs with weft and without, and compare.
 
@@ -41,6 +42,7 @@ def verify_run(
         verify: how much of them; see `Verify`.
         traced: runs the model as it will be traced.
         modules: the attention modules whose outputs are compared one by one, by their paths.
+        cut: the inputs cut to so many tokens, and how many are left.
 
     Returns: what a trace says of it: "tokens" (positions of the text that were read; 0 where there
         is none), "whole" (whether these are all), "layers" (calls of attention layers compared one
@@ -55,8 +57,8 @@ def verify_run(
     if any(hasattr(module, "set_attention_type") for module in model.modules()):
         # Such a model computes short texts in another way, as BigBird does.
         tokens = None
-    whole, length = prefix_of(inputs, None)
-    part, tokens = prefix_of(inputs, tokens)
+    whole, length = cut(inputs, None)
+    part, tokens = cut(inputs, tokens)
     paths = {id(module): path for path, module in modules.items()}
     with unchanged(model), at_rest(model), torch.no_grad():
         try:

@@ -11,10 +11,21 @@ from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
 from weft.tracing.interface import InterfaceCall
 
-__all__ = ["SAMPLE", "deviation"]
+__all__ = ["SAMPLE", "deviation", "sampled_rows"]
 
 #: How many rows of a layer are compared.
 SAMPLE = 4
+
+
+def sampled_rows(queries: int) -> list[int]:
+    """The rows that are compared, spread over all.
+
+    >>> sampled_rows(10), sampled_rows(2), sampled_rows(0)
+    ([0, 3, 6, 9], [0, 1], [])
+    """
+    if not queries:
+        return []
+    return sorted({round(i * (queries - 1) / (SAMPLE - 1)) for i in range(SAMPLE)})
 
 
 @torch.no_grad()
@@ -39,8 +50,7 @@ def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> flo
     queries = call.queries.shape[2]
     if call.own_function is None or not queries:
         return None
-    rows = torch.tensor(sorted({round(i * (queries - 1) / (SAMPLE - 1)) for i in range(SAMPLE)}))
-    rows = rows.to(call.queries.device)
+    rows = torch.tensor(sampled_rows(queries), device=call.queries.device)
 
     def of_rows(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None or tensor.shape[-2] == 1 else tensor[..., rows, :]
