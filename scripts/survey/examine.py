@@ -135,12 +135,23 @@ def examine(family: str, model_class: type[nn.Module]) -> Found:
     except Exception as error:
         found.notes.append(f"no default implementation: {_line(error)}")
     found.outcome, found.difference = "exact", 0.0
-    for name, model in models.items():
+    runs = [(name, model, inputs, eager) for name, model in models.items()]
+    alone = _first_input(inputs)
+    if alone is not None:
+        # Windows and parts are traced of one input only.
         try:
-            _compare(found, model, inputs, eager)
+            with recording(eager_model) as eager_alone:
+                run(eager_model, alone, **options)
+            runs += [(f"{name}, one input", of, alone, eager_alone) for name, of in models.items()]
+        except Exception as error:
+            found.notes.append(f"does not run on one input: {_line(error)}")
+    refused, traced = "", 0
+    for name, model, given, seen in runs:
+        try:
+            _compare(found, model, given, seen)
+            traced += 1
         except weft.WeftError as error:
-            if found.outcome == "exact":
-                found.outcome, found.reason = "refused", str(error)
+            refused = refused or str(error)
             if "\n" in str(error):
                 found.outcome, found.reason = "wrong", f"{name}: an error of more than one line"
         except _WrongError as error:
@@ -150,7 +161,18 @@ def examine(family: str, model_class: type[nn.Module]) -> Found:
             found.outcome = "wrong"
             found.reason = f"{name}: raw error, {_line(error)}"
             break
+    if found.outcome != "wrong" and not traced:
+        found.outcome, found.reason = "refused", refused
+    elif refused:
+        found.notes.append(f"in part refused: {refused}")
     return found
+
+
+def _first_input(inputs: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    """The first input of a batch of two alone; None: not every tensor has the batch in front."""
+    if any(len(value) != 2 for value in inputs.values()):
+        return None
+    return {name: value[:1] for name, value in inputs.items()}
 
 
 def _line(error: BaseException) -> str:

@@ -73,7 +73,7 @@ def made_inputs(model: nn.Module, padded: bool = True) -> dict[str, Tensor]:
     if _reads_both(model) and "pixel_values" in takes:
         needed.append("pixel_values")
     for name in dict.fromkeys((reads, *needed)):
-        made = _made(name, model, generator)
+        made = None if name in inputs else _made(name, model, generator)
         if made is not None:
             inputs[name] = made
     changes = EXTRA.get(config.model_type)
@@ -101,7 +101,7 @@ def _reads_both(model: nn.Module) -> bool:
 def _made(name: str, model: nn.Module, generator: torch.Generator) -> Tensor | None:
     config: Any = model.config
     channels = _value(config, "num_channels", "in_channels", "in_chans", "image_channels") or 3
-    high, wide = _pair(_value(config, "image_size", "input_size", "crop_size"), 32)
+    high, wide = _pair(_value(config, "image_size", "input_size", "crop_size"), 64)
     if name == "pixel_values":
         shape = [BATCH, channels, high, wide]
         frames = _value(config, "num_frames", "frames_per_clip")

@@ -62,6 +62,13 @@ class _Softmaxes(TorchFunctionMode):
         return function(*args, **(options or {}))
 
 
+def flat(output: Any) -> Iterator[Any]:
+    """The values in tuples in tuples."""
+    for value in output if isinstance(output, (tuple, list)) else ():
+        yield value
+        yield from flat(value)
+
+
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Eager]:
     """Note the weights of every attention call of a model with eager attention."""
@@ -85,7 +92,10 @@ def recording(model: nn.Module) -> Iterator[Eager]:
 
     def hook_of(path: str) -> Any:
         def hook(module: nn.Module, given: Any, output: Any) -> None:
-            for value in output if isinstance(output, (tuple, list)) else ():
+            for value in flat(output):
+                if not rows_are_weights(value) and isinstance(value, Tensor) and value.ndim == 4:
+                    # Some have (queries, keys, batch, heads).
+                    value = value.permute(2, 3, 0, 1)
                 if rows_are_weights(value) and value.data_ptr() not in seen:
                     seen.add(value.data_ptr())
                     kept.append(value)
@@ -96,10 +106,11 @@ def recording(model: nn.Module) -> Iterator[Eager]:
     # Tensors whose place in memory is remembered must not make room for others.
     kept: list[Tensor] = []
     softmaxes = _Softmaxes(eager)
-    hooks = [m.register_forward_hook(hook_of(path)) for path, m in model.named_modules()]
+    hooks = []
     for path, module in model.named_modules():
         if "attention" in type(module).__name__.lower():
             hooks += [
+                module.register_forward_hook(hook_of(path)),
                 module.register_forward_pre_hook(lambda *_, at=path: softmaxes.inside.append(at)),
                 module.register_forward_hook(lambda *_: void(softmaxes.inside.pop())),
             ]

@@ -11,11 +11,11 @@ import re
 from typing import Any
 
 WIDTH, HEADS, DEPTH, INNER, LAYERS = 32, 4, 8, 48, 2
-VOCABULARY, POSITIONS, IMAGE, PATCH = 99, 64, 32, 8
+VOCABULARY, POSITIONS, IMAGE, PATCH = 99, 64, 64, 8
 
 #: Patterns of names of fields, each with its small number; the first that fits is taken.
 _RULES: list[tuple[str, int]] = [
-    (r"(.*_)?vocab(ulary)?_size(_\w+)?|n_words|codebook_size|num_embeddings", VOCABULARY),
+    (r"(.*_)?vocab(ulary)?_size(_\w+)?|n_words|num_embeddings", VOCABULARY),
     (
         r"num_(hidden_|mem_|decoder_|encoder_|transformer_|block_)?layers|n_layers?"
         r"|(\w+_)?(encoder|decoder)_layers|(\w+_)?depth|num_blocks|(\w+_)?num_hidden_layers"

@@ -56,15 +56,87 @@ def test_off_the_interface_dense_weights_are_taken_with_a_warning(name, options,
     assert saved.layers[0].queries is None
 
 
+READ = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        # Its weights are (queries, keys, batch, heads).
+        ("XLNet", {"vocab_size": 60, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
+        # Its modules return lists.
+        ("OpenAIGPT", {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4,
+                       "n_positions": 64}),
+        # Its softmax is a module of its own, whose output the model goes on with.
+        ("IBert", {**READ, "quant_mode": False}),
+        # Its modules return named tuples.
+        ("Reformer", {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 4,
+                      "attention_head_size": 8, "feed_forward_size": 48,
+                      "attn_layers": ["local"], "local_attn_chunk_length": 12,
+                      "local_num_chunks_before": 1, "axial_pos_shape": [4, 3],
+                      "axial_pos_embds_dim": [16, 16], "is_decoder": False}),
+    ],
+)  # fmt: skip
+def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, options):
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{name}Model")(
+        getattr(transformers, f"{name}Config")(**options)
+    ).eval()
+    ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        before = model(input_ids=ids)[0]
+    outputs = []
+    hook = model.register_forward_hook(lambda *given: outputs.append(given[2][0]))
+    with pytest.warns(UserWarning, match="formed whole"):
+        traces = weft.trace(model, ids, keep=weft.All())
+    hook.remove()
+    assert torch.allclose(outputs[-1], before, atol=1e-5)
+    assert not any(module._forward_hooks for module in model.modules())
+    with torch.no_grad():
+        own = model(input_ids=ids, output_attentions=True).attentions
+    for sample, trace in enumerate(traces):
+        assert trace.layers
+        for layer in trace.layers:
+            weights = own[layer.index][sample]
+            assert layer.shape == weights.shape
+            assert (layer.graph.dense() - weights).abs().max() <= 2e-6
+
+
+def test_characters_of_canine_are_traced():
+    torch.manual_seed(5)
+    model = transformers.CanineModel(
+        transformers.CanineConfig(
+            **{**READ, "max_position_embeddings": 64},
+            downsampling_rate=2,
+            local_transformer_stride=4,
+        )
+    ).eval()
+    ids = torch.randint(3, 60, (1, 16), generator=torch.Generator().manual_seed(3))
+    with pytest.warns(UserWarning, match="formed whole"):
+        trace = weft.trace(model, ids, keep=weft.All())
+    with torch.no_grad():
+        own = model(input_ids=ids, output_attentions=True).attentions
+    deep = [layer for layer in trace.layers if layer.name.startswith("encoder.")]
+    assert any(
+        layer.shape == weights.shape[1:] and (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
+        for layer in deep
+        for weights in own
+        if weights.ndim == 4
+    )
+
+
 def test_weights_that_are_no_matrix_are_refused_in_one_line():
     ids = torch.tensor([1, 2, 3, 4])
-    options = {"vocab_size": 20, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}
-    model = transformers.XLNetModel(transformers.XLNetConfig(**options))
+    model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
+    with pytest.raises(weft.InputError, match="a band around each query"):
+        weft.trace(model, ids)
+    model = transformers.FNetModel(
+        transformers.FNetConfig(vocab_size=20, hidden_size=32, num_hidden_layers=1,
+                                intermediate_size=48, max_position_embeddings=64)
+    ).eval()  # fmt: skip
     with (
         pytest.warns(UserWarning, match="interface"),
         pytest.raises(weft.InputError, match="neither uses the attention interface"),
     ):
-        weft.trace(model, ids)
-    model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
-    with pytest.raises(weft.InputError, match="a band around each query"):
         weft.trace(model, ids)

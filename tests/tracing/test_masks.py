@@ -129,6 +129,7 @@ def outputs_with_and_without(
     return traces, differences
 
 
+@pytest.mark.filterwarnings("ignore:.*ran and cannot be traced")
 @pytest.mark.parametrize("family", CAUSAL + FULL, ids=lambda family: family.name)
 def test_a_model_looks_where_it_looks_without_weft(family: Family) -> None:
     model, inputs = family.build(), family.inputs(padded=False)

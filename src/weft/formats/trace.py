@@ -234,6 +234,8 @@ class Trace:
                 image there are "rows" and "columns", -1 of a token that is no patch
     verification  how the model with weft was held against the model without: see
                 `weft.formats.verification`. None: it was not
+    not_traced  attention modules that ran and are not among the layers: the "name" (path), the
+                "class" and the "reason" of each
     """
 
     sequences: Mapping[str, list[str]]
@@ -241,6 +243,7 @@ class Trace:
     model: Mapping[str, Any] = field(default_factory=dict)
     positions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     verification: Mapping[str, Any] | None = None
+    not_traced: tuple[Mapping[str, str], ...] = ()
 
     @property
     def tokens(self) -> list[str]:
@@ -260,7 +263,8 @@ class Trace:
         verified = "" if self.deviation is None else f", deviation {self.deviation:.1e}"
         if self.verification is not None:
             verified += f", {in_words(self.verification)}"
-        return f"Trace({layers or 'no'} {noun}, {tokens} tokens{verified})"
+        without = f", {len(self.not_traced)} not traced" if self.not_traced else ""
+        return f"Trace({layers or 'no'} {noun}{without}, {tokens} tokens{verified})"
 
     @property
     def deviation(self) -> float | None:
@@ -302,6 +306,7 @@ class Trace:
             writer.verification = self.verification
             for name, known in self.positions.items():
                 writer.describe(name, known)
+            writer.not_traced = self.not_traced
             for layer in self.layers:
                 layer.append_to(writer)
 
@@ -341,7 +346,9 @@ class Trace:
             )
             for number, entry in enumerate(manifest["layers"])
         )
-        return cls(sequences, layers, manifest["model"], positions, manifest.get("verification"))
+        without = tuple(manifest.get("not_traced", ()))
+        said = manifest.get("verification")
+        return cls(sequences, layers, manifest["model"], positions, said, without)
 
     def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
         """How much of each input position is in each output position, (queries, keys).

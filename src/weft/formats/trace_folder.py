@@ -100,6 +100,8 @@ class TraceWriter:
         self._positions: dict[str, Mapping[str, Any]] = {}
         #: See Trace.verification.
         self.verification: Mapping[str, Any] | None = None
+        #: Attention modules that ran and are not among the layers: see Trace.not_traced.
+        self.not_traced: Sequence[Mapping[str, str]] = ()
         self._layers: list[dict[str, Any]] = []
         self._tables: dict[str, TableFile] = {}
         self._tensors: TensorFile | None = None
@@ -264,6 +266,8 @@ class TraceWriter:
         }
         if self.verification is not None:
             manifest["verification"] = dict(self.verification)
+        if self.not_traced:
+            manifest["not_traced"] = [dict(entry) for entry in self.not_traced]
         manifest["sha256"] = manifest_digest(manifest)
         # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"

@@ -55,6 +55,8 @@ _LAYER: dict[str, type | tuple[type, ...]] = {
     "symmetric": bool,
     "queries_keys": bool,
 }
+#: What it says of a module that was not traced.
+_NOT_TRACED = ("name", "class", "reason")
 _REMEDY = "Trace the model again."
 _MAKE = "Check the path, or make a trace: weft trace."
 _AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
@@ -131,6 +133,12 @@ def _problem(folder: Path, manifest: dict[str, Any]) -> str | None:
         return f"{MANIFEST} describes positions that do not fit its sequences"
     if not is_verification(manifest.get("verification")):
         return f"{MANIFEST} says nothing clear of how it was verified"
+    without = manifest.get("not_traced", [])
+    if not isinstance(without, list) or not all(
+        isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in _NOT_TRACED)
+        for entry in without
+    ):
+        return f"{MANIFEST} names modules that were not traced, not all with {_NOT_TRACED}"
     if not isinstance(layers, list) or not layers:
         return f"{MANIFEST} has no layers"
     for number, layer in enumerate(layers):

@@ -20,6 +20,7 @@ from weft.tracing.own import as_inputs, sequences_of, traces_of
 from weft.tracing.own_verification import verify_own
 from weft.tracing.prefix import Verify
 from weft.tracing.sequences import check_can_be_saved
+from weft.tracing.wrapping import unwrapped
 
 __all__ = ["trace"]
 
@@ -77,6 +78,7 @@ def trace(
         VerificationError: the model does not compute with weft what it computes without.
         DataError: the folder exists, or cannot be written.
     """
+    model = unwrapped(model, "trace")
     if is_transformers_model(model):
         from weft.tracing.huggingface import trace_huggingface
 

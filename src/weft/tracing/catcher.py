@@ -141,6 +141,11 @@ class Catcher:
             self._ranges[where] = call.mask, ranges_of(call.mask, *shape, sample)
         return self._ranges[where][1]
 
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all layers that have run, wanted or not."""
+        return [path for path, _ in self._known]
+
     def check(self, model: nn.Module) -> None:
         """Raise where nothing came, or not every layer that was asked for."""
         if not self._known:
@@ -151,7 +156,7 @@ class Catcher:
             )
         missing = [wanted for wanted in self._wanted or () if wanted not in self._used]
         if missing:
-            paths = [path for path, _ in self._known]
+            paths = self.paths
             raise InputError(
                 f"trace: no layer {', '.join(map(repr, missing))}; the model has layers 0 to "
                 f"{len(paths) - 1}: {paths[0]} ... {paths[-1]}."

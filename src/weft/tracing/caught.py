@@ -23,8 +23,9 @@ class Caught:
                  for one whose mask has no such ranges. None for all: nothing is known of the mask
     bias, sinks  as the call took them
     is_causal    whether the model says that no query looks ahead
+    missing      what else enters its scores and is not here, with the reason; None: nothing
 
-    Of a batch of one, tensors stand for every input.
+    Of a batch of one, a bias stands for every input.
     """
 
     path: str
@@ -42,3 +43,4 @@ class Caught:
     sinks: Tensor | None = None
     softcap: float | None = None
     is_causal: bool = False
+    missing: str | None = None

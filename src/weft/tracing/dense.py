@@ -7,15 +7,18 @@ that memory holds one.
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, WeftError
+from weft.tracing.noticing import takes_attention
+from weft.tracing.reading import batch_of
 
 __all__ = ["run_dense"]
 
@@ -30,7 +33,8 @@ def run_dense(model: nn.Module, inputs: Mapping[str, Any], receive: Receive) -> 
         inputs: its arguments.
         receive: from path, module and weights, (batch, heads, queries, keys).
 
-    Raises: InputError: its weights are those of a band around each query, as Longformer's.
+    Raises: InputError: its weights are those of a band around each query, as Longformer's; or it
+    fails when it is asked for them.
     """
     if hasattr(model.config, "attention_window"):
         raise InputError(
@@ -44,44 +48,93 @@ def run_dense(model: nn.Module, inputs: Mapping[str, Any], receive: Receive) -> 
         "queries and keys.",
         stacklevel=4,
     )
-    batch = next(len(value) for value in inputs.values() if isinstance(value, Tensor))
+    batch = batch_of(inputs)
     config: Any = model.config
     before = config._attn_implementation_internal
+    takes = inspect.signature(model.forward).parameters
+    asks = {"output_attentions": True}
+    if "output_attentions" not in takes and not any(
+        p.kind is p.VAR_KEYWORD for p in takes.values()
+    ):
+        asks = {}
     with ExitStack() as stack:
         stack.callback(setattr, config, "_attn_implementation_internal", before)
         # Fused attention has no weights to return.
         config._attn_implementation_internal = "eager"
+        stack.enter_context(_without_new_hooks(model))
         for path, module in model.named_modules():
-            hook = _taking(path, batch, receive)
-            stack.callback(module.register_forward_hook(hook).remove)
-        model(**{**inputs, "output_attentions": True})
+            if takes_attention(module):
+                hook = _taking(path, batch, receive)
+                stack.callback(module.register_forward_hook(hook).remove)
+        try:
+            model(**{**inputs, **asks})
+        except WeftError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
+            raise InputError(
+                f"trace: {type(model).__name__} does not use the attention interface of "
+                "Transformers, and fails when it is asked for its weights "
+                f"(output_attentions=True): {reason}."
+            ) from error
+
+
+@contextmanager
+def _without_new_hooks(model: nn.Module) -> Iterator[None]:
+    """Take away the hooks that Transformers leaves on a model that was asked for its weights."""
+    mark = "_output_capturing_hooks_installed"
+    before = [(m, dict(m._forward_hooks), vars(m).get(mark)) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, hooks, marked in before:
+            if marked is None:
+                vars(module).pop(mark, None)
+            for number in [number for number in module._forward_hooks if number not in hooks]:
+                for table in (module._forward_hooks, module._forward_hooks_with_kwargs):
+                    table.pop(number, None)
 
 
 def _taking(path: str, batch: int, receive: Receive) -> Callable[..., Any]:
     """A hook that takes dense weights out of what a module returns."""
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, tuple):
-            return None
-        found = [place for place, value in enumerate(output) if _are_weights(value, batch)]
-        if not found:
-            return None
-        place = found[-1]
-        receive(path, module, output[place])
+        left = taken(module, output) if isinstance(output, (tuple, list)) else output
+        return None if left is output else left
+
+    def taken(module: nn.Module, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            left = [taken(module, inner) for inner in value]
+            if all(new is old for new, old in zip(left, value, strict=True)):
+                return value
+            # A named tuple is made from its fields.
+            return getattr(type(value), "_make", type(value))(left)
+        weights = _weights_of(value, batch)
+        if weights is None:
+            return value
+        receive(path, module, weights)
         # What is inside a layer returns first: its parents find nothing to take any more.
-        return type(output)(
-            (*output[:place], output[place].new_zeros((0,) * 4), *output[place + 1 :])
-        )
+        return value.new_zeros((0,) * 4)
 
     return hook
 
 
-def _are_weights(value: Any, batch: int) -> bool:
-    """Whether a tensor is (batch, heads, queries, keys), with rows that sum to 1, or to 0."""
+def _weights_of(value: Any, batch: int) -> Tensor | None:
+    """A tensor as weights, (batch, heads, queries, keys); None: it is none.
+
+    Their rows sum to 1, or to 0. Some models have them as (queries, keys, batch, heads).
+    """
     if not isinstance(value, Tensor) or value.ndim != 4 or not value.is_floating_point():
-        return False
-    if not value.numel() or len(value) != batch or bool((value < 0).any()):
-        return False
-    sums = value.float().sum(-1)
-    near = 1e-3 if value.dtype == torch.float32 else 2e-2
+        return None
+    if not value.numel() or bool((value < 0).any()):
+        return None
+    if _sum_to_one(value):
+        return value
+    turned = value.permute(2, 3, 0, 1)
+    return turned if len(turned) == batch and _sum_to_one(turned) else None
+
+
+def _sum_to_one(weights: Tensor) -> bool:
+    sums = weights.float().sum(-1)
+    near = 1e-3 if weights.dtype == torch.float32 else 2e-2
     return bool((((sums - 1).abs() < near) | (sums == 0)).all()) and bool(sums.any())

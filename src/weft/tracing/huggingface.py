@@ -24,7 +24,9 @@ from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
 from weft.tracing.keeping import Keeper
+from weft.tracing.noticing import noticing, untraced
 from weft.tracing.prefix import Verify
+from weft.tracing.reading import batch_of, check_readable
 from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
 from weft.tracing.untouched import attention_modules, verify_run
 from weft.tracing.watch import WatchedTransformer, watching
@@ -64,7 +66,7 @@ def trace_huggingface(
     """
     given, offsets = _as_inputs(model, inputs, tokenizer)
     _check(model, given, generate is not None)
-    samples = next(len(value) for value in given.values() if isinstance(value, Tensor))
+    samples = batch_of(given)
     check_can_be_saved(save, samples)
     says = dict(description or describe(model))
     verification = verify_transformer(model, given, keep, verify, generate is not None)
@@ -91,13 +93,14 @@ def trace_huggingface(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
             keeper.writer.verification = verification
-        with at_rest(model), torch.no_grad():
+        with at_rest(model), torch.no_grad(), noticing(model) as ran:
             if routes(model):
                 with routed(model, catcher):
                     model(**given)
-            else:
+            if not catcher.paths:
                 run_dense(model, given, catcher.weights)
         catcher.check(model)
+        keeper.finish(untraced(model, ran, catcher.paths, keeper.refused))
     if save is not None:
         return Trace.open(save)
     traces = keeper.traces(says, verification)
@@ -245,17 +248,7 @@ def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
         raise InputError(
             "trace: the inputs hold no tensor; expected input_ids, pixel_values, input_features."
         )
-    config: Any = model.config
-    if (
-        getattr(config, "is_encoder_decoder", False)
-        and not generates
-        and not any(name in given for name in ("decoder_input_ids", "decoder_inputs_embeds"))
-    ):
-        raise InputError(
-            f"trace: {type(model).__name__} reads a source and writes a target. Give "
-            "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
-            "'decoder_input_ids': ...}, or generate= to let the model write it."
-        )
+    check_readable(model, tensors, generates)
     for name in ("input_ids", "decoder_input_ids"):
         ids = tensors.get(name)
         if ids is None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.errors import InputError
 from weft.formats.terms import Terms
 from weft.formats.trace import Held, Trace, TraceLayer
 from weft.formats.trace_folder import TraceWriter
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.caught import Caught
 from weft.tracing.graphs import cut, proven_mask
+from weft.tracing.parts import part_names, side_by_side
 from weft.tracing.sequences import InputSequence, Sequences
 from weft.tracing.terms import cut_terms
 
@@ -22,6 +25,9 @@ __all__ = ["Keeper"]
 
 class Keeper:
     """Cuts what was caught to each input of the batch, and holds it, or writes it at once.
+
+    A call on parts of its inputs (see weft.tracing.parts) is one layer where there is one input. Of
+    several, nothing says which part is whose: it is not kept but named in `refused`.
 
     Args:
         sequences: names the positions.
@@ -34,19 +40,32 @@ class Keeper:
         self.writer: TraceWriter | None = None
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
         self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
+        #: Why a layer was caught and not kept, by its path.
+        self.refused: dict[str, str] = {}
+        #: Layers that are not in the trace: see Trace.not_traced.
+        self.not_traced: list[dict[str, str]] = []
 
     def __call__(self, caught: Caught) -> None:
         """Keep one layer of every input."""
-        graph = caught.graph
-        _, _, queries, keys = graph.shape
+        batch, _, queries, keys = caught.graph.shape
+        if batch != self._samples > 1:
+            self.refused[caught.path] = (
+                f"it ran on a batch of {batch} for {self._samples} inputs, and nothing says which "
+                "is whose; trace one input at a time"
+            )
+            return
         ends = self._sequences.ends(caught.path, caught.kind, queries, keys)
+        parts = batch if batch != self._samples else 1
+        if parts > 1:
+            caught = side_by_side(caught)
+            ends = (f"{ends[0]}-{parts}x{queries}", f"{ends[1]}-{parts}x{keys}")
+        graph = caught.graph
         for sample in range(self._samples):
             rows, columns = (
-                self._sequence(name, length, sample)
+                self._sequence(name, length, parts, sample)
                 for name, length in zip(ends, (queries, keys), strict=True)
             )
-            # One graph serves every input where the model computes it once for all.
-            one = graph[min(sample, len(graph) - 1)]
+            one = graph[sample]
             part = cut(one, rows.span, columns.span).cpu()
             verified = caught.deviation
             if verified is not None:
@@ -102,6 +121,8 @@ class Keeper:
             columns=columns,
             limit=queries.numel() + keys.numel(),
         )
+        if caught.missing is not None:
+            terms = replace(terms, missing=caught.missing)
         kept = None
         if self._queries_keys:
             # Copies: the model goes on with its own.
@@ -109,9 +130,11 @@ class Keeper:
             kept = (queries.cpu().clone(memory_format=plain), keys.cpu().clone(memory_format=plain))
         return kept, terms, norms.cpu()
 
-    def _sequence(self, name: str, length: int, sample: int) -> InputSequence:
+    def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]
-        if name not in named:
+        if name not in named and parts > 1:
+            named[name] = InputSequence(slice(0, parts * length), part_names(parts, length))
+        elif name not in named:
             named[name] = self._sequences.of(name, length, sample)
         return named[name]
 
@@ -124,6 +147,18 @@ class Keeper:
             if sequence.known:
                 writer.describe(name, sequence.known)
         layer.append_to(writer)
+
+    def finish(self, not_traced: list[dict[str, str]]) -> None:
+        """Say which modules ran and are not among the layers, when all have come.
+
+        Raises: InputError: no layer was kept, because all ran on parts of several inputs.
+        """
+        if self.refused and self.writer is None and not self._layers[0]:
+            path, reason = next(iter(self.refused.items()))
+            raise InputError(f"trace: no layer could be kept: {path}: {reason}.")
+        self.not_traced = not_traced
+        if self.writer is not None:
+            self.writer.not_traced = not_traced
 
     def traces(
         self, model: Mapping[str, Any], verification: Mapping[str, Any] | None = None
@@ -139,6 +174,7 @@ class Keeper:
                 model,
                 {name: of.known for name, of in self._named[sample].items() if of.known},
                 verification,
+                tuple(self.not_traced),
             )
             for sample in range(self._samples)
         ]

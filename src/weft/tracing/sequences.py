@@ -20,6 +20,11 @@ __all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on
 #: Names of modules that look from one sequence at another, in small letters.
 _CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
 
+#: Sequences of which the arguments of a model say the tokens.
+_READ = ("tokens", "source", "target")
+#: Words in the paths of modules that look at an image, in a model that reads a text too.
+_IMAGE = ("vision", "visual", "image", "pixel")
+
 
 def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
     """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
@@ -69,6 +74,11 @@ class Sequences:
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
         self._prompt = prompt
         self._pair = bool(getattr(self._config, "is_encoder_decoder", False))
+        #: What may stand before the patches of an image: [CLS], another such token, registers.
+        distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
+        self._before_patches = 1 + distilled
+        #: The length of each sequence of which no argument says it: that of its first layer.
+        self._lengths: dict[str, int] = {}
 
     @property
     def plain(self) -> bool:
@@ -78,7 +88,11 @@ class Sequences:
         return (mask is None or mask.ndim == 2) and not any(n in self._inputs for n in special)
 
     def ends(self, path: str, kind: str, queries: int, keys: int) -> tuple[str, str]:
-        """The sequences that the queries and the keys of a layer come from."""
+        """The sequences that the queries and the keys of a layer come from.
+
+        Every length is a sequence of its own: what has not the length of the input, as a text that
+        is pooled or an image and a text together, is named by its length.
+        """
         if self._pair:
             named = {
                 "encoder": ("source", "source"),
@@ -87,15 +101,25 @@ class Sequences:
             }[kind]
         else:
             seen = "pixel_values" in self._inputs and (
-                "input_ids" not in self._inputs or "vision" in path
+                "input_ids" not in self._inputs or any(word in path.lower() for word in _IMAGE)
             )
             named = ("patches", "patches") if seen else ("tokens", "tokens")
             if kind == "cross":
                 named = (named[0], "source")
-        first, second = named
-        if first == second and queries != keys:
-            return f"{first}", f"{first}-{keys}"
-        return first, second
+        return self._of_length(named[0], queries), self._of_length(named[1], keys)
+
+    def _of_length(self, name: str, length: int) -> str:
+        own = self._given_length(name) or self._lengths.setdefault(name, length)
+        return name if length == own else f"{name}-{length}"
+
+    def _given_length(self, name: str) -> int | None:
+        """How many tokens were given of a sequence; None: no argument says it."""
+        prefix = "decoder_" if name == "target" else ""
+        for argument in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
+            value = self._inputs.get(argument)
+            if isinstance(value, Tensor) and value.ndim >= 2 and name in _READ:
+                return value.shape[1]
+        return None
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
         """A sequence of some length, of one input of the batch."""
@@ -106,7 +130,10 @@ class Sequences:
             span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
         if ids is not None:
             return self._tokens(ids[sample, span].tolist(), span, name)
-        patches = self._patches(length) if "pixel_values" in self._inputs else None
+        sees = "pixel_values" in self._inputs and (
+            name.startswith("patches") or (name == "source" and "input_ids" not in self._inputs)
+        )
+        patches = self._patches(length) if sees else None
         if patches is not None:
             return InputSequence(span, *patches)
         word = "frame" if self._is_sound(name) else "position"
@@ -122,11 +149,11 @@ class Sequences:
         argument = "decoder_input_ids" if name == "target" else "input_ids"
         ids = self._inputs.get(argument)
         if isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == length:
-            return ids if name in ("tokens", "source", "target") else None
+            return ids if name in _READ else None
         return None
 
     def _mask(self, name: str, length: int) -> Tensor | None:
-        if name == "patches":
+        if name not in _READ:
             return None
         argument = "decoder_attention_mask" if name == "target" else "attention_mask"
         mask = self._inputs.get(argument)
@@ -135,7 +162,7 @@ class Sequences:
 
     def _is_sound(self, name: str) -> bool:
         sound = ("input_features", "input_values")
-        return name != "target" and any(argument in self._inputs for argument in sound)
+        return not name.startswith("target") and any(argument in self._inputs for argument in sound)
 
     def _tokens(self, ids: list[int], span: slice, name: str) -> InputSequence:
         tokenizer = self._tokenizer
@@ -163,7 +190,8 @@ class Sequences:
         high, wide = (size, size) if isinstance(size, int) else size
         rows, columns = pixels.shape[-2] // high, pixels.shape[-1] // wide
         before = length - rows * columns
-        if before < 0:
+        registers = getattr(config, "num_register_tokens", 0) or 0
+        if not 0 <= before <= self._before_patches + registers:
             return None
         names = ["[CLS]", *(f"[REGISTER {i}]" for i in range(1, before))][:before]
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist()

@@ -124,7 +124,9 @@ def _first(output: Any) -> Tensor | None:
 
 
 def _replaced(output: Any, first: Tensor) -> Any:
-    return first if isinstance(output, Tensor) else type(output)((first, *output[1:]))
+    # A named tuple is made from its fields.
+    made = getattr(type(output), "_make", type(output))
+    return first if isinstance(output, Tensor) else made((first, *output[1:]))
 
 
 def _weights(output: Any) -> Tensor | None:

@@ -17,8 +17,11 @@ from weft.tracing.description import describe
 from weft.tracing.growing import Growing
 from weft.tracing.interface import is_transformers_model, routed, routes
 from weft.tracing.keeping import Keeper
+from weft.tracing.noticing import noticing, untraced
+from weft.tracing.reading import batch_of
 from weft.tracing.sequences import Sequences
 from weft.tracing.watched import Watched, WatchedOwn
+from weft.tracing.wrapping import unwrapped
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
 
@@ -49,6 +52,8 @@ class WatchedTransformer(Watched):
         #: Whether all that the model does is one text: a second one is an error.
         self.one_text = False
         self._texts = 0
+        #: Attention modules that have run, since the last text began: see weft.tracing.noticing.
+        self.ran: dict[str, str] = {}
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -80,11 +85,13 @@ class WatchedTransformer(Watched):
         text.catcher.check(self._model)
         inputs = text.inputs(self._model)
         layers = text.growing.joined()
-        samples = next((len(v) for v in inputs.values() if isinstance(v, Tensor)), 1)
+        samples = batch_of(inputs)
         sequences = Sequences(self._model, inputs, self._tokenizer, self._offsets, text.prompt)
         keeper = Keeper(sequences, samples, self._queries_keys)
         for caught in layers:
             keeper(caught)
+        keeper.finish(untraced(self._model, self.ran, text.catcher.paths, keeper.refused))
+        self.ran.clear()
         self.traces.extend(keeper.traces(self._description, self.verification))
 
     # Hooks
@@ -217,6 +224,12 @@ def watch(
 
     Raises: InputError: the model cannot be watched, or a cache was reordered, as by beam search.
     """
+    inner = unwrapped(model, "watch")
+    if inner is not model or any(m._compiled_call_impl is not None for m in model.modules()):
+        raise InputError(
+            f"watch: the model is compiled or in a {type(model).__name__}, and would run past the "
+            "watch. Watch and call the model itself, before torch.compile or DataParallel."
+        )
     own = not is_transformers_model(model)
     if not layers_of(model) if own else not routes(model):
         raise InputError(
@@ -243,6 +256,7 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
     """Send what a model of Transformers does to who watches; afterwards the traces are there."""
     with ExitStack() as stack:
         stack.enter_context(routed(model, watched._receive))
+        watched.ran = stack.enter_context(noticing(model))
         hooks = [
             model.register_forward_pre_hook(watched._before_model, with_kwargs=True),
             model.register_forward_hook(watched._after_model, always_call=True),

@@ -1,0 +1,101 @@
+"""Whether a model of Transformers can read its inputs: what cannot says so in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.errors import InputError
+
+__all__ = ["batch_of", "check_readable"]
+
+#: Arguments whose first dimension is that of the batch, surest first; images have patches or tiles
+#: there, or there are several for a text.
+_BATCHED = ("input_ids", "decoder_input_ids", "inputs_embeds", "attention_mask")
+#: Beginnings of the names of arguments that stand for tokens beyond the vocabulary.
+_BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values")
+
+
+def batch_of(inputs: Mapping[str, Any]) -> int:
+    """How many inputs a batch holds."""
+    tensors = {
+        name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim
+    }
+    for name in _BATCHED:
+        if name in tensors:
+            return len(tensors[name])
+    grids = [value for name, value in tensors.items() if name.endswith("grid_thw")]
+    return next((len(value) for value in (*grids, *tensors.values())), 1)
+
+
+def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: bool) -> None:
+    """Raise an InputError where a model cannot read tensors.
+
+    generates: whether the model is to write the target itself.
+    """
+    name = type(model).__name__
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            f"trace: {name} is on the device meta, where tensors have no numbers. Load its "
+            "weights: from_pretrained without device_map='meta', or to_empty and load_state_dict."
+        )
+    takes = inspect.signature(model.forward).parameters
+    if (
+        getattr(model.config, "is_encoder_decoder", False)
+        and not generates
+        and "decoder_input_ids" in takes
+        and "labels" not in tensors
+        and not any(
+            argument in tensors for argument in ("decoder_input_ids", "decoder_inputs_embeds")
+        )
+    ):
+        raise InputError(
+            f"trace: {name} reads a source and writes a target. Give "
+            "decoder_input_ids too: the target's tokens, as in {'input_ids': ..., "
+            "'decoder_input_ids': ...}, or generate= to let the model write it."
+        )
+    for argument in ("input_ids", "decoder_input_ids"):
+        if argument in tensors:
+            _check_ids(model, argument, tensors[argument], tensors)
+
+
+def _check_ids(model: nn.Module, argument: str, ids: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    if ids.is_floating_point() or ids.is_complex():
+        raise InputError(
+            f"trace: {argument} holds {ids.dtype}; expected integers, the numbers of tokens. Give "
+            "ids.long(), or vectors as inputs_embeds."
+        )
+    mask_name = argument.replace("input_ids", "attention_mask")
+    mask = tensors.get(mask_name)
+    if mask is not None and ids.ndim == 2 and mask.ndim == 2:
+        short = mask.shape[1] < ids.shape[1]
+        if short or len(mask) != len(ids):
+            raise InputError(
+                f"trace: {mask_name} has the shape {tuple(mask.shape)}, {argument} "
+                f"{tuple(ids.shape)}. Give a 1 for each token and a 0 for padding."
+            )
+    words = _vocabulary(model)
+    beside = any(name.startswith(_BESIDE) for name in tensors)
+    if words is None or beside or not ids.numel():
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= words:
+        wrong = low if low < 0 else high
+        raise InputError(
+            f"trace: {argument} holds {wrong}; {type(model).__name__} has the tokens 0 to "
+            f"{words - 1}. Encode the text with the model's own tokenizer."
+        )
+
+
+def _vocabulary(model: Any) -> int | None:
+    """How many tokens a model of one vocabulary has; None: it is not known."""
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    plain = type(embedding) is nn.Embedding and embedding.num_embeddings == size
+    return size if plain and isinstance(size, int) else None

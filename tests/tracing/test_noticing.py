@@ -1,0 +1,109 @@
+"""Attention modules that ran and were not caught are named, and no others."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.conftest import PAIR
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.randint(3, 60, (1, 12), generator=torch.Generator().manual_seed(3))
+TARGET = IDS[:, :7]
+
+
+def small(name: str, **options: Any) -> Any:
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{name}Config")(**options)
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+def long_t5() -> Any:
+    return small(
+        "LongT5", vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        local_radius=3, decoder_start_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [
+        (long_t5, 2),
+        (lambda: small("PegasusX", **PAIR, block_size=4, num_global_tokens=2), 2),
+        (lambda: small("BigBirdPegasus", **PAIR, attention_type="block_sparse", block_size=2,
+                       num_random_blocks=1), 2),
+    ],
+    ids=["LongT5", "PegasusX", "BigBirdPegasus"],
+)  # fmt: skip
+def test_encoders_that_take_attention_by_themselves_are_named(model, layers):
+    built = model()
+    ids = IDS.repeat(1, 4)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trace = weft.trace(built, {"input_ids": ids, "decoder_input_ids": TARGET})
+    assert {layer.kind for layer in trace.layers} == {"decoder", "cross"}
+    modules = dict(built.named_modules())
+    assert len(trace.not_traced) == layers
+    for entry in trace.not_traced:
+        assert entry["name"].startswith("encoder.")
+        assert type(modules[entry["name"]]).__name__ == entry["class"]
+        assert "by itself" in entry["reason"]
+    (message,) = [str(w.message) for w in said if "cannot be traced" in str(w.message)]
+    assert trace.not_traced[0]["name"] in message
+    assert "not traced" in repr(trace)
+
+
+def test_every_attention_of_prophetnet_is_traced_or_named():
+    model = small(
+        "ProphetNet", vocab_size=60, hidden_size=32, num_encoder_layers=1, num_decoder_layers=1,
+        num_encoder_attention_heads=4, num_decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, max_position_embeddings=64, ngram=2, pad_token_id=0,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trace = weft.trace(model, {"input_ids": IDS, "decoder_input_ids": TARGET})
+    there = {layer.name for layer in trace.layers} | {e["name"] for e in trace.not_traced}
+    for path in ("encoder.layers.0.self_attn", "decoder.layers.0.cross_attn",
+                 "decoder.layers.0.self_attn"):  # fmt: skip
+        assert any(name.startswith(path) for name in there), (path, there)
+
+
+def test_no_false_alarm(family):
+    # Warnings are errors here: a container whose inner module was caught must not be named.
+    trace = weft.trace(family.build("eager"), family.inputs(padded=False))
+    assert trace.not_traced == ()
+
+
+def test_generation_names_them_too():
+    model = transformers.LongT5ForConditionalGeneration(long_t5().config).eval()
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        trace = weft.trace(model, {"input_ids": IDS}, generate=2)
+    assert len(trace.not_traced) == 2
+
+
+def test_the_names_are_saved_and_an_older_trace_opens(tmp_path):
+    model = long_t5()
+    inputs = {"input_ids": IDS, "decoder_input_ids": TARGET}
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        saved = weft.trace(model, inputs, save=tmp_path / "t.weft")
+    manifest = json.loads((tmp_path / "t.weft" / "trace.json").read_text("utf-8"))
+    assert manifest["not_traced"] == [dict(entry) for entry in saved.not_traced]
+    saved.save(tmp_path / "again.weft")
+    assert weft.open(tmp_path / "again.weft").not_traced == saved.not_traced
+    # Written before there was such a field, and without digests.
+    del manifest["not_traced"], manifest["sha256"]
+    for file in manifest["files"].values():
+        file.pop("sha256")
+    (tmp_path / "t.weft" / "trace.json").write_text(json.dumps(manifest), "utf-8")
+    older = weft.open(tmp_path / "t.weft")
+    assert older.not_traced == ()
+    manifest["not_traced"] = [{"name": 3}]
+    (tmp_path / "t.weft" / "trace.json").write_text(json.dumps(manifest), "utf-8")
+    with pytest.raises(weft.DataError, match="names modules that were not traced"):
+        weft.open(tmp_path / "t.weft")
