@@ -17,7 +17,7 @@ test: setup  ## the tests, less the slow ones
 	$(python) -m pytest
 
 test-all: setup  ## all tests
-	@scripts/setup-tests
+	@scripts/setup-tests --notebooks
 	$(python) -m pytest -m ""
 
 check: setup  ## style, types and architecture, and the types of the front end

@@ -8,6 +8,8 @@ export interface Opening {
   summary: [string, string][];
   examples: string[];
   history: boolean;
+  /** Which of the traces cannot be read, and why. */
+  damaged: string[];
   live: boolean;
   digits?: number;
 }

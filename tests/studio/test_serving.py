@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ import weft
 from weft.formats.trace import Trace
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
-from weft.studio.serving import Viewer
+from weft.studio.serving import Viewer, view
 
 
 @pytest.fixture
@@ -124,6 +125,75 @@ def test_a_folder_of_traces_is_a_choice_of_examples(pair_trace: Trace, tmp_path:
     found = open_collection(tmp_path)
     assert [example.name for example in found.examples] == ["a", "b"]
     assert found.history is None
+
+
+@pytest.fixture
+def part_damaged(pair_trace: Trace, tmp_path: Path) -> Path:
+    """Three traces of which the first is damaged, and one of another version."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for name in ("a-damaged", "good", "newer", "other"):
+        pair_trace.save(folder / f"{name}.weft")
+    (folder / "a-damaged.weft" / "trace.json").write_text("{")
+    manifest = folder / "newer.weft" / "trace.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 99}))
+    return folder
+
+
+def test_a_damaged_trace_does_not_close_its_folder(part_damaged: Path) -> None:
+    found = open_collection(part_damaged)
+    assert [example.name for example in found.examples] == ["good", "other"]
+    damaged, newer = found.damaged
+    assert "a-damaged.weft" in damaged and "damaged" in damaged
+    assert "newer.weft" in newer and "version 99" in newer
+    with pytest.warns(UserWarning, match="left out: ") as warned:
+        view(part_damaged, port=0, browser=False).close()
+    assert len(warned) == 2 and "a-damaged.weft" in str(warned[0].message)
+    for name in ("good", "other"):
+        (part_damaged / f"{name}.weft" / "trace.json").write_text("[]")
+    with pytest.raises(weft.DataError, match=r"a-damaged\.weft.*Nor can the other 3"):
+        open_collection(part_damaged)
+
+
+def test_the_page_and_the_terminal_name_a_damaged_trace(studio: Any, part_damaged: Path) -> None:
+    process = weft_view(part_damaged, "--port", 0, "--no-browser")
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        first, second = process.stderr.readline(), process.stderr.readline()
+        assert "left out" in first and "a-damaged.weft" in first
+        assert "newer.weft" in second and "version 99" in second
+        page = studio.open(address, address)
+        notice = page.locator(".notice")
+        notice.wait_for()
+        assert "2 traces cannot be read and are left out." in notice.inner_text()
+        assert "a-damaged.weft" in notice.inner_text() and "newer.weft" in notice.inner_text()
+        page.locator(".stage .tile").first.wait_for()
+        names = page.locator("#weft-example option").all_inner_texts()
+        assert names == ["good", "other"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_trace_damaged_within_leaves_the_others(
+    studio: Any, serving: Any, pair_trace: Trace, tmp_path: Path
+) -> None:
+    (tmp_path / "within").mkdir()
+    for name in ("a", "b"):
+        pair_trace.save(tmp_path / "within" / f"{name}.weft")
+    edges = tmp_path / "within" / "a.weft" / "edges.parquet"
+    edges.write_bytes(edges.read_bytes()[:-40])
+    collection = open_collection(tmp_path / "within")
+    if collection.damaged:  # known as soon as it is opened
+        assert "a.weft" in collection.damaged[0]
+        assert [example.name for example in collection.examples] == ["b"]
+        return
+    page = studio.served(serving(collection))
+    page.locator(".message", has_text="edges.parquet").wait_for()
+    page.locator("#weft-example").select_option(label="b")
+    page.locator(".stage .tile").first.wait_for()
+    studio.problems.clear()  # the browser tells of the answer 500
 
 
 def test_a_trace_views_itself(pair_trace: Trace) -> None:

@@ -21,11 +21,15 @@ def view(
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ) -> None:
     """See every head of a trace, or a training from its random birth, in a browser."""
+    from weft.cli.terminal import console
     from weft.studio.runs import open_collection
     from weft.studio.serving import serve
 
     try:
-        serve(open_collection(path), port, browser)
+        collection = open_collection(path)
+        for problem in collection.damaged:
+            console().print(f"weft: left out: {problem}", markup=False, soft_wrap=True)
+        serve(collection, port, browser)
     except KeyboardInterrupt:
         # How one ends it: nothing is wrong.
         raise SystemExit(0) from None

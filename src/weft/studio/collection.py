@@ -197,12 +197,16 @@ class Example:
 
 @dataclass
 class Collection:
-    """Everything that is open: examples, and a training's history where there is one."""
+    """Everything that is open: examples, and a training's history where there is one.
+
+    damaged: of the traces beside them that cannot be read, which and why.
+    """
 
     title: str
     examples: list[Example]
     summary: list[tuple[str, str]] = field(default_factory=list)
     history: TrainingHistory | None = None
+    damaged: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
@@ -216,6 +220,7 @@ class Collection:
             "summary": [list(pair) for pair in self.summary],
             "examples": [example.name for example in self.examples],
             "history": self.history is not None,
+            "damaged": self.damaged,
             "live": False,
         }
 

@@ -23,6 +23,8 @@ __all__ = ["loss_curves", "open_collection", "probe_trace", "run_snapshots"]
 def open_collection(path: Path) -> Collection:
     """What there is to see at a path.
 
+    A trace of several that cannot be read is left out, and named in `damaged`.
+
     Raises: DataError: nothing, or something damaged or newer.
     """
     if (path / "run.json").is_file():
@@ -30,13 +32,35 @@ def open_collection(path: Path) -> Collection:
     if path.is_dir() and not (path / MANIFEST).exists():
         found = sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))
         if found:
-            traces = [Trace.open(folder) for folder in found]
-            return collect(traces, path.resolve().name, names=[folder.stem for folder in found])
+            names, traces, damaged = _readable(found)
+            if not traces:
+                others = f" Nor can the other {len(found) - 1}." if len(found) > 1 else ""
+                raise DataError(damaged[0] + others)
+            collection = collect(traces, path.resolve().name, names=names)
+            collection.damaged = damaged
+            return collection
         if not any(path.iterdir()):
             raise DataError(
                 f"{path}: not a trace, a run, or a folder of traces: it is empty. Check the path."
             )
     return collect([Trace.open(path)], path.resolve().stem, names=[path.resolve().stem])
+
+
+def _readable(folders: Sequence[Path]) -> tuple[list[str], list[Trace], list[str]]:
+    """Names and traces of the folders that can be read; of each other one which and why not."""
+    names, traces, damaged = [], [], []
+    for folder in folders:
+        try:
+            trace = Trace.open(folder)
+        except DataError as error:
+            damaged.append(str(error))
+            continue
+        if not trace.layers:
+            damaged.append(f"{folder}: this trace has no layer. Trace the model again.")
+            continue
+        names.append(folder.stem)
+        traces.append(trace)
+    return names, traces, damaged
 
 
 def _open_run(run: RunFolder) -> Collection:
@@ -47,15 +71,17 @@ def _open_run(run: RunFolder) -> Collection:
         )
     probe = probe_trace(history)
     folders = sorted(manifest.parent for manifest in (run.path / "traces").glob(f"*/{MANIFEST}"))
-    traces = {"the probe": probe} | {folder.stem: Trace.open(folder) for folder in folders}
-    return collect(
-        list(traces.values()),
+    names, traces, damaged = _readable(folders)
+    collection = collect(
+        [probe, *traces],
         run.path.resolve().name,
-        names=list(traces),
+        names=["the probe", *names],
         history=run_snapshots(history),
         curves=loss_curves(run.read_metrics()),
         probe=probe,
     )
+    collection.damaged = damaged
+    return collection
 
 
 def loss_curves(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+import warnings
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +120,8 @@ def view(trace: Trace | Path | str, *, port: int | None = None, browser: bool = 
     from weft.studio.runs import open_collection
 
     collection = collect([trace]) if isinstance(trace, Trace) else open_collection(Path(trace))
+    for problem in collection.damaged:
+        warnings.warn(f"left out: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)
     viewer.start()
     if browser:
