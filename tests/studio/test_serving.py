@@ -171,6 +171,7 @@ def test_the_page_and_the_terminal_name_a_damaged_trace(studio: Any, part_damage
         page.locator(".stage .tile").first.wait_for()
         names = page.locator("#weft-example option").all_inner_texts()
         assert names == ["good", "other"]
+        studio.close()  # the roles of the heads are asked for, still
     finally:
         process.kill()
         process.communicate()

@@ -386,6 +386,12 @@ class Trace:
 
         return trace_bundle(self)
 
+    def _display_(self) -> Any:
+        """What marimo shows: the same."""
+        from weft.studio.notebook import trace_display
+
+        return trace_display(self)
+
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_files import edge_table

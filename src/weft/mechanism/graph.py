@@ -131,6 +131,12 @@ class AttentionGraph:
 
         return graph_bundle(self)
 
+    def _display_(self) -> Any:
+        """What marimo shows: the same."""
+        from weft.studio.notebook import graph_display
+
+        return graph_display(self)
+
     def __repr__(self) -> str:
         edges = int((self.keys >= 0).sum())
         return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"

@@ -17,7 +17,9 @@ from weft.studio.collection import as_json
 from weft.studio.pack import pack
 from weft.studio.page import collect
 
-__all__ = ["graph_bundle", "graph_trace", "trace_bundle", "widget"]
+__all__ = [
+    "graph_bundle", "graph_display", "graph_trace", "trace_bundle", "trace_display", "widget",
+]  # fmt: skip
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
@@ -82,6 +84,25 @@ def graph_bundle(graph: AttentionGraph) -> Bundle:
     if graph.batched:
         return {"text/plain": repr(graph)}, {}
     return _bundle(graph_trace(graph), repr(graph))
+
+
+def trace_display(trace: Trace) -> Any:
+    """What marimo shows of a trace: the widget, or its text where that cannot be."""
+    return _display(trace, repr(trace))
+
+
+def graph_display(graph: AttentionGraph) -> Any:
+    """Likewise of a graph; of a batch of them the text alone."""
+    return repr(graph) if graph.batched else _display(graph_trace(graph), repr(graph))
+
+
+def _display(trace: Trace, text: str) -> Any:
+    if not trace.layers:
+        return text
+    try:
+        return widget(trace)
+    except InputError as reason:
+        return f"{text}\n{reason}"
 
 
 def _bundle(trace: Trace, text: str) -> Bundle:
