@@ -30,8 +30,8 @@ export class Studio {
   keepFocus: () => void = () => {};
   /** What a view does with a key; true: it was its key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
-  /** What a view gives to export. */
-  figure: ((theme: Theme) => Promise<Figure> | Figure) | null = null;
+  /** What a view gives to export, so many pixels of 1/96 inch wide. */
+  figure: ((theme: Theme, wide: number) => Promise<Figure> | Figure) | null = null;
 
   constructor(
     readonly source: Source,

@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from weft.studio.page import collect
 
@@ -57,7 +58,7 @@ def test_every_view_as_svg_with_text_as_text(page, pair_trace, tmp_path) -> None
     found = texts(path)
     assert [text for text in found if text in pair_trace.layers[0].query_tokens]
     assert len(list(ElementTree.parse(path).iter(f"{SVG}path"))) > 10
-    assert "queries: who looks" in " ".join(found)
+    assert {"queries", "keys"} <= set(found)
 
     page.keyboard.press("m")
     page.locator(".stage.matrix canvas").wait_for()
@@ -83,6 +84,99 @@ def test_png_has_twice_the_pixels_and_the_theme(page, tmp_path) -> None:
     assert sizes["light"] == pytest.approx(
         [2 * float(svg.get("width")), 2 * float(svg.get("height"))], abs=1.5
     )
+
+
+#: Texts of a figure that is open: size in points, place on the page.
+PRINTED = """() => {
+    const svg = document.documentElement;
+    const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+    return [...svg.querySelectorAll("text")].map((text) => {
+        const box = text.getBoundingClientRect();
+        return [text.textContent, text.getAttribute("font-size") * scale * 0.75,
+            box.left, box.top, box.right, box.bottom, text.hasAttribute("transform")];
+    });
+}"""
+VIEWS = {
+    "heads": ".stage .tile",
+    "heads&order=role": ".stage .tile",
+    "threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1": ".loom",
+    "matrix&layer=4&head=3": '.stage.matrix[aria-busy="false"]',
+}
+
+
+def crowded(printed: list[Any]) -> list[str]:
+    """Texts that lie on each other; the heights of letters are half of those of their boxes."""
+    found = []
+    for place, (one, _, left, top, right, bottom, _) in enumerate(printed):
+        for other, _, left2, top2, right2, bottom2, _ in printed[place + 1 :]:
+            across = min(right, right2) - max(left, left2)
+            down = min(bottom, bottom2) - max(top, top2)
+            if across > 1 and down > 0.5 * min(bottom - top, bottom2 - top2):
+                found.append(f"{one} on {other}")
+    return found
+
+
+def check_print(studio, path: Path, width: int) -> None:
+    """As wide as was asked for, in millimetres; letters of 7 points or more, apart and inside."""
+    root = ElementTree.parse(path).getroot()
+    assert root.get("width") == f"{width}mm"
+    high = float(root.get("height").removesuffix("mm"))
+    box = [float(part) for part in root.get("viewBox").split()]
+    assert high / width == pytest.approx(box[3] / box[2], rel=0.01)
+    page = studio.open(path.as_uri(), "file:")
+    printed = page.evaluate(PRINTED)
+    assert len(printed) > 8
+    assert min(size for _, size, *_ in printed) >= 7
+    edge = width * 96 / 25.4 + 0.5
+    outside = [
+        text
+        for text, _, left, top, right, bottom, _ in printed
+        if left < 0 or right > edge or top < 0 or bottom > high * 96 / 25.4 + 0.5
+    ]
+    assert outside == []
+    # Names that stand upright are closer than their boxes say.
+    assert crowded([text for text in printed if not text[6]]) == []
+
+
+@pytest.mark.parametrize("width", [85, 175])
+def test_letters_are_readable_at_the_width_that_is_printed(
+    studio, minilm_trace, pair_trace, history_of, tmp_path, width: int
+) -> None:
+    page = studio.file(collect([minilm_trace], "MiniLM"))
+    for view, ready in VIEWS.items():
+        page.evaluate("view => { location.hash = `#view=${view}`; }", view)
+        page.locator(ready).first.wait_for()
+        page.wait_for_timeout(150)
+        check_print(studio, exported(page, tmp_path, "svg", str(width)), width)
+    run = collect([pair_trace], "a pair", history=history_of(pair_trace))
+    page = studio.file(run, "#view=training&layer=1&head=2&step=1")
+    page.locator("#curve").wait_for()
+    check_print(studio, exported(page, tmp_path, "svg", str(width)), width)
+
+
+def test_a_long_text_at_the_width_that_is_printed(studio, make_trace, tmp_path) -> None:
+    trace = make_trace(["The", "river", "rose", "for", "reproduction", "days", "."] * 20)
+    for width in (85, 175):
+        page = studio.file(collect([trace]), "#view=threads&query=9&lock=1&share=1")
+        page.locator("bdi.seen[data-place]").first.wait_for()
+        check_print(studio, exported(page, tmp_path, "svg", str(width)), width)
+
+
+def test_a_column_is_not_a_page_made_small(page, tmp_path) -> None:
+    sizes = {}
+    for width in (85, 175):
+        root = ElementTree.parse(exported(page, tmp_path, "svg", str(width))).getroot()
+        sizes[width] = float(root.get("viewBox").split()[2])
+        with Image.open(exported(page, tmp_path, "png", str(width))) as picture:
+            picture.load()
+            assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.01)
+            # At its dots an inch it is as wide as was asked for.
+            inches = picture.width / picture.info["dpi"][0]
+        assert 25.4 * inches == pytest.approx(width, abs=0.1)
+    assert sizes[85] == pytest.approx(85 * 96 / 25.4, abs=0.01)
+    assert sizes[175] == pytest.approx(175 * 96 / 25.4, abs=0.01)
+    with Image.open(exported(page, tmp_path, "png", "screen")) as picture:
+        assert picture.info["dpi"][0] == pytest.approx(192, abs=0.01)
 
 
 def test_hostile_tokens_in_a_figure(studio, make_trace, hostile_tokens, tmp_path) -> None:

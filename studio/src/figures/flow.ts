@@ -5,34 +5,33 @@ import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import { areWords, flowing, visible } from "../text";
 import { smallPrint } from "./print";
-import { figure, FONTS, rect, text } from "./svg";
+import { EDGE, figure, rect, text, widthOf } from "./svg";
 
-const WIDTH = 660, SIZE = 12, LINE = 22, MOST = 900;
+const MOST = 900;
 
-export function flowFigure(studio: Studio, example: Example, layer: Layer, chosen: number[], query: number, looked: Map<number, number>, looking: Map<number, number>, theme: Theme): Figure {
+export function flowFigure(studio: Studio, example: Example, layer: Layer, chosen: number[], query: number, looked: Map<number, number>, looking: Map<number, number>, theme: Theme, wide: number): Figure {
   const ink = INKS[theme];
-  const pen = document.createElement("canvas").getContext("2d")!;
-  pen.font = `${SIZE}px ${FONTS}`;
+  const size = wide < 400 ? 10 : 12, high = Math.round(size * 1.8);
   const parts: string[] = [];
-  let y = 20;
+  let y = 12;
   const column = (tokens: string[], from: number, to: number, keys: boolean, queries: boolean) => {
     const words = areWords(tokens);
-    let x = 20;
+    let x = EDGE;
     for (let place = from; place < to; place++) {
       const { text: shown, space, line } = flowing(tokens[place], words);
-      const wide = pen.measureText(shown).width;
-      if (space && place > from) x += 4;
-      if (x + wide > WIDTH - 20) [x, y] = [20, y + LINE];
+      const long = widthOf(shown, size, 400, 1);
+      if (space && place > from) x += size / 3;
+      if (x > EDGE && x + long > wide - EDGE) [x, y] = [EDGE, y + high];
       const share = keys ? (looked.get(place) ?? 0) : 0;
-      if (share > 0.005) parts.push(rect(x - 1, y - 12, wide + 2, 17, ink.seen, ` fill-opacity="${Math.min(1, 0.12 + 0.88 * Math.sqrt(share)).toFixed(2)}" rx="2"`));
+      if (share > 0.005) parts.push(rect(x - 1, y - size, long + 2, size * 1.4, ink.seen, ` fill-opacity="${Math.min(1, 0.12 + 0.88 * Math.sqrt(share)).toFixed(2)}" rx="2"`));
       const seeing = queries ? (looking.get(place) ?? 0) : 0;
-      if (seeing > 0.01) parts.push(rect(x, y + 5, wide, 2, ink.query, ` fill-opacity="${Math.min(1, 0.15 + Math.sqrt(seeing)).toFixed(2)}"`));
+      if (seeing > 0.01) parts.push(rect(x, y + size * 0.4, long, 1.6, ink.query, ` fill-opacity="${Math.min(1, 0.15 + Math.sqrt(seeing)).toFixed(2)}"`));
       const on = queries && place === query;
-      parts.push(text(x, y, shown, { size: SIZE, fill: on ? ink.query : ink.ink, weight: on ? 700 : undefined }));
-      x += wide + 1;
-      if (line) [x, y] = [20, y + LINE];
+      parts.push(text(x, y, shown, { size, fill: on ? ink.query : ink.ink, weight: on ? 700 : undefined }));
+      x += long + 1;
+      if (line) [x, y] = [EDGE, y + high];
     }
-    y += LINE + 8;
+    y += high + 4;
   };
   const around = (count: number, at: number): [number, number] => {
     const start = Math.max(0, Math.min((at < 0 ? 0 : at) - MOST / 2, count - MOST));
@@ -42,5 +41,5 @@ export function flowFigure(studio: Studio, example: Example, layer: Layer, chose
   if (!layer.one) column(layer.keyTokens, ...around(layer.columns, -1), true, false);
   const word = query >= 0 ? `“${visible(layer.queryTokens[query], 24)}” in ` : "";
   const heads = chosen.length === 1 ? headName(example, layer, chosen[0]) : `layer ${layer.index}, ${chosen.length} heads`;
-  return figure(WIDTH, y, theme, word + heads, "shaded: what the word looks at; underlined: what looks at it", smallPrint(studio, example), parts.join(""));
+  return figure(wide, y - high + 6, theme, word + heads, "shaded: what the word looks at; underlined: what looks at it", smallPrint(studio, example), parts.join(""));
 }

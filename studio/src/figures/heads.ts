@@ -6,7 +6,7 @@ import type { Figure, Studio } from "../studio.svelte";
 import { short } from "../text";
 import { measureOf, roleOf, roleScore } from "../words";
 import { smallPrint } from "./print";
-import { figure, image, rect, text } from "./svg";
+import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./svg";
 
 interface Group {
   title: string;
@@ -16,43 +16,66 @@ interface Group {
   numbered: boolean;
 }
 
-const TILE = 56, STEP = 64, ROW = 82, LEFT = 44;
+const SIDE = 22, MOST = 60;
 
-export function headsFigure(studio: Studio, example: Example, heads: Heads, groups: Group[], tiles: (Uint8Array | null)[], theme: Theme): Figure {
+export function headsFigure(studio: Studio, example: Example, heads: Heads, groups: Group[], tiles: (Uint8Array | null)[], theme: Theme, wide: number): Figure {
   const ink = INKS[theme];
   const byRole = studio.state.colour === "role";
   const all = groups.flatMap((group) => group.rows.flatMap((row) => row.cells));
   const most = Math.max(...all.map(({ layer, head }) => measureOf(heads, layer, head, "entropy") ?? 0), 1e-9);
+  const columns = Math.max(...groups.map((group) => group.columns));
+  const left = EDGE + SIDE, gap = wide < 400 ? 3 : 8;
+  const tile = Math.max(3, Math.min(MOST, (wide - left - EDGE - (columns - 1) * gap) / columns));
+  const step = tile + gap;
+
+  // Under a tile in one line, in two, or not at all: the strip and the legend name the role.
+  const words = (layer: number, head: number): string[] => {
+    const entropy = measureOf(heads, layer, head, "entropy") ?? 0, score = roleScore(heads, layer, head);
+    const second = byRole ? (score === null ? [] : [short(score)]) : [entropy.toFixed(2)];
+    if (!groups[0].numbered) return [headName(example, example.layers[layer], head).replace(/^(\w)\w* L/, "$1 L"), ...second];
+    return byRole ? [roleOf(heads, layer, head), ...second] : second;
+  };
+  const widest = (texts: string[]) => Math.max(0, ...texts.map((one) => widthOf(one, SMALLEST)));
+  const captions = all.map(({ layer, head }) => words(layer, head));
+  const under = widest(captions.map((of) => of.join(" "))) <= tile ? 1 : widest(captions.flat()) <= tile ? 2 : 0;
+  const label = widthOf(`H${columns - 1}`, SMALLEST) < step ? "H" : "";
+  const every = Math.ceil((widthOf(`${label}${columns - 1}`, SMALLEST) + 1) / step);
+
   const parts: string[] = [];
-  let y = 8;
+  let y = 4;
   for (const group of groups) {
-    parts.push(text(20, y + 8, [group.title, group.note].filter(Boolean).join(": "), { size: 10, fill: ink.faint }));
-    if (group.numbered)
-      for (let head = 0; head < group.columns; head++)
-        parts.push(text(LEFT + head * STEP + TILE / 2, y + 24, `H${head}`, { size: 9, fill: ink.faint, anchor: "middle" }));
-    y += 30;
+    parts.push(text(EDGE, y + 8, [group.title, group.note].filter(Boolean).join(": "), { size: SMALLEST, fill: ink.faint }));
+    y += 16;
+    if (group.numbered) {
+      for (let head = 0; head < group.columns; head += every)
+        parts.push(text(left + head * step + tile / 2, y + 8, `${label}${head}`, { size: SMALLEST, fill: ink.faint, anchor: "middle" }));
+      y += 13;
+    }
     for (const row of group.rows) {
-      parts.push(text(LEFT - 8, y + TILE / 2 + 3, row.label, { size: 9, fill: ink.faint, anchor: "end" }));
+      parts.push(text(left - 5, y + tile / 2 + 3, row.label, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
       row.cells.forEach(({ layer, head }, place) => {
-        const x = LEFT + place * STEP;
-        const rows = Math.min(64, example.layers[layer].rows), columns = Math.min(64, example.layers[layer].columns);
-        const shades = tiles[layer]?.subarray(head * rows * columns, (head + 1) * rows * columns);
-        if (shades) parts.push(image(x, y, TILE, TILE, shades, rows, columns, RAMPS[theme].weight));
-        const role = roleOf(heads, layer, head);
+        const x = left + place * step;
+        const rows = Math.min(64, example.layers[layer].rows), across = Math.min(64, example.layers[layer].columns);
+        const shades = tiles[layer]?.subarray(head * rows * across, (head + 1) * rows * across);
+        if (shades) parts.push(image(x, y, tile, tile, shades, rows, across, RAMPS[theme].weight));
         const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
-        parts.push(rect(x, y + TILE + 1, TILE, 2.5, byRole ? roleColour(theme, role) : rampColour(theme, 0.15 + (0.75 * entropy) / most)));
-        const score = roleScore(heads, layer, head);
-        const label = byRole ? `${role}${score === null ? "" : ` ${short(score)}`}` : `${entropy.toFixed(2)} nats`;
-        parts.push(text(x, y + TILE + 13, group.numbered ? label : headName(example, example.layers[layer], head), { size: 7.5, fill: ink.faint }));
+        parts.push(rect(x, y + tile + 1, tile, 2.5, byRole ? roleColour(theme, roleOf(heads, layer, head)) : rampColour(theme, 0.15 + (0.75 * entropy) / most)));
+        const caption = words(layer, head);
+        (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) => parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })));
       });
-      y += ROW;
+      y += tile + 8 + 11 * under + (wide < 400 ? 1 : 3);
     }
     y += 6;
   }
-  const ends = LEFT;
-  for (let n = 0; n < 60; n++) parts.push(rect(ends + n * 3, y + 4, 3.4, 7, rampColour(theme, n / 59)));
-  parts.push(text(ends, y + 20, "0", { size: 8, fill: ink.faint }), text(ends + 180, y + 20, "1", { size: 8, fill: ink.faint, anchor: "end" }));
-  parts.push(text(ends + 190, y + 10, "mass of a row in a bin, square-root scale; rows are queries, columns keys", { size: 8, fill: ink.faint }));
-  const width = Math.max(LEFT + Math.max(...groups.map((group) => group.columns)) * STEP + 14, 480);
-  return figure(width, y + 26, theme, "Every head", "", smallPrint(studio, example), parts.join(""));
+  if (byRole) {
+    const names = [...new Set(all.map(({ layer, head }) => roleOf(heads, layer, head)))];
+    const drawn = legend(names.map((name) => [name, roleColour(theme, name)]), left, y + 8, wide - EDGE, ink.faint);
+    parts.push(drawn.svg);
+    y += drawn.high + 4;
+  }
+  const ramp = Math.min(180, wide - left - EDGE);
+  for (let n = 0; n < 60; n++) parts.push(rect(left + (n * ramp) / 60, y, ramp / 60 + 0.4, 7, rampColour(theme, n / 59)));
+  parts.push(text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }), text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }));
+  const note = "Mass of a row in a bin, square-root scale; rows are queries, columns keys.";
+  return figure(wide, y + 22, theme, "Every head", note, smallPrint(studio, example), parts.join(""));
 }

@@ -2,33 +2,40 @@
 
 import { INKS, RAMPS, rampColour, SCALES, type Theme } from "../colour";
 import { headName, type Example, type Layer } from "../model";
-import { levelOf, nice, plot, TOKENS_FROM, type Sheet, type Window } from "../sheet";
+import { levelOf, nice, plot, type Sheet, type Window } from "../sheet";
 import type { Figure, Studio } from "../studio.svelte";
 import { grouped, visible } from "../text";
 import { lookup, painted, SIDE, type Tiles } from "../tiles";
 import { smallPrint } from "./print";
-import { figure, line, picture, rect, text } from "./svg";
+import { EDGE, figure, fitted, line, lines, picture, rect, SMALLEST, text, widthOf } from "./svg";
 
-export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, theme: Theme): Promise<Figure> {
+export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, theme: Theme, width: number): Promise<Figure> {
   const ink = INKS[theme];
   const scale = SCALES[studio.state.scale];
   const { wide, high } = plot(sheet);
-  const right = Math.min(wide, (layer.columns - view.left) * view.zoom), bottom = Math.min(high, (layer.rows - view.top) * view.zoom);
-  const { left: x0, top: y0 } = sheet.margin;
+  const seen = { rows: Math.min(high / view.zoom, layer.rows - view.top), columns: Math.min(wide / view.zoom, layer.columns - view.left) };
+  // Tokens name rows and columns where there is room for their letters, else positions do.
+  const shown = (tokens: string[], from: number, count: number) => tokens.slice(Math.floor(from), Math.ceil(from + count));
+  const widest = (tokens: string[], most: number) => Math.min(most, Math.max(...tokens.map((token) => widthOf(visible(token, 16), SMALLEST)), 20));
+  const names = { rows: widest(shown(layer.queryTokens, view.top, seen.rows), width / 4), columns: widest(shown(layer.keyTokens, view.left, seen.columns), 90) };
+  const zoomOf = (left: number) => Math.min(44, (width - left - EDGE) / seen.columns, (1.5 * width) / seen.rows);
+  const head_ = widthOf("queries ↓", SMALLEST, 600) + EDGE + 6;
+  const named = zoomOf(Math.max(EDGE + names.rows + 8, head_)) >= SMALLEST * 1.15;
+  const x0 = Math.max(EDGE + 8 + (named ? names.rows : widthOf(grouped(layer.rows), SMALLEST)), head_), y0 = named ? 30 + names.columns : 44;
+  const zoom = zoomOf(x0), right = seen.columns * zoom, bottom = seen.rows * zoom;
 
   const canvas = document.createElement("canvas");
-  const named = view.zoom >= TOKENS_FROM;
   // Cells in sight one pixel each where they are few; else as many pixels as the screen has, twice.
   const level = levelOf(view.zoom, tiles.top);
-  const per = view.zoom * 2 ** level >= 4 ? 1 / view.zoom : 2;
+  const per = view.zoom * 2 ** level >= 4 ? 1 / zoom : 4;
   canvas.width = Math.max(1, Math.round(right * per));
   canvas.height = Math.max(1, Math.round(bottom * per));
   const context = canvas.getContext("2d")!;
   context.imageSmoothingEnabled = false;
   const colours = lookup(RAMPS[theme].weight, scale.to);
-  const block = 2 ** level, step = SIDE * block, k = view.zoom * per;
-  for (let row = Math.floor(view.top / step); row * step < view.top + bottom / view.zoom; row++)
-    for (let column = Math.floor(view.left / step); column * step < view.left + right / view.zoom; column++) {
+  const block = 2 ** level, step = SIDE * block, k = zoom * per;
+  for (let row = Math.floor(view.top / step); row * step < view.top + seen.rows; row++)
+    for (let column = Math.floor(view.left / step); column * step < view.left + seen.columns; column++) {
       let tile = tiles.get(level, row, column);
       // Those on their way are waited for.
       for (let wait = 0; !tile && wait < 400 && !tiles.problem; wait++) {
@@ -40,32 +47,29 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
       context.drawImage(painted(own, colours), (column * step - view.left) * k, (row * step - view.top) * k, tile.columns * block * k, tile.rows * block * k);
     }
   const parts = [picture(x0, y0, right, bottom, canvas)];
-  parts.push(text(x0 - 8, y0 - 12, "queries ↓", { size: 10, fill: ink.query, weight: 600, anchor: "end" }), text(x0, 20, "keys →", { size: 10, fill: ink.key, weight: 600 }));
-  const size = Math.min(12, view.zoom * 0.66);
+  parts.push(text(x0 - 6, y0 - (named ? 10 : 14), "queries ↓", { size: SMALLEST, fill: ink.query, weight: 600, anchor: "end" }), text(x0, 10, "keys →", { size: SMALLEST, fill: ink.key, weight: 600 }));
+  const y = (row: number) => y0 + (row + 0.5 - view.top) * zoom, x = (column: number) => x0 + (column + 0.5 - view.left) * zoom;
+  const rows = { from: Math.max(0, Math.ceil(view.top - 0.5)), to: view.top + seen.rows - 0.5 }, columns = { from: Math.max(0, Math.ceil(view.left - 0.5)), to: view.left + seen.columns - 0.5 };
+  const label = { size: SMALLEST, fill: ink.faint, middle: true };
   if (named) {
-    for (let row = Math.ceil(view.top - 0.5); row + 0.5 < view.top + bottom / view.zoom && row < layer.rows; row++)
-      parts.push(text(x0 - 6, y0 + (row + 0.5 - view.top) * view.zoom, visible(layer.queryTokens[row], 16), { size, fill: ink.faint, anchor: "end", middle: true }));
-    for (let column = Math.ceil(view.left - 0.5); column + 0.5 < view.left + right / view.zoom && column < layer.columns; column++)
-      parts.push(text(x0 + (column + 0.5 - view.left) * view.zoom + 2, y0 - 6, visible(layer.keyTokens[column], 14), { size, fill: ink.faint, turn: view.zoom < 16 ? -90 : -45, middle: view.zoom < 16 }));
+    for (let row = rows.from; row <= rows.to + 1e-6; row++) parts.push(text(x0 - 6, y(row), fitted(visible(layer.queryTokens[row], 16), SMALLEST, names.rows), { ...label, anchor: "end" }));
+    for (let column = columns.from; column <= columns.to + 1e-6; column++) parts.push(text(x(column), y0 - 6, fitted(visible(layer.keyTokens[column], 16), SMALLEST, names.columns), { ...label, turn: -90 }));
   } else {
-    const down = nice(70 / view.zoom), across = nice(90 / view.zoom);
-    for (let row = Math.ceil(view.top / down) * down; row < view.top + bottom / view.zoom; row += down) {
-      const y = y0 + (row + 0.5 - view.top) * view.zoom;
-      parts.push(line(x0 - 5, y, x0 - 1, y, ink.faint), text(x0 - 8, y, grouped(row), { size: 9, fill: ink.faint, anchor: "end", middle: true }));
-    }
-    for (let column = Math.ceil(view.left / across) * across; column < view.left + right / view.zoom; column += across) {
-      const x = x0 + (column + 0.5 - view.left) * view.zoom;
-      parts.push(line(x, y0 - 5, x, y0 - 1, ink.faint), text(x, y0 - 9, grouped(column), { size: 9, fill: ink.faint, anchor: "middle" }));
-    }
+    const down = nice(40 / zoom), across = nice((widthOf(grouped(layer.columns), SMALLEST) + 16) / zoom);
+    for (let row = Math.ceil(rows.from / down) * down; row <= rows.to; row += down) parts.push(line(x0 - 4, y(row), x0 - 1, y(row), ink.faint), text(x0 - 6, y(row), grouped(row), { ...label, anchor: "end" }));
+    for (let column = Math.ceil(columns.from / across) * across; column <= columns.to; column += across)
+      parts.push(line(x(column), y0 - 4, x(column), y0 - 1, ink.faint), text(Math.min(x(column), width - EDGE - 12), y0 - 8, grouped(column), { size: SMALLEST, fill: ink.faint, anchor: "middle" }));
   }
-  const bar = y0 + bottom + 16;
-  for (let n = 0; n < 80; n++) parts.push(rect(x0 + n * 2.5, bar, 2.8, 8, rampColour(theme, n / 79)));
-  scale.ticks.forEach((weight) => {
+  const bar = y0 + bottom + 10, ramp = Math.min(200, width - x0 - EDGE);
+  for (let n = 0; n < 80; n++) parts.push(rect(x0 + (n * ramp) / 80, bar, ramp / 80 + 0.4, 7, rampColour(theme, n / 79)));
+  scale.ticks.forEach((weight, n) => {
     const at = studio.state.scale === "log" ? 1 + Math.log10(weight) / 6 : scale.to(weight);
-    parts.push(text(x0 + at * 200, bar + 18, weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0), { size: 8, fill: ink.faint, anchor: at === 0 ? "start" : "middle" }));
+    parts.push(text(x0 + at * ramp, bar + 18, weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0), { size: SMALLEST, fill: ink.faint, anchor: n === 0 ? "start" : n === scale.ticks.length - 1 ? "end" : "middle" }));
   });
-  parts.push(text(x0 + 216, bar + 8, `weight, ${scale.name} scale${level ? `; a dot is the ${studio.state.blocks === "max" ? "largest weight" : "mass of a row"} in ${block} × ${block} cells` : ""}`, { size: 8.5, fill: ink.faint }));
-  const rows = `rows ${grouped(Math.floor(view.top))}–${grouped(Math.min(layer.rows, Math.ceil(view.top + bottom / view.zoom)) - 1)}`;
-  const columns = `columns ${grouped(Math.floor(view.left))}–${grouped(Math.min(layer.columns, Math.ceil(view.left + right / view.zoom)) - 1)}`;
-  return figure(Math.max(x0 + right + 30, 460), bar + 30, theme, headName(example, layer, head), `${rows}, ${columns} of ${grouped(layer.rows)} × ${grouped(layer.columns)}`, smallPrint(studio, example), parts.join(""));
+  let end = bar + 20;
+  const says = `weight, ${scale.name} scale${level ? `; a dot is the ${studio.state.blocks === "max" ? "largest weight" : "mass of a row"} in ${block} × ${block} cells` : ""}`;
+  for (const words of lines(says, SMALLEST, width - x0 - EDGE)) parts.push(text(x0, (end += 12), words, { size: SMALLEST, fill: ink.faint }));
+  const last = (from: number, count: number) => grouped(Math.ceil(from + count - 1e-6) - 1);
+  const note = `Rows ${grouped(Math.floor(view.top))}–${last(view.top, seen.rows)}, columns ${grouped(Math.floor(view.left))}–${last(view.left, seen.columns)} of ${grouped(layer.rows)} × ${grouped(layer.columns)}.`;
+  return figure(width, end + 4, theme, headName(example, layer, head), note, smallPrint(studio, example), parts.join(""));
 }
