@@ -34,8 +34,21 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _open_standard_files() -> None:
+    """Take the numbers of standard input, output and error that are closed.
+
+    Else the next files that are opened get them, and what libraries print goes there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
+    _open_standard_files()
     code: object = "not known"
 
     def end() -> None:
@@ -44,8 +57,9 @@ def main() -> None:
         # inside an exec(), as dataclasses use it, Python would end itself by the signal, although
         # it was answered.
         if isinstance(code, int):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
             os._exit(code)
 
     atexit.register(end)  # the first to be registered is the last to be called

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.asking import given_text, masked_place, one_token
-from weft.cli.terminal import AsJson, Threads, use_threads
+from weft.cli.output import exact_output
+from weft.cli.terminal import AsJson, Threads, console, print_table, use_threads
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,8 +79,6 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Take heads away one after the other, and print how the loss changes."""
-    from rich.console import Console
-
     from weft.analysis.ablation import ablate as take_away
     from weft.analysis.ablation import attention_layers
     from weft.analysis.ablation import patch as patch_heads
@@ -103,8 +101,7 @@ def ablate(
         if layer in (None, number):
             of_layer = [(number, head) for head in range(one.heads)]
             heads += [of_layer] if together else of_layer
-    console = Console(stderr=True, highlight=False)
-    with console.status(f"{len(heads)} runs") as status:
+    with console().status(f"{len(heads)} runs") as status:
 
         def progress(done: int, total: int) -> None:
             status.update(f"{done:,} of {total:,}")
@@ -265,14 +262,13 @@ def _of_pretrained(
 def _report(
     found: Ablation, model: str, name: str, limit: int | None, as_csv: bool, as_json: bool
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     ordered = sorted(found.effects, key=lambda effect: -abs(effect.change))[:limit]
     if as_csv:
         frame = found.to_pandas()
         order = frame["change"].abs().sort_values(ascending=False, kind="stable").index
-        frame.loc[order].head(limit or len(frame)).to_csv(sys.stdout, index=False)
+        frame.loc[order].head(limit or len(frame)).to_csv(exact_output(), index=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in (("heads", "left"), (name, "right"), ("change", "right")):
@@ -280,10 +276,7 @@ def _report(
     for effect in ordered:
         heads = " ".join(f"{layer}.{head}" for layer, head in effect.heads)
         table.add_row(heads, f"{effect.value:.4f}", f"{effect.change:+.4f}")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    console.print(table)
+    print_table(table)
     print(f"Whole model: {name} {found.baseline:.4f}. Heads replaced: {found.kind}.")
     if as_json:
         print(

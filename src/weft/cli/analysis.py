@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weft.cli.commands import app
-from weft.cli.terminal import AsJson
+from weft.cli.output import exact_output
+from weft.cli.terminal import AsJson, standard_input_lines
 from weft.cli.terminal import print_json as _print_json
 from weft.errors import InputError
 
@@ -52,7 +52,7 @@ def query(
 
     if output is not None and output.suffix.lower() not in WRITERS:
         raise InputError(f"{output}: expected a file name that ends in {', '.join(WRITERS)}.")
-    answer = ask(open_traces(path), sys.stdin.read() if sql == "-" else sql)
+    answer = ask(open_traces(path), "\n".join(standard_input_lines()) if sql == "-" else sql)
     if output is not None:
         rows = answer.write(output)
         print(f"{output}: {rows:,} rows")
@@ -229,7 +229,7 @@ def _print_frame(table: Any, as_csv: bool) -> None:
     from weft.analysis.query import shown
 
     if as_csv:
-        table.to_csv(sys.stdout, index=False)
+        table.to_csv(exact_output(), index=False)
     else:
         print(shown(pa.Table.from_pandas(table, preserve_index=False), len(table)))
 

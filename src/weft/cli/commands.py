@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from weft.cli.ablate import ablate
+from weft.cli.endings import left_by_reader, one_line
 from weft.cli.heads import heads
+from weft.cli.output import exact_output, safe_output
 from weft.cli.relevance import relevance
 from weft.cli.terminal import (
     AsJson,
@@ -20,12 +21,12 @@ from weft.cli.terminal import (
     console,
     print_json,
     standard_input_lines,
+    tell_unknown,
     use_threads,
 )
 from weft.cli.trace import trace
 from weft.cli.view import view
-from weft.errors import InputError, WeftError
-from weft.formats.files import reason_of
+from weft.errors import InputError
 from weft.version import __version__
 
 __all__ = ["app", "main"]
@@ -70,19 +71,6 @@ class _Verbs(TyperGroup):
             sys.stdout.flush()
         except _UsageError as error:
             raise self._in_one_line(error) from None
-        except BrokenPipeError:
-            # The reader has left, as `head` does: nothing is wrong. What is still to be flushed
-            # when the interpreter ends needs a place to go.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
-        except OSError as error:
-            # An error without a file's name is of the standard output, as on a full disk.
-            if isinstance(error, WeftError) or error.filename is not None:
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise InputError(
-                f"cannot write the output: {reason_of(error)}. Free some space."
-            ) from error
         except KeyboardInterrupt:
             goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
             print(f"weft: stopped.{goes_on}", file=sys.stderr)
@@ -114,6 +102,9 @@ def options(
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and end."
         ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, not one line.")
     ] = False,
 ) -> None:
     """The attention weight matrix: train it, trace it, see it."""
@@ -212,10 +203,11 @@ def translate(
     use_threads(threads)
     trained = open_run(run)
     lines = standard_input_lines()
+    tell_unknown(trained, "standard input", "".join(lines))
     for line in translate_texts(
         trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
     ):
-        print(" ".join(line.splitlines()))
+        print(" ".join(line.splitlines()), file=exact_output())
 
 
 @app.command()
@@ -237,10 +229,12 @@ def generate(
     if not 0 <= temperature < float("inf"):
         raise InputError(f"--temperature {temperature}: expected a finite number, 0 or more.")
     use_threads(threads)
+    trained = open_run(run)
+    tell_unknown(trained, "the prompt", prompt)
     text = generate_text(
-        open_run(run), prompt, length=length, temperature=temperature, top=top, seed=seed
+        trained, prompt, length=length, temperature=temperature, top=top, seed=seed
     )
-    print(prompt + text)
+    print(prompt + text, file=exact_output())
     if as_json:
         print_json({"prompt": prompt, "text": text})
 
@@ -316,12 +310,16 @@ app.command()(view)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on standard error, exit code 2."""
-    given = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in given
-    try:
-        app([argument for argument in given if argument != "--debug"])
-    except WeftError as error:
-        if debug:
-            raise
-        print(f"weft: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    with safe_output():
+        try:
+            app([word for word in words if word != "--debug"])
+        except Exception as error:
+            if left_by_reader(error):
+                raise SystemExit(0) from None
+            line = one_line(error)
+            if debug or line is None:
+                raise
+            print(f"weft: {line}", file=sys.stderr)
+            raise SystemExit(2) from None

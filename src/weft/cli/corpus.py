@@ -8,13 +8,17 @@ A trace is there whole or not at all, so what is there is done.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ import torch
 
 from weft.cli.tracing import Opened, Options, open_model, trace_opened
 from weft.errors import DataError, InputError, WeftError
-from weft.formats.files import read_json, read_text, write_json
+from weft.formats.files import read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
 
@@ -120,6 +124,7 @@ def _remember(folder: Path, model: str, options: Options, texts: dict[str, str])
     content: dict[str, Any] = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
                                "texts": digests}  # fmt: skip
     path = folder / _LIST
+    remove_leftovers(folder)
     if path.exists():
         before = read_json(path, "list of a corpus")
         if not isinstance(before, dict) or before.get("format") != _FORMAT:
@@ -130,7 +135,9 @@ def _remember(folder: Path, model: str, options: Options, texts: dict[str, str])
                     f"{folder}: its traces were made with another {name.removesuffix('s')}. Give "
                     "the same command again, or choose another folder."
                 )
-        known = before.get("texts", {})
+        known = before.get("texts")
+        if not isinstance(known, dict):
+            raise DataError(f"{path}: this list of a corpus is damaged. Choose another folder.")
         changed = [
             name
             for name in digests
@@ -169,10 +176,15 @@ def _here(
 
 def _one(opened: Opened, name: str, text: str, folder: Path, options: Options) -> str | None:
     """Trace one text; returns why it could not be, or None."""
+    path = folder / f"{name}.weft"
     try:
-        trace_opened(opened, text, folder / f"{name}.weft", options)
+        trace_opened(opened, text, path, options)
     except InputError as error:
         return str(error)
+    except DataError:
+        # A worker of an earlier call that was killed may have ended it meanwhile.
+        if not _is_there(path):
+            raise
     return None
 
 
@@ -180,7 +192,30 @@ def _one(opened: Opened, name: str, text: str, folder: Path, options: Options) -
 _worker: list[tuple[Opened, Path, Options]] = []
 
 
+def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, even by ``kill -9``.
+
+    A pipe of multiprocessing closes then, on every system; on Linux the system also sends a signal,
+    which needs no thread of ours to run.
+    """
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_DEATH_OF_PARENT, signal.SIGKILL)
+    threading.Thread(target=watch, name="weft-parent", daemon=True).start()
+
+
+#: The number of prctl's PR_SET_PDEATHSIG.
+_SIGNAL_AT_DEATH_OF_PARENT = 1
+
+
 def _begin(model: str, folder: Path, options: Options, threads: int) -> None:
+    _end_with_parent()
     torch.set_num_threads(threads)
     _worker.append((open_model(model, options), folder, options))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.cli.output import exact_output
+from weft.cli.terminal import print_table
 from weft.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -117,15 +118,17 @@ def heads(
         table = table.sort_values(sort, ascending=sort in ("layer", "head", "role"), kind="stable")
     table = table if limit is None else table.head(limit)
     if as_csv:
-        table.to_csv(sys.stdout, index=False)
+        table.to_csv(exact_output(), index=False)
         return
-    _print(_rich_table(table, every, more), wide=every)
+    left_out = print_table(_rich_table(table, every, more), wide=every, needed=(*_FIRST[:4], *more))
     tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
     counted = ", ".join(f"{count} {name}" for name, count in counts.items())
     texts = f"{len(traces)} text{'s' if len(traces) != 1 else ''}, {tokens:,} tokens"
     print(f"{len(table)} of {whole} heads; {texts}. Roles: {counted}.")
     if len(table) < whole and role is None and layer is None and limit is None:
         print("Heads without a role are left out; --all shows them.")
+    if left_out:
+        print(f"No room for {', '.join(left_out)}: --csv and wider terminals show them.")
     if as_json:
         rows = [
             {name: None if _is_nan(value) else value for name, value in row.items()}
@@ -208,7 +211,7 @@ def _along(paths: list[Path], measure: str, as_csv: bool, as_json: bool) -> None
         table.add_column(name, justify="right", no_wrap=True)
     for one, row in zip(moments, rows, strict=True):
         table.add_row(str(one.step), *row)
-    _print(table, wide=True)
+    print_table(table, wide=True)
     if as_json:
         steps = [
             {
@@ -286,13 +289,3 @@ def _said(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     return str(value)
-
-
-def _print(table: Table, wide: bool) -> None:
-    """To standard output; whole lines where it is no terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=240 if wide else 160)
-    console.print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.asking import given_text, masked_place, one_token
-from weft.cli.terminal import AsJson, Threads, print_json, use_threads
+from weft.cli.output import exact_output
+from weft.cli.terminal import AsJson, Threads, print_json, tell_unknown, use_threads
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def relevance(
     if as_csv:
         import csv
 
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer = csv.writer(exact_output(), lineterminator="\n")
         writer.writerow(("position", "token", "relevance"))
         writer.writerows(zip(range(len(values)), shown(asked.tokens), values, strict=True))
     else:
@@ -193,6 +193,7 @@ def _of_run(run: TrainedRun, text: str, target: str | None) -> _Asked:
 
     words = run.vocabulary
     ids = words.encode(text)
+    tell_unknown(run, "the text", text + (target or ""))
     if not run.translates:
         if target is not None:
             raise InputError("--target: this run is a language model, which has no target.")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.cli.terminal import tell_unknown
 from weft.errors import DataError, InputError
 from weft.formats.trace import Trace
 from weft.formats.trace_folder import not_a_trace
@@ -183,6 +184,8 @@ def trace_model(
         raise InputError("the text is empty; give at least one character.")
     if image is None:
         opened = open_model(model, options)
+        if opened.run is not None:
+            tell_unknown(opened.run, "the text", (text or "") + (options.target or ""))
         return trace_opened(opened, text or "", output, options, progress=progress)
     picture = open_image(image)
     opened = open_model(model, options, image=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.cli.terminal import tell_unknown
 from weft.cli.tracing import Opened, Options, check_output, open_model, trace_opened
 from weft.errors import DataError, InputError
 from weft.formats.files import reason_of
@@ -133,6 +134,7 @@ def _split_ids(
     ids, offsets = run.vocabulary.encode_with_offsets(text)
     if not ids:
         raise InputError("the text is empty; give at least one character.")
+    tell_unknown(run, "the text", text)
     starts = range(0, max(len(ids) - shared, 1), window - shared)
     return [
         {

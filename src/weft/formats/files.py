@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from weft.errors import DataError
 
@@ -16,7 +19,12 @@ __all__ = [
     "MARK",
     "NOT_WRITABLE",
     "atomic_file",
+    "cannot_read",
+    "check_file",
     "disk_errors",
+    "is_there",
+    "open_file",
+    "parse_json",
     "read_json",
     "read_text",
     "reason_of",
@@ -29,6 +37,8 @@ __all__ = [
 MARK = ".weft-part-"
 #: What to do where nothing can be made.
 NOT_WRITABLE = "Choose a folder that exists and is writable."
+#: Where the shell hands over what it has opened.
+_HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def reason_of(error: OSError) -> str:
@@ -59,6 +69,8 @@ def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
         said = remedy or (
             "Nothing was changed; free some space or choose another place, and try again."
         )
+        if error.errno == errno.ENAMETOOLONG:
+            said = "Give a shorter name."
         raise DataError(f"cannot write {path}: {reason_of(error)}. {said}") from error
 
 
@@ -72,14 +84,15 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
     regular file (a folder, a pipe, a device). What was at `path` before is then untouched.
     """
     given, path = path, Path(os.path.realpath(path))
-    if path.exists() and not path.is_file():
-        what = "a folder" if path.is_dir() else "a pipe or a device"
-        raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
     with disk_errors(path, NOT_WRITABLE):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}{MARK}")
-    os.close(descriptor)
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a pipe or a device"
+            raise DataError(f"cannot write {given}: it is {what}. Give the name of a file.")
+        _remove_begun(path)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_start(path))
     temporary = Path(name)
     try:
+        _lock(descriptor)
         with disk_errors(path):
             yield temporary
             temporary.chmod(0o644)
@@ -88,6 +101,41 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file while it is written; the system takes the lock back when the process ends."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # another process has it, or the file system has no locks
+        return False
+    return True
+
+
+def _start(path: Path) -> str:
+    """What the names of a file's temporary files begin with; short, as a name has a limit."""
+    return f".{path.name[:40]}{MARK}"
+
+
+def _remove_begun(path: Path) -> None:
+    """Remove temporary files of a file that killed writers left: nobody has their locks."""
+    try:
+        leftovers = list(path.parent.iterdir())
+    except OSError:  # a folder may be written to, and not listed
+        return
+    for leftover in leftovers:
+        if not leftover.name.startswith(_start(path)):
+            continue
+        try:
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode) and _lock(descriptor):
+                leftover.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -103,6 +151,70 @@ def write_json(path: Path | str, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def open_file(path: Path | str, what: str = "file") -> BinaryIO:
+    """Open a regular file for reading; never waits, as opening a pipe would.
+
+    What the shell itself hands over, as in ``weft train <(echo ...)``, may be a pipe.
+
+    Args:
+        path: where it is; a link is followed.
+        what: what the error calls it.
+
+    Raises: DataError: it is missing, no file, or not readable; each by its name.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{path}: no such {what}. Check the path.") from None
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise DataError(f"{path}: {_no_file(what)}") from None
+        raise cannot_read(path, what, error) from error
+    except ValueError:  # a name with a zero in it
+        raise DataError(f"{path}: no such {what}. Check the path.") from None
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise DataError(f"{path}: a folder; expected a {what}, which is a file.")
+        if not stat.S_ISREG(mode) and not str(path).startswith(_HANDED_OVER):
+            raise DataError(f"{path}: {_no_file(what)}")
+        os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _no_file(what: str) -> str:
+    return f"a pipe, a socket or a device; expected a {what}, which is a file."
+
+
+def cannot_read(path: Path | str, what: str, error: OSError) -> DataError:
+    """The error for a file or folder that is there, and that the system does not let us read."""
+    return DataError(
+        f"{path}: cannot read this {what}: {reason_of(error)}. Make it readable, or give another."
+    )
+
+
+def check_file(path: Path | str, what: str = "file") -> None:
+    """Raise what `open_file` raises, before a library opens a file by its name."""
+    open_file(path, what).close()
+
+
+def is_there(path: Path | str, what: str = "file") -> bool:
+    """Whether anything is at a path; a link that leads nowhere is nothing.
+
+    Raises: DataError: the system does not say.
+    """
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise cannot_read(path, what, error) from error
+    return True
+
+
 def read_json(path: Path | str, what: str = "file") -> Any:
     """Read a JSON file.
 
@@ -112,13 +224,20 @@ def read_json(path: Path | str, what: str = "file") -> Any:
 
     Raises: DataError: it is missing, not readable or not JSON.
     """
-    text = read_text(path, what)
+    return parse_json(read_text(path, what), path, what)
+
+
+def parse_json(text: str, path: Path | str, what: str) -> Any:
+    """What a JSON text says. Raises: DataError: it is not JSON, or nothing that can be taken in."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}: this {what} is damaged: line {error.lineno} is not JSON ({error.msg})."
-        ) from error
+        reason = f"line {error.lineno} is not JSON ({error.msg})"
+    except RecursionError:
+        reason = "its JSON is nested too deeply"
+    except ValueError:
+        reason = "its JSON holds a number of too many digits"
+    raise DataError(f"{path}: this {what} is damaged: {reason}.")
 
 
 def read_text(path: Path | str, what: str = "file") -> str:
@@ -126,18 +245,15 @@ def read_text(path: Path | str, what: str = "file") -> str:
 
     Raises: DataError: it is missing, not readable or not UTF-8 (says at which line).
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such {what}. Check the path.") from None
-    except IsADirectoryError:
-        raise DataError(f"{path}: a folder; expected a {what}, which is a file.") from None
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot read this {what}: {reason_of(error)}. Make it readable, or give "
-            "another."
-        ) from error
+    with open_file(path, what) as file:
+        try:
+            content = file.read()
+        except OSError as error:
+            raise cannot_read(path, what, error) from error
+        except MemoryError:
+            raise DataError(
+                f"{path}: this {what} is larger than the memory that is free."
+            ) from None
     try:
         # Some editors begin a file with a byte order mark, which is no part of the text.
         return content.decode("utf-8").removeprefix("\ufeff")

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import DataError
+from weft.formats.files import cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
 
@@ -99,6 +100,62 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     save_tensors(folder / f"step-{snapshot.step:08d}.safetensors", tensors, notes)
 
 
+def _is_layer(entry: Any) -> bool:
+    """Whether the notes of a layer have the form that `write_snapshot` gives them."""
+    if not isinstance(entry, dict):
+        return False
+    measures = entry.get("measures")
+    return (
+        isinstance(entry.get("name"), str)
+        and isinstance(entry.get("kind"), str)
+        and type(entry.get("length")) is int
+        and all(
+            isinstance(entry.get(tokens), list)
+            and all(isinstance(token, str) for token in entry[tokens])
+            for tokens in ("query_tokens", "key_tokens")
+        )
+        and isinstance(measures, dict)
+        and all(
+            isinstance(measures.get(name), list)
+            and len(measures[name]) == len(measures["symmetry"])
+            and all(value is None or type(value) in (int, float) for value in measures[name])
+            for name in ("symmetry", *MEASURES)
+        )
+    )
+
+
+def _layer(entry: dict[str, Any], tensors: dict[str, Tensor]) -> LayerSnapshot:
+    """A layer from its notes and the tensors of its snapshot.
+
+    Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
+    """
+    name, length = entry["name"], entry["length"]
+    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in MATRICES}
+    parts = [tensors[f"{name}/probe/{part}"] for part in _GRAPH]
+    shape = parts[0].shape
+    heads = len(entry["measures"]["symmetry"])
+    if (
+        len(shape) != 3
+        or (shape[0], shape[1], length)
+        != (heads, len(entry["query_tokens"]), len(entry["key_tokens"]))
+        or any(part.shape != shape for part in parts[1:3])
+        or any(part.shape != shape[:2] for part in parts[3:])
+        or any(matrix.ndim != 3 or len(matrix) != heads for matrix in matrices.values())
+        or not (-1 <= int(parts[0].amin()) <= int(parts[0].amax()) < length)
+    ):
+        raise ValueError("a graph that fits its tokens")
+    keys, scores, weights, lse, entropy, rest, count = parts
+    return LayerSnapshot(
+        name,
+        entry["kind"],
+        matrices,
+        entry["measures"],
+        AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length),
+        entry["query_tokens"],
+        entry["key_tokens"],
+    )
+
+
 @dataclass(frozen=True)
 class History:
     """A run's snapshots, read one at a time."""
@@ -108,39 +165,43 @@ class History:
     @property
     def steps(self) -> list[int]:
         """The steps at which there is a snapshot, ascending."""
-        return sorted(
-            int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.safetensors")
-        )
+        try:
+            names = [path.stem[5:] for path in self.folder.glob("step-*.safetensors")]
+        except OSError as error:
+            raise cannot_read(self.folder, "history", error) from error
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
 
     def notes(self, step: int) -> dict[str, Any]:
         """Step, loss, layers and measures of a snapshot, without its tensors."""
-        return read_notes(self._path(step), "snapshot")
+        notes = read_notes(self._path(step), "snapshot")
+        self._check(step, notes)
+        return notes
+
+    def _check(self, step: int, notes: dict[str, Any]) -> None:
+        """Raise a DataError unless the notes are those of a snapshot of this step."""
+        layers, loss = notes.get("layers"), notes.get("loss")
+        if (
+            notes.get("step") != step
+            or not (loss is None or type(loss) in (int, float))
+            or not isinstance(layers, list)
+            or not all(map(_is_layer, layers))
+        ):
+            raise DataError(
+                f"{self._path(step)}: this snapshot is damaged: its notes say otherwise."
+            )
 
     def __getitem__(self, step: int) -> Snapshot:
         tensors, notes = load_tensors(self._path(step), "snapshot")
-        layers = []
-        for layer in notes["layers"]:
-            name = layer["name"]
-            keys, scores, weights, lse, entropy, rest, count = (
-                tensors[f"{name}/probe/{field}"] for field in _GRAPH
-            )
-            graph = AttentionGraph(
-                keys, scores, weights, lse, entropy, rest, count, int(layer["length"])
-            )
-            layers.append(
-                LayerSnapshot(
-                    name,
-                    layer["kind"],
-                    {matrix: tensors[f"{name}/{matrix}"] for matrix in MATRICES},
-                    layer["measures"],
-                    graph,
-                    layer["query_tokens"],
-                    layer["key_tokens"],
-                )
-            )
+        self._check(step, notes)
+        try:
+            layers = [_layer(entry, tensors) for entry in notes["layers"]]
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                f"{self._path(step)}: this snapshot is damaged: a layer lacks {error}."
+            ) from error
         return Snapshot(notes["step"], notes["loss"], layers)
 
     def __len__(self) -> int:

@@ -25,6 +25,8 @@ from weft.errors import DataError, InputError
 from weft.formats.files import (
     NOT_WRITABLE,
     atomic_file,
+    is_there,
+    parse_json,
     read_json,
     read_text,
     reason_of,
@@ -150,9 +152,9 @@ class RunFolder:
 
     def check(self) -> None:
         """Raise a DataError unless this is a run of a version that this weft reads."""
-        if not self.path.exists():
+        if not is_there(self.path, "run"):
             raise DataError(f"{self.path}: no such run. Check the path, or train one: weft train.")
-        if not (self.path / "run.json").is_file():
+        if not is_there(self.path / "run.json", "run"):
             raise DataError(
                 f"{self.path}: not a weft run (it has no run.json). Give a run's folder, as weft "
                 "train makes it."
@@ -178,6 +180,7 @@ class RunFolder:
     @property
     def state(self) -> str:
         """The state: "training" or "finished"."""
+        self.check()
         return str(read_json(self.path / "run.json", "run").get("state"))
 
     def set_state(self, state: str) -> None:
@@ -197,18 +200,22 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All reports; a last line that was cut off is left out."""
-        if not self.metrics.exists():
+        if not is_there(self.metrics, "metrics"):
             return []
         reports = []
-        lines = read_text(self.metrics, "metrics").splitlines()
-        for number, line in enumerate(lines, 1):
+        lines = read_text(self.metrics, "metrics").removesuffix("\n").split("\n")
+        for number, line in enumerate(lines if lines != [""] else [], 1):
             try:
-                report = json.loads(line)
-            except json.JSONDecodeError as error:
+                report = parse_json(line, self.metrics, "metrics")
+            except DataError as error:
                 if number < len(lines):
                     raise DataError(f"{self.metrics}: line {number} is damaged.") from error
                 continue
-            if not isinstance(report, dict) or type(report.get("step")) is not int:
+            if (
+                not isinstance(report, dict)
+                or type(report.get("step")) is not int
+                or not 0 <= report["step"] < 2**53
+            ):
                 raise DataError(
                     f"{self.metrics}: line {number} is damaged: expected an object with a step."
                 )

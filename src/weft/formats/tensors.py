@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import atomic_file
+from weft.formats.files import atomic_file, cannot_read, check_file, parse_json
 
 __all__ = ["DTYPES", "header_of", "load_tensors", "read_notes", "save_tensors"]
 
@@ -101,18 +101,21 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, An
 def _read(
     path: Path, what: str, names: list[str] | None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such {what}. Check the path.")
+    check_file(path, what)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()} if names is None else {}  # noqa: SIM118
-        notes = json.loads(metadata["notes"])
+        notes = parse_json(metadata["notes"], path, what)
         if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
             raise ValueError("its notes do not match their digest")
         if not isinstance(notes, dict):
             raise ValueError("its notes are no object")
-    except (SafetensorError, ValueError, KeyError, OSError) as error:
+    except DataError:
+        raise
+    except (SafetensorError, ValueError, KeyError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise cannot_read(path, what, error) from error
         raise DataError(
             f"{path}: this {what} is damaged or half-written ({error}). Remove it, or restore it "
             "from a copy."

@@ -34,6 +34,9 @@ TENSORS = {
     "sinks": ("h",),
 }
 
+#: Keys away; no trace is longer.
+_FAR = 2**31 - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Terms:
@@ -67,7 +70,9 @@ class Terms:
         """The window as [left, right, offset], null where it is open; None: it is no window."""
         if not isinstance(self.mask, Window):
             return None
-        return [self.mask.left, self.mask.right, self.mask.offset]
+        sides = (self.mask.left, self.mask.right)
+        left, right = (None if side is None else min(side, _FAR) for side in sides)
+        return [left, right, self.mask.offset]
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their names on disk."""

@@ -21,6 +21,7 @@ from weft.formats.tensors import DTYPES, header_of
 from weft.mechanism.graph import AttentionGraph
 
 __all__ = [
+    "FRACTIONS",
     "STORED_TYPES",
     "TableFile",
     "TensorFile",
@@ -33,6 +34,9 @@ __all__ = [
 
 #: Number types of stored queries and keys, by the names of safetensors.
 STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+#: Columns of float32; the others hold whole numbers.
+FRACTIONS = ("score", "weight", "value_norm", "lse", "entropy", "rest")
 
 #: Edges of a row group, about: what DuckDB likes, and 4 MB of memory.
 GROUP = 2**18
@@ -179,8 +183,7 @@ class _Hashing:
 #: byte by byte, which LZ4 then finds alike; keys as differences.
 _ENCODINGS = {
     "key": "DELTA_BINARY_PACKED",
-    **dict.fromkeys(("score", "weight", "value_norm"), "BYTE_STREAM_SPLIT"),
-    **dict.fromkeys(("lse", "entropy", "rest"), "BYTE_STREAM_SPLIT"),
+    **dict.fromkeys(FRACTIONS, "BYTE_STREAM_SPLIT"),
 }
 #: Columns by whose smallest and largest values a reader can skip row groups.
 _STATISTICS = ("layer", "head", "kv_head", "query", "key")

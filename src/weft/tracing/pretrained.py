@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from weft.errors import DataError, InputError
-from weft.formats.files import read_json
+from weft.errors import DataError, InputError, WeftError
+from weft.formats.files import cannot_read, check_file, is_there, read_json
 from weft.tracing.huggingface import token_limit
 from weft.tracing.interface import transformers
+from weft.tracing.locating import Located, locate, why_unreachable
 
 __all__ = ["image_inputs", "load_pretrained", "open_image", "split_windows", "text_inputs"]
 
@@ -37,50 +39,60 @@ def load_pretrained(
         DataError: no such folder or model; no safetensors (a pickle is never opened); damaged.
         InputError: Transformers is missing, or does not know the architecture.
     """
-    if not str(model):
-        raise DataError("the name of the model is empty; give a run, a folder, or a name.")
-    folder = Path(model)
-    is_path = folder.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1
-    if is_path and not folder.exists():
-        raise DataError(
-            f"{model}: no such run or model. Check the path, or train a run: weft train."
-        )
+    located = locate(model)
     library = transformers()
-    if folder.exists():
-        _check_folder(folder, library)
-    source = str(model)
-    logging = library.utils.logging
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    if located.folder:
+        _check_folder(Path(model), library)
+    hub, bars = logging.getLogger("huggingface_hub"), library.utils.logging
+    level, shown = hub.level, bars.is_progress_bar_enabled()
+    hub.setLevel(logging.CRITICAL)
+    bars.disable_progress_bar()
     try:
-        # Code that a model brings along is never run.
-        tokenizer = None
-        if text:
-            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        kind = "AutoModel"
-        if predicting:
-            config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
-            kind = _predicting_class(config, labelling)
-        loaded = getattr(library, kind).from_pretrained(
-            source, trust_remote_code=False, use_safetensors=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
+        from_disk = located.cached is not None
+        try:
+            loaded, tokenizer = _load(library, located, predicting, labelling, text, from_disk)
+        except Exception:
+            # What is in the cache may be a part of the model; the hub has the rest.
+            if not from_disk or why_unreachable() is not None:
+                raise
+            loaded, tokenizer = _load(library, located, predicting, labelling, text, False)
+    except WeftError:
+        raise
+    except Exception as error:
+        # Whatever a configuration makes another library raise, it is not a fault of weft.
+        if type(error).__name__ == "SafetensorError":
+            raise DataError(
+                f"{model}: the weights are damaged: {error}. Get them again."
+            ) from error
         # Their first sentence says what is wrong; the others are of their own options.
         reason = " ".join(str(error).split()).split(". ")[0][:200].rstrip(". ")
         raise DataError(
-            f"{source}: cannot load this model: {reason or type(error).__name__}. Give a weft "
+            f"{model}: cannot load this model: {reason or type(error).__name__}. Give a weft "
             "run, a folder with config.json, safetensors and a tokenizer, or the name of a model."
         ) from error
-    except Exception as error:
-        # The library that reads the weights has errors of its own, which are plain exceptions.
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise DataError(f"{source}: the weights are damaged: {error}. Get them again.") from error
     finally:
-        if bars:
-            logging.enable_progress_bar()
+        hub.setLevel(level)
+        if shown:
+            bars.enable_progress_bar()
     network: nn.Module = loaded
     return nn.Module.eval(network), tokenizer
+
+
+def _load(
+    library: Any, located: Located, predicting: bool, labelling: bool, text: bool, from_disk: bool
+) -> tuple[Any, Any]:
+    """The model and its tokenizer; whatever Transformers raises is raised."""
+    # Code that a model brings along is never run.
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": from_disk}
+    tokenizer = None
+    if text:
+        tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
+    kind = "AutoModel"
+    if predicting:
+        config = library.AutoConfig.from_pretrained(located.source, **options)
+        kind = _predicting_class(config, labelling)
+    automatic = getattr(library, kind)
+    return automatic.from_pretrained(located.source, use_safetensors=True, **options), tokenizer
 
 
 def _predicting_class(config: Any, labelling: bool) -> str:
@@ -101,7 +113,7 @@ def _check_folder(folder: Path, library: Any) -> None:
         raise DataError(
             f"{folder}: a file; expected a run, or a model: a folder with config.json in it."
         )
-    if not (folder / "config.json").exists():
+    if not is_there(folder / "config.json", "model configuration"):
         raise DataError(
             f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
             "Give a run's folder, a model's, or the name of a model."
@@ -115,11 +127,18 @@ def _check_folder(folder: Path, library: Any) -> None:
             f"{library.__version__} does not know. Upgrade it (pip install -U transformers), or "
             "choose another model; code that comes with a model is not run."
         )
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise cannot_read(folder, "model", error) from error
+    for file in files:
+        if file.suffix not in _PICKLES and is_there(file) and not file.is_dir():
+            check_file(file, "part of a model")
+    weights = sum(file.stat().st_size for file in files if _holds_weights(file))
     if weights:
         _check_memory(folder, weights)
         return
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    pickles = [file.name for file in files if file.suffix in _PICKLES]
     if pickles:
         raise DataError(
             f"{folder}: the weights are a pickle ({pickles[0]}), which can run any code when it is "
@@ -127,6 +146,10 @@ def _check_folder(folder: Path, library: Any) -> None:
             "trust."
         )
     raise DataError(f"{folder}: no weights; expected model.safetensors.")
+
+
+def _holds_weights(file: Path) -> bool:
+    return file.suffix == ".safetensors" and file.is_file()
 
 
 def _check_memory(folder: Path, weights: int) -> None:
@@ -186,11 +209,10 @@ def open_image(path: Path) -> Any:
         raise InputError(
             'an image needs Pillow, which is not installed. pip install "weft[hf]"'
         ) from None
+    check_file(path, "image")
     try:
         with Image.open(path) as opened:
             return opened.convert("RGB")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such image. Check the path.") from None
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow can read"
         if isinstance(error, Image.DecompressionBombError):

@@ -84,19 +84,36 @@ def load_checkpoint(
         raise DataError(
             f"{path}: this checkpoint and the run's config.json disagree about training.average."
         )
-    for name, value in (average or {}).items():
-        value.copy_(parts["average"][name])
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in parts["optimiser"].items():
-        index, _, key = name.partition("/")
-        state.setdefault(int(index), {})[key] = tensor
-    whole: dict[str, Any] = optimiser.state_dict()
-    optimiser.load_state_dict({**whole, "state": state})
-    torch.set_rng_state(tensors["random_state"])
     try:
-        return Position(**notes["position"])
-    except (KeyError, TypeError) as error:
+        for name, value in (average or {}).items():
+            value.copy_(parts["average"][name])
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in parts["optimiser"].items():
+            index, _, key = name.partition("/")
+            state.setdefault(int(index), {})[key] = tensor
+        whole: dict[str, Any] = optimiser.state_dict()
+        optimiser.load_state_dict({**whole, "state": state})
+        torch.set_rng_state(tensors["random_state"])
+        return _position(notes["position"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{path}: this checkpoint is of another version of weft.") from error
+
+
+def _position(notes: dict[str, Any]) -> Position:
+    """A position from the notes of a checkpoint. Raises: ValueError, TypeError: it is none."""
+    position = Position(**notes)
+    numbers = asdict(position)
+    losses = numbers.pop("losses")
+    if position.best_loss is None:
+        del numbers["best_loss"]
+    whole = [value for name, value in numbers.items() if name not in ("seconds", "best_loss")]
+    if (
+        not isinstance(losses, list)
+        or any(type(value) not in (int, float) for value in (*losses, *numbers.values()))
+        or any(type(value) is not int or not 0 <= value < 2**53 for value in whole)
+    ):
+        raise ValueError("a position of numbers")
+    return position
 
 
 def save_weights(path: Path, weights: dict[str, Tensor], notes: dict[str, Any]) -> None:

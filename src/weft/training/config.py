@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -192,7 +193,7 @@ def _explain(source: str, error: ValidationError) -> str:
         hint = f"; did you mean {near[0]!r}?" if near else "."
         return f"{source}: task.kind is {given!r}; expected one of {', '.join(_TASKS)}{hint}{also}"
     message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{source}: {key} = {first['input']!r}: {message}.{also}"
+    return f"{source}: {key} = {reprlib.repr(first['input'])}: {message}.{also}"
 
 
 def check_config(content: dict[str, Any], source: str) -> RunConfig:
@@ -204,6 +205,8 @@ def check_config(content: dict[str, Any], source: str) -> RunConfig:
         return RunConfig.model_validate_json(_as_json(content))
     except ValidationError as error:
         raise InputError(_explain(source, error)) from None
+    except RecursionError:
+        raise InputError(f"{source}: its values are nested too deeply.") from None
 
 
 def _as_json(content: dict[str, Any]) -> str:
@@ -228,8 +231,18 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}.") from None
+    except RecursionError:
+        raise InputError(f"{path}: its values are nested too deeply.") from None
+    except ValueError:
+        raise InputError(f"{path}: it holds a number of too many digits, or no date.") from None
     for override in overrides or []:
         _override(content, override)
+    if "task" not in content:
+        what = "names no task" if content else "is empty"
+        raise InputError(
+            f"{path}: {what}, so there is nothing to learn. Add [task] with kind = "
+            f"{', '.join(map(repr, _TASKS))}; examples/ has a file of each."
+        )
     return check_config(content, str(path))
 
 
@@ -239,7 +252,7 @@ def _override(content: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {override!r}: expected section.key=value, as in training.seed=2.")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value
     *sections, key = name.strip().split(".")
     for section in sections:

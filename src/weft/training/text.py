@@ -110,6 +110,17 @@ class Vocabulary:
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def unknown_characters(self, text: str) -> list[str]:
+        """Characters of a text that the vocabulary lacks, each once: the model reads <unk>.
+
+        >>> Vocabulary.of_characters(["3 May"]).unknown_characters("4 May 4")
+        ['4']
+        """
+        if self.has_pieces:
+            return []  # of bytes, which are all there
+        normal = self.tokenizer.normalizer.normalize_str(text)
+        return [c for c in dict.fromkeys(normal) if self.tokenizer.token_to_id(c) is None]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens vanish."""
         text = self.decode_continuation(ids)
