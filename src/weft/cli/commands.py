@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -28,6 +28,11 @@ from weft.cli.trace import trace
 from weft.cli.view import view
 from weft.errors import InputError
 from weft.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.training.config import RunConfig
 
 __all__ = ["app", "main"]
 
@@ -71,6 +76,9 @@ class _Verbs(TyperGroup):
             sys.stdout.flush()
         except _UsageError as error:
             raise self._in_one_line(error) from None
+        except BrokenPipeError as error:
+            # Before typer, which takes it for a failure.
+            raise SystemExit(0 if left_by_reader(error) else 1) from None
         except KeyboardInterrupt:
             goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
             print(f"weft: stopped.{goes_on}", file=sys.stderr)
@@ -165,6 +173,7 @@ def train(
     out = console()
     folder = Path("runs") / config.stem if run is None else run
     settings = load_config(config, overrides)
+    _tell_defaults(config, settings, out)
     with ConsoleListener(out) as listener:
         result = train_run(settings, folder, listener)
     out.print(
@@ -187,6 +196,34 @@ def train(
         )
 
 
+def _tell_defaults(config: Path, settings: RunConfig, out: Console) -> None:
+    """Say which sections a configuration leaves out.
+
+    Raises: InputError: the task is one of them: nobody has said what is to be learned.
+    """
+    named = settings.model_fields_set
+    if "task" not in named:
+        what = "names no task" if named else "is empty"
+        raise InputError(
+            f'{config}: {what}, so there is nothing to learn. Add [task] with kind = "dates", '
+            '"translation", "language" or "repeats"; examples/ has a file of each.'
+        )
+    model, training = settings.model, settings.training
+    if "model" not in named:
+        out.print(
+            f"No [model] in {config}: width {model.width}, {model.heads} heads, "
+            f"{model.encoder_layers} + {model.decoder_layers} layers, as by default.",
+            markup=False,
+            soft_wrap=True,
+        )
+    if "training" not in named:
+        out.print(
+            f"No [training] in {config}: up to {training.max_steps:,} steps, as by default.",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
 @app.command()
 def translate(
     run: RunPath,
@@ -203,7 +240,8 @@ def translate(
     use_threads(threads)
     trained = open_run(run)
     lines = standard_input_lines()
-    tell_unknown(trained, "standard input", "".join(lines))
+    if trained.translates:
+        tell_unknown(trained, "standard input", "".join(lines))
     for line in translate_texts(
         trained.model, trained.vocabulary, lines, beam=beam, length_penalty=length_penalty
     ):
@@ -230,10 +268,10 @@ def generate(
         raise InputError(f"--temperature {temperature}: expected a finite number, 0 or more.")
     use_threads(threads)
     trained = open_run(run)
-    tell_unknown(trained, "the prompt", prompt)
     text = generate_text(
         trained, prompt, length=length, temperature=temperature, top=top, seed=seed
     )
+    tell_unknown(trained, "the prompt", prompt)
     print(prompt + text, file=exact_output())
     if as_json:
         print_json({"prompt": prompt, "text": text})

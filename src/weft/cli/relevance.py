@@ -193,7 +193,6 @@ def _of_run(run: TrainedRun, text: str, target: str | None) -> _Asked:
 
     words = run.vocabulary
     ids = words.encode(text)
-    tell_unknown(run, "the text", text + (target or ""))
     if not run.translates:
         if target is not None:
             raise InputError("--target: this run is a language model, which has no target.")
@@ -205,6 +204,7 @@ def _of_run(run: TrainedRun, text: str, target: str | None) -> _Asked:
             "source": [*ids, words.end],
             "target": [words.start, *words.encode(target)],
         }
+    tell_unknown(run, "the text", text + (target or ""))
     names = [token_names(sequence, words) for sequence in sequences.values()]
     return _Asked(
         run.model,

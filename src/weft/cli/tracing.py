@@ -184,9 +184,10 @@ def trace_model(
         raise InputError("the text is empty; give at least one character.")
     if image is None:
         opened = open_model(model, options)
+        caught = trace_opened(opened, text or "", output, options, progress=progress)
         if opened.run is not None:
             tell_unknown(opened.run, "the text", (text or "") + (options.target or ""))
-        return trace_opened(opened, text or "", output, options, progress=progress)
+        return caught
     picture = open_image(image)
     opened = open_model(model, options, image=True)
     assert opened.network is not None

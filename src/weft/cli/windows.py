@@ -97,6 +97,8 @@ def trace_windows(
             progress(done, len(paths))
         for path in beyond:
             _remove(path)
+    if opened.run is not None:
+        tell_unknown(opened.run, "the text", text)
     return WindowTraces(paths, there)
 
 
@@ -134,7 +136,6 @@ def _split_ids(
     ids, offsets = run.vocabulary.encode_with_offsets(text)
     if not ids:
         raise InputError("the text is empty; give at least one character.")
-    tell_unknown(run, "the text", text)
     starts = range(0, max(len(ids) - shared, 1), window - shared)
     return [
         {

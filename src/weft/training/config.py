@@ -237,12 +237,6 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
         raise InputError(f"{path}: it holds a number of too many digits, or no date.") from None
     for override in overrides or []:
         _override(content, override)
-    if "task" not in content:
-        what = "names no task" if content else "is empty"
-        raise InputError(
-            f"{path}: {what}, so there is nothing to learn. Add [task] with kind = "
-            f"{', '.join(map(repr, _TASKS))}; examples/ has a file of each."
-        )
     return check_config(content, str(path))
 
 

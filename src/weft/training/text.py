@@ -116,6 +116,7 @@ class Vocabulary:
         >>> Vocabulary.of_characters(["3 May"]).unknown_characters("4 May 4")
         ['4']
         """
+        _check_text(text)
         if self.has_pieces:
             return []  # of bytes, which are all there
         normal = self.tokenizer.normalizer.normalize_str(text)
