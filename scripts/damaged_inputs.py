@@ -24,14 +24,15 @@ import collections
 import contextlib
 import json
 import os
+import queue
 import random
 import resource
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -154,47 +155,61 @@ def _as_nobody(folder: Path) -> Iterator[None]:
         os.setegid(0)
 
 
-def results(originals: Path, seed: int, cases: list[range]) -> Iterator[dict[str, Any]]:
-    """What each case came to; a worker that dies or does not answer is replaced."""
+def results(originals: Path, seed: int, stripe: range) -> Iterator[dict[str, Any]]:
+    """What each case of a stripe came to; a worker that dies or does not answer is replaced."""
     here = Path(__file__).resolve()
-    waiting: dict[int, tuple[subprocess.Popen[str], int, range]] = {}
-
-    def begin(place: int, numbers: range) -> None:
-        if not numbers:
-            return
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
+    numbers = stripe
+    while numbers:
         command = [sys.executable, str(here), "--work", str(originals), "--seed", str(seed),
                    "--range", f"{numbers.start},{numbers.stop},{numbers.step}"]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        waiting[place] = (process, -1, numbers)
-
-    for place, numbers in enumerate(cases):
-        begin(place, numbers)
-    while waiting:
-        streams = {process.stdout: place for place, (process, _, _) in waiting.items()}
-        ready, _, _ = select.select(list(streams), [], [], SECONDS * 10)
-        for stream in ready or list(streams):
-            place = streams[stream]
-            process, current, numbers = waiting[place]
-            line = stream.readline() if ready and stream is not None else ""
-            if line:
+        current = -1
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as worker:
+            assert worker.stdout is not None
+            while True:
+                # A case has its own alarm; this is for one that never comes back to Python.
+                timer = threading.Timer(SECONDS * (6 if current >= 0 else 40), worker.kill)
+                timer.start()
+                line = worker.stdout.readline()
+                timer.cancel()
+                if not line:
+                    break
                 said = json.loads(line)
                 if "begins" in said:
-                    waiting[place] = (process, said["begins"], numbers)
+                    current = said["begins"]
                 else:
                     yield said
-                continue
-            if not ready:
-                process.kill()
-            code = process.wait()
-            del waiting[place]
-            if code == 0:
-                continue
-            if current < 0:
-                raise SystemExit(f"a worker ended with {code} before its first case")
-            yield {"case": current, "kind": "", "damage": "", "verb": "",
-                   "fault": f"the process ended with {code}"}  # fmt: skip
-            begin(place, range(current + numbers.step, numbers.stop, numbers.step))
+        if worker.returncode == 0:
+            return
+        if current < 0:
+            raise SystemExit(f"a worker ended with {worker.returncode} before its first case")
+        yield {"case": current, "kind": "", "damage": "", "verb": "",
+               "fault": f"the process ended with {worker.returncode}"}  # fmt: skip
+        numbers = range(current + numbers.step, numbers.stop, numbers.step)
+
+
+def all_results(originals: Path, seed: int, stripes: list[range]) -> Iterator[dict[str, Any]]:
+    """The results of all stripes as they come, each stripe by a worker of its own."""
+    came: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def follow(stripe: range) -> None:
+        try:
+            for result in results(originals, seed, stripe):
+                came.put(result)
+        finally:
+            came.put(None)
+
+    for stripe in stripes:
+        threading.Thread(target=follow, args=(stripe,), daemon=True).start()
+    ended = 0
+    while ended < len(stripes):
+        result = came.get()
+        if result is None:
+            ended += 1
+        else:
+            yield result
 
 
 def main() -> None:
@@ -218,7 +233,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="weft-originals-") as folder:
         Path(folder).chmod(0o755)
         prepare(Path(folder) / "whole")
-        for result in results(Path(folder) / "whole", options.seed, stripes):
+        for result in all_results(Path(folder) / "whole", options.seed, stripes):
             done[result["kind"]] += 1
             if result["fault"]:
                 faults += 1
@@ -229,6 +244,10 @@ def main() -> None:
                 print(f"{done.total():,} cases, {faults} faults", flush=True)
     kinds = ", ".join(f"{number:,} of {kind}" for kind, number in sorted(done.items()) if kind)
     reader = "as root and as another user" if os.geteuid() == 0 else "as one user"
+    expected = sum(map(len, stripes))
+    if done.total() != expected:
+        print(f"only {done.total():,} of {expected:,} cases were tried")
+        faults += 1
     print(f"{done.total():,} damaged inputs ({kinds}), read {reader}: {faults} faults.")
     raise SystemExit(1 if faults else 0)
 

@@ -38,7 +38,7 @@ def damage(folder: Path, chance: Chance) -> str:
     It begins with "resealed" where digests were made to fit, and with "unsealed" where there are
     none, so that other data cannot be told from what was written.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*.*") if path.is_file())
     file = chance.choice(files)
     kind = chance.choice(KINDS)
     forgers = {".json": _forge_json, ".parquet": _forge_parquet, ".safetensors": _forge_tensors,

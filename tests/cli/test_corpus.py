@@ -97,3 +97,88 @@ def test_a_corpus_that_is_killed_goes_on(weft_main: Command, writer: Path, tmp_p
     assert said["traced"] + said["there"] == 60
     left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".weft"))
     assert left == ["corpus.json"]
+
+
+def _children(process: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    found: set[int] = set()
+    waiting = [process]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            new = set(map(int, task.read_text().split())) - found
+            found |= new
+            waiting += new
+    return found
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_end_with_the_process_that_started_them(writer: Path, tmp_path: Path) -> None:
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("\n".join(["a b c d e f g"] * 400) + "\n")
+    command = [
+        sys.executable, "-m", "weft", "trace", str(writer), "--corpus", str(corpus),
+        "-o", str(folder), "--workers", "2",
+    ]  # fmt: skip
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet) as process:
+        until = time.monotonic() + 400
+        while len(traces_in(folder)) < 3:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        workers = _children(process.pid)
+        assert len(workers) >= 2
+        # The command alone: its workers learn of it by themselves.
+        process.kill()
+    until = time.monotonic() + 60
+    while any(map(_lives, workers)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    there = traces_in(folder)
+    time.sleep(0.5)
+    assert traces_in(folder) == there
+    assert len(there) < 400
+
+
+def test_a_trace_that_came_meanwhile_is_there(
+    weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import weft.cli.corpus
+
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("a b\nc d\n")
+    arguments = ("trace", writer, "--corpus", corpus, "-o", folder, "--json")
+    assert weft_main(*arguments).code == 0
+    # A kill while the list is written leaves a part of it, with nobody's lock.
+    (folder / ".corpus.json.weft-part-dead").write_text("half")
+    # As if another process had ended both after this one looked.
+    seen: list[Path] = []
+    real = weft.cli.corpus._is_there
+    monkeypatch.setattr(
+        weft.cli.corpus,
+        "_is_there",
+        lambda path: (path in seen and real(path)) or seen.append(path) is not None,
+    )
+    result = weft_main(*arguments)
+    assert result.code == 0, result.err
+    assert json.loads(result.out.splitlines()[-1])["traced"] == 2
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "000001.weft", "000002.weft", "corpus.json",
+    ]  # fmt: skip
+
+
+def test_a_kill_before_the_list_is_written(
+    weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("a b\n")
+    folder.mkdir()
+    (folder / ".corpus.json.weft-part-dead").write_text("half")
+    result = weft_main("trace", writer, "--corpus", corpus, "-o", folder)
+    assert result.code == 0, result.err

@@ -130,3 +130,20 @@ def test_no_trace(weft_main: Command, tmp_path: Path) -> None:
         result = weft_main("heads", path)
         assert result.code == 2
         assert str(path) in result.err
+
+
+def test_no_number_is_cut_on_a_narrow_terminal(
+    weft_main: Command, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    for columns in (40, 60, 80, 100, 300):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = weft_main("heads", traces, "--all")
+        assert "…" not in result.out
+        clusters = weft_main("heads", traces / "1.weft", "--clusters", 1)
+        assert "…" not in clusters.out
+        heading = clusters.out.splitlines()[0]
+        assert "cluster" in heading
+        assert ("No room for" in clusters.out) == ("source" not in heading)
+        assert len(heading.rstrip()) <= columns or columns < 80

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -190,3 +193,41 @@ def test_folders_that_are_refused(small, tmp_path):
 def test_an_empty_name_is_no_model() -> None:
     with pytest.raises(weft.DataError, match="name of the model is empty"):
         load_pretrained("")
+
+
+def test_a_name_in_the_cache_is_read_without_the_hub(small, tmp_path):
+    snapshot = tmp_path / "hub" / "models--somebody--small" / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    small.rename(snapshot)
+    refs = snapshot.parent.parent / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("0" * 40)
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "weights", "somebody/small", "--csv"],
+        capture_output=True, text=True, check=False,
+        # Port 9 of this machine: who asks the hub fails.
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+
+
+def test_a_configuration_that_the_library_cannot_take(small):
+    content = json.loads((small / "config.json").read_text("utf-8"))
+    for wrong in ({"vocab_size": "a"}, {"n_head": 0}, {"n_embd": 10**30}, {"n_layer": [1]}):
+        (small / "config.json").write_text(json.dumps({**content, **wrong}), "utf-8")
+        with pytest.raises(weft.WeftError) as error:
+            load_pretrained(small)
+        assert "\n" not in str(error.value)
+        assert str(small) in str(error.value)
+
+
+def test_a_pipe_in_the_place_of_a_file(small):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        content = (small / name).read_bytes()
+        (small / name).unlink()
+        os.mkfifo(small / name)
+        with pytest.raises(weft.DataError, match="a pipe, a socket or a device"):
+            load_pretrained(small)
+        (small / name).unlink()
+        (small / name).write_bytes(content)

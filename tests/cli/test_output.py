@@ -1,0 +1,160 @@
+"""What a terminal is told: no control character of a name; and how a command ends that cannot."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import weft
+from weft.cli.endings import one_line
+from weft.cli.output import safe, safe_console, safe_output
+from weft.formats.trace import Held, Trace, TraceLayer
+
+EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
+UNSAFE = set("\x1b\x07\u202e\x9b\r")
+
+
+def test_safe_leaves_text_and_shows_what_commands() -> None:
+    assert safe("März\t日本\n") == "März\t日本\n"
+    assert safe(EVIL) == "\\u001b[2J\\u0007\\u202egnp.exe\\u009b31m\\u000d"
+    assert safe("a\ud800") == "a\\ud800"
+    assert safe("März → 😀", "ascii") == "M\\u00e4rz \\u2192 \\ud83d\\ude00"
+    assert json.loads(safe(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+
+
+def test_everything_that_is_written_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with safe_output():
+        print(EVIL)
+        print(EVIL, file=sys.stderr)
+        safe_console().print(EVIL, markup=False)
+        sys.stdout.writelines([EVIL])
+    assert sys.stdout is out
+    assert not UNSAFE & set(out.getvalue() + err.getvalue())
+    assert out.getvalue().count("\\u202e") == 3
+
+
+def test_rich_may_command_the_terminal_and_text_may_not() -> None:
+    from rich.table import Table
+
+    console = safe_console()
+    console._force_terminal = True
+    with console.capture() as capture:
+        table = Table()
+        table.add_column(EVIL)
+        table.add_row(f"[red]{EVIL}[/]")
+        console.print(table)
+    # What rich writes for bold and red; nothing of the name's.
+    assert "\x1b[2J" not in capture.get()
+    assert not (UNSAFE - {"\x1b"}) & set(capture.get())
+
+
+@pytest.fixture
+def evil_trace(tmp_path: Path) -> Path:
+    queries, keys, values = torch.randn(3, 1, 4, 2)
+    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    tokens = [EVIL, "a", "b", "c"]
+    layer = TraceLayer(
+        f"layer {EVIL}", "encoder", 0, (1, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
+        Held(graph, (queries, keys)), mask="all",
+    )  # fmt: skip
+    path = tmp_path / "evil.weft"
+    Trace({"tokens": tokens}, (layer,), {"name": EVIL}).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("rollout",), ("flow",), ("heads", "--all"), ("measures",), ("compare",),
+        ("query", "select * from tokens"), ("query", "select * from layers", "--json"),
+        ("rollout", "--json"), ("heads", "--role", EVIL), ("export", "--html", f"no/{EVIL}"),
+    ],
+)  # fmt: skip
+def test_names_in_every_report(
+    weft_main: Command, evil_trace: Path, verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    paths = [evil_trace, evil_trace] if verb[0] == "compare" else [evil_trace]
+    result = weft_main(verb[0], *paths, *verb[1:])
+    assert not UNSAFE & set(result.out + result.err)
+    if result.code:
+        result.one_line()
+    if "--json" in verb:
+        json.loads(result.out.splitlines()[-1])
+
+
+def test_a_name_of_two_lines_is_an_error_of_one(weft_main: Command) -> None:
+    assert weft_main("heads", "one\ntwo").one_line() == (
+        "weft: one\\ntwo: no such trace. Check the path."
+    )
+
+
+@pytest.mark.parametrize("length", [300, 5_000])
+def test_paths_too_long(weft_main: Command, data: Path, tmp_path: Path, length: int) -> None:
+    path = tmp_path / ("a" * length)
+    for verb in (
+        ("train", path), ("train", data / "dates.toml", "--run", path), ("evaluate", path),
+        ("translate", path), ("generate", path, "--prompt", "a"), ("heads", path),
+        ("export", path, "--html", tmp_path / "p"), ("measures", path), ("rollout", path),
+        ("flow", path), ("query", path, "select 1"), ("compare", path, path), ("weights", path),
+        ("trace", path, "--text", "a", "-o", tmp_path / "t"), ("view", path, "--no-browser"),
+        ("trace", "x", "--file", path, "-o", tmp_path / "t"), ("relevance", path, "--text", "a"),
+        ("trace", "x", "--text", "a", "-o", path), ("ablate", path, "--text", "a"),
+    ):  # fmt: skip
+        line = weft_main(*verb).one_line()
+        assert "too long" in line or "no such" in line, line
+        assert len(line) < 1_500
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_too_large(weft_main: Command, data: Path) -> None:
+    for threads in ("99999999999999999999", "5000", "0", "-1"):
+        line = weft_main("train", data / "dates.toml", "--threads", threads).one_line()
+        assert "--threads" in line
+
+
+def _shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False,
+        env={**os.environ, "WEFT": f"{sys.executable} -m weft"},
+    )  # fmt: skip
+
+
+def test_standard_files_that_are_closed(evil_trace: Path) -> None:
+    done = _shell(f"$WEFT rollout {evil_trace} >&-")
+    assert (done.returncode, done.stderr) == (2, "weft: cannot write the output: it is closed.\n")
+    done = _shell(f"$WEFT rollout {evil_trace} 2>&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "holds" in done.stdout
+    done = _shell(f"$WEFT query {evil_trace} - <&-")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "standard input is closed" in done.stderr
+
+
+def test_the_roof_knows_what_a_user_can_mend() -> None:
+    assert one_line(RecursionError()) == (
+        "the input is nested too deeply to be read. Give a flatter one."
+    )
+    assert one_line(FileNotFoundError(2, "No such file or directory", "x")) == (
+        "x: no such file or directory. Check the path, and that it may be used."
+    )
+    assert "too large" in (one_line(OverflowError("Python int too large")) or "")
+    assert "memory" in (one_line(MemoryError()) or "")
+    # A fault of weft's own is not hidden.
+    assert one_line(KeyError("a")) is None
+    assert one_line(AssertionError()) is None
+
+
+def test_debug_is_in_the_help(weft_main: Command) -> None:
+    assert "--debug" in weft_main("--help").out

@@ -1,0 +1,220 @@
+"""Reading what is no file, may not be read, or never ends: one line that names the right cause."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.errors import DataError
+from weft.formats.files import atomic_file, open_file, read_json, read_text
+from weft.formats.history import History
+from weft.formats.run import RunFolder
+from weft.formats.tensors import load_tensors, save_tensors
+from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace_folder import manifest_digest
+
+
+@pytest.fixture(autouse=True)
+def _alarm() -> Iterator[None]:
+    """A test that waits for a pipe ends by an error, not by nothing."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+@contextmanager
+def _nobody() -> Iterator[None]:
+    """As a user who may not read everything, as root may."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def trace_path(tmp_path: Path) -> Path:
+    queries, keys, values = torch.randn(3, 2, 5, 4)
+    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    tokens = list("abcde")
+    layer = TraceLayer(
+        "layer", "encoder", 0, (2, 5, 5), "tokens", "tokens", tokens, tokens, 0.5,
+        Held(graph, (queries, keys), None, values.norm(dim=-1)), mask="all",
+    )  # fmt: skip
+    path = tmp_path / "t.weft"
+    Trace({"tokens": tokens}, (layer,)).save(path)
+    return path
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(here)
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (_pipe, "a pipe, a socket or a device"),
+        (_socket, "a pipe, a socket or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "a pipe, a socket or a device"),
+        (Path.mkdir, "a folder"),
+        (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
+        (lambda path: path.symlink_to("nowhere"), "no such"),
+    ],
+)
+def test_what_is_no_file(make: Callable[[Path], object], cause: str, tmp_path: Path) -> None:
+    path = tmp_path / "made"
+    make(path)
+    for read in (open_file, read_text, read_json, lambda x: load_tensors(x, "file")):
+        with pytest.raises(DataError, match=cause) as error:
+            read(path)
+        assert "\n" not in str(error.value)
+        assert "damaged" not in str(error.value)
+
+
+def test_what_the_shell_hands_over_may_be_a_pipe() -> None:
+    out, into = os.pipe()
+    os.write(into, b"a text")
+    os.close(into)
+    assert read_text(f"/dev/fd/{out}") == "a text"
+    os.close(out)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "edges.parquet", "rows.parquet", "keys.parquet",
+                                  "queries_keys.safetensors"])  # fmt: skip
+def test_reading_that_is_not_permitted_is_no_damage(trace_path: Path, name: str) -> None:
+    # Modules are read while nothing is forbidden.
+    _read_all(trace_path)
+    for part in trace_path.parents:
+        if part.owner() == "root" and part.stat().st_mode & 0o7 == 0:
+            part.chmod(0o711)
+    (trace_path / name).chmod(0)
+    with _nobody(), pytest.raises(DataError, match="permission denied") as error:
+        _read_all(trace_path)
+    assert "damaged" not in str(error.value)
+    assert name in str(error.value)
+
+
+def _read_all(path: Path) -> None:
+    (layer,) = weft.open(path).layers
+    assert layer.graph.k == 2
+    assert layer.queries is not None
+    assert layer.value_norms is not None
+
+
+def test_json_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "made.json"
+    for text, cause in (
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("1" * 5_000, "too many digits"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=cause):
+            read_json(path, "trace")
+
+
+def _forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and make its digest fit again."""
+    manifest = json.loads((path / "trace.json").read_text())
+    change(manifest)
+    manifest["sha256"] = manifest_digest(manifest)
+    (path / "trace.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["layers"][0].update(index=10**30),
+        lambda m: m["layers"][0].update(window=[10**30, 0, 0]),
+        lambda m: m["layers"][0].update(window=[0, 0, -(10**30)]),
+        lambda m: m["layers"][0].update(window=[True, 0, 0]),
+        lambda m: m["layers"][0].update(scale=float("nan")),
+        lambda m: m["layers"][0].update(scale=10**400),
+        lambda m: m["layers"][0].update(softcap=0),
+        lambda m: m["layers"][0].update(shape=[10**9, 5, 5]),
+        lambda m: m["layers"][0].update(shape=[True, 5, 5]),
+        lambda m: m["layers"][0].update(edges=10**9),
+        lambda m: m["layers"][0].update(edges=3),
+        lambda m: m["layers"][0].update(terms={"missing": None, "offset": 0, "tensors": [[]]}),
+        lambda m: m["files"]["rows.parquet"].pop("sha256"),
+        lambda m: m.update(positions={"tokens": {"offsets": [[0, 10**30]] * 5}}),
+    ],
+)
+def test_forged_numbers(trace_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    _forge(trace_path, change)
+    with pytest.raises(DataError, match="this trace is damaged"):
+        _read_all(trace_path)
+
+
+def test_a_forged_kind_of_number(trace_path: Path) -> None:
+    import hashlib
+
+    path = trace_path / "queries_keys.safetensors"
+    # As many bytes as before, taken for whole numbers.
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    _forge(trace_path, lambda m: m["files"]["queries_keys.safetensors"].update(sha256=digest))
+    with pytest.raises(DataError, match="do not fit the layer"):
+        _read_all(trace_path)
+
+
+def test_files_that_are_no_snapshots(tmp_path: Path) -> None:
+    (tmp_path / "step-last.safetensors").write_text("")
+    assert History(tmp_path).steps == []
+    save_tensors(tmp_path / "step-00000001.safetensors", {}, {"step": 1, "loss": None})
+    for read in (lambda: History(tmp_path)[1], lambda: History(tmp_path).measures()):
+        with pytest.raises(DataError, match="this snapshot is damaged"):
+            read()
+
+
+def test_metrics_that_are_no_numbers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for line in ("1" * 5_000, "[" * 100_000, f'{{"step": {10**30}}}'):
+        folder.metrics.write_text(f'{line}\n{{"step": 1}}\n')
+        with pytest.raises(DataError, match="line 1 is damaged"):
+            folder.read_metrics()
+
+
+def test_a_killed_writer_leaves_nothing_for_long(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    left, held = (tmp_path / f".page.html.weft-part-{name}" for name in ("dead", "alive"))
+    left.write_text("half")
+    held.write_text("half")
+    with held.open() as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)  # another process that writes the same file
+        with atomic_file(path) as temporary:
+            temporary.write_text("whole")
+        assert held.exists()
+    assert not left.exists()
+    assert path.read_text() == "whole"
+
+
+def test_a_name_that_is_too_long_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"file name too long\. Give a shorter name"):  # noqa: SIM117
+        with atomic_file(tmp_path / ("a" * 300)):
+            pass
+    with atomic_file(tmp_path / ("a" * 250)) as temporary:
+        temporary.write_text("a")
+    assert (tmp_path / ("a" * 250)).read_text() == "a"
