@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def test_no_number_is_cut_on_a_narrow_terminal(
         assert "…" not in result.out
         clusters = weft_main("heads", traces / "1.weft", "--clusters", 1)
         assert "…" not in clusters.out
-        heading = clusters.out.splitlines()[0]
+        heading = re.sub(r"\x1b\[\d*m", "", clusters.out.splitlines()[0])
         assert "cluster" in heading
         assert ("No room for" in clusters.out) == ("source" not in heading)
         assert len(heading.rstrip()) <= columns or columns < 80
