@@ -57,11 +57,12 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
                                int64_t step, bool keep_weights) {
     // Weights that are rounded to 8 bits need no more than 18.
     constexpr int degree = splits == 1 ? 4 : 5;
-    const Running fixed = row;
+    const Running fixed = brought_near(row, scores, chunks * (chunk_terms / lanes));
     Floats total{}, moment{};
     for (int64_t c = 0; c < chunks; ++c, to += step) {
         float* chunk = scores + c * chunk_terms;
-        const Floats x = fixed.exponents(load(chunk)), y = fixed.exponents(load(chunk + 16));
+        const Floats x = fixed.exponents_near(load(chunk));
+        const Floats y = fixed.exponents_near(load(chunk + 16));
         const Floats p = power_of_2<degree>(x), q = power_of_2<degree>(y);
         total += p + q;
         if (with_moment) {

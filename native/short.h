@@ -9,6 +9,7 @@
 #include "pairs.h"
 #include "packing.h"
 #include "rules.h"
+#include "softmax.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -44,23 +45,30 @@ inline void soften_columns(float* scores, int64_t keys, float scale, int64_t que
     }
     // A query that sees nothing but minus infinity has no level to subtract.
     const Floats base = highest == -infinity ? Floats{} : highest;
-    const Floats level = base * log2_of_e;
+    // Queries whose scores are far from 0 have them moved by the highest; see Running.
+    const Floats size = maximum(base, -base);
+    const Floats moved = size < far_scores && fused_multiply_add ? Floats{} : base;
+    const Floats level = (base - moved) * log2_of_e;
+    const bool any_moved = !fused_multiply_add || !(largest(size) < far_scores);
     Floats total{};
-    for (int64_t j = 0; j < keys; ++j) {
-        const Floats score = load(scores + j * panel_columns);
-        const Floats p = power_of_2<5>(fused_multiply_add
-                                           ? multiply_subtract(score, log2_of_e, level)
-                                           : (score - base) * log2_of_e);
+    const auto weigh = [&](int64_t j, Floats score) {
+        const Floats p = power_of_2<5>(multiply_subtract(score, log2_of_e, level));
         total += p;
         store(scores + j * panel_columns, p);
-    }
+    };
+    if (any_moved)
+        for (int64_t j = 0; j < keys; ++j) weigh(j, load(scores + j * panel_columns) - moved);
+    else
+        for (int64_t j = 0; j < keys; ++j) weigh(j, load(scores + j * panel_columns));
     const Floats inverse = total == 0.0f ? Floats{} : 1.0f / total;
     for (int64_t j = 0; j < keys; ++j)
         store(scores + j * panel_columns, load(scores + j * panel_columns) * inverse);
     for (int64_t lane = 0; lane < queries && lse; ++lane) {
         // What rounding took from the level is known exactly.
         const float lost =
-            fused_multiply_add ? __builtin_fmaf(base[lane], log2_of_e, -level[lane]) : 0.0f;
+            fused_multiply_add && moved[lane] == 0
+                ? __builtin_fmaf(base[lane], log2_of_e, -level[lane])
+                : 0.0f;
         lse[lane] = total[lane] == 0 ? -infinity
                                      : base[lane] + (__builtin_logf(total[lane]) - lost * log_of_2);
     }
