@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weft.formats.trace import Trace
+    from weft.mechanism.adjacency import neighbours
     from weft.mechanism.function import attend, attention
     from weft.mechanism.graph import All, AttentionGraph, Top
-    from weft.mechanism.masks import Mask, causal, neighbours, padding, window
+    from weft.mechanism.masks import Mask, causal, padding, window
     from weft.mechanism.matrix import AttentionMatrix
     from weft.mechanism.packed import packed
     from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
@@ -89,7 +90,8 @@ _LAZY = {
     "weft.formats.trace": ("Trace",),
     "weft.mechanism.function": ("attend", "attention"),
     "weft.mechanism.graph": ("All", "AttentionGraph", "Top"),
-    "weft.mechanism.masks": ("Mask", "causal", "neighbours", "padding", "window"),
+    "weft.mechanism.adjacency": ("neighbours",),
+    "weft.mechanism.masks": ("Mask", "causal", "padding", "window"),
     "weft.mechanism.matrix": ("AttentionMatrix",),
     "weft.mechanism.packed": ("packed",),
     "weft.mechanism.positions": (

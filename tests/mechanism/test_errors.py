@@ -165,6 +165,15 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "SciPy sparse"),
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
+    ("offset", lambda: weft.causal(2**63), "window", "whole number"),
+    ("offset of Shaw", lambda: weft.Shaw(zeros(3, 8), offset=0.5), "Shaw", "whole number"),  # type: ignore[arg-type]
+    ("lengths of 80 bits", lambda: weft.padding([2**80]), "padding", "whole number"),
+    ("packed text", lambda: packed("ab"), "packed", "whole numbers"),  # type: ignore[arg-type]
+    ("edges or adjacency", lambda: weft.neighbours(torch.eye(2).long()), "neighbours", "nodes=N"),
+    ("edges past", lambda: weft.neighbours(torch.tensor([[0], [3]]), 3), "neighbours", "0 to 2"),
+    ("nodes of a matrix", lambda: weft.neighbours(zeros(3, 3), 3), "neighbours", "Leave nodes out"),
+    ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),
+    ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
     # scores
     ("dot", lambda: scores.dot(zeros(5, 64), zeros(7, 32)), "dot", "Project both"),
     ("scaled dot", lambda: scores.scaled_dot(zeros(5, 6), zeros(7, 3)), "scaled_dot", "one depth"),
@@ -191,6 +200,24 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         lambda: call(score=weft.GraphAttentionV2(zeros(7))),
         "graph_attention_v2",
         "(heads, depth)",
+    ),
+    (
+        "additive vector",
+        lambda: call(score=weft.Additive(zeros(3, 8), zeros(3, 8), zeros(1, 3))),
+        "additive",
+        "(hidden,)",
+    ),
+    (
+        "vectors of 3 dimensions",
+        lambda: call(score=weft.GraphAttention(zeros(2, 1, 8), zeros(8))),
+        "graph_attention",
+        "(heads, depth)",
+    ),
+    (
+        "matrix of 4 dimensions",
+        lambda: call(score=weft.Bilinear(zeros(1, 1, 8, 8))),
+        "bilinear",
+        "one for each head",
     ),
     # positions
     ("sinusoidal", lambda: weft.sinusoidal(4, 3), "sinusoidal", "pairs"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
-from weft.mechanism import torch_ops
+from weft.mechanism import torch_blocks
 from weft.mechanism.reference import attention as formulas
 from weft.mechanism.reference import positions
 from weft.mechanism.reference.call import Attended, scores_of_heads
@@ -249,7 +249,7 @@ def cases(draw: st.DrawFn, dtype: torch.dtype = torch.float64, sizes: bool = Fal
         sinks = random(heads)
         options["sinks"], reference["sinks"] = sinks, sinks.double()
 
-    cells = draw(st.sampled_from((torch_ops.BLOCK_CELLS, 1, 40)), label="cells in a block")
+    cells = draw(st.sampled_from((torch_blocks.BLOCK_CELLS, 1, 40)), label="cells in a block")
     k = draw(st.integers(0, 7), label="k")
     if not batched:
         queries, keys, values = queries[0], keys[0], values[0]
@@ -286,7 +286,7 @@ def check_against_reference(case: Case, tolerance: float) -> None:
             msg=lambda text: f"{what}: {text}",
         )
 
-    with patch.object(torch_ops, "BLOCK_CELLS", case.cells):
+    with patch.object(torch_blocks, "BLOCK_CELLS", case.cells):
         plain = weft.attention(*case.inputs(), **case.options)
         output, graph = case.graph()
         dense_output, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
@@ -354,7 +354,7 @@ def test_gradients_equal_those_of_the_reference(case: Case) -> None:
         ]
     )
     generator.manual_seed(1)
-    with patch.object(torch_ops, "BLOCK_CELLS", case.cells):
+    with patch.object(torch_blocks, "BLOCK_CELLS", case.cells):
         output, graph = case.graph()
         plain = weft.attention(*case.inputs(), **case.options)
         _, weights = weft.attend(*case.inputs(), keep=weft.All(), **case.options)
@@ -381,8 +381,8 @@ def test_gradients_equal_those_of_the_reference(case: Case) -> None:
 def test_gradients_of_one_result_do_not_depend_on_blocks(case: Case, name: str) -> None:
     """A loss may use one result alone; hidden rows and keys leave no NaN behind."""
     gradients = []
-    for cells in (torch_ops.BLOCK_CELLS, 1):
-        with patch.object(torch_ops, "BLOCK_CELLS", cells):
+    for cells in (torch_blocks.BLOCK_CELLS, 1):
+        with patch.object(torch_blocks, "BLOCK_CELLS", cells):
             output, graph = case.graph()
             result = output if name == "output" else getattr(graph, name)
             loss = result.masked_fill(result == -math.inf, 0).square().sum()
@@ -416,7 +416,7 @@ def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked:
     st.integers(0, 12),
     st.integers(0, 14),
     st.sampled_from((torch.float32, torch.float64)),
-    st.sampled_from((torch_ops.BLOCK_CELLS, 1)),
+    st.sampled_from((torch_blocks.BLOCK_CELLS, 1)),
 )
 def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
     seed: int, length: int, k: int, dtype: torch.dtype, cells: int
@@ -431,7 +431,7 @@ def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
     allowed = torch.rand(2, 1, 3, length, generator=generator) < 0.8
     raw = scores_of_heads(queries.double(), keys.double(), lambda q, k, head: formulas.dot(q, k))
     expected = reference_attend(raw, values.double(), allowed=allowed, k=k)
-    with patch.object(torch_ops, "BLOCK_CELLS", cells):
+    with patch.object(torch_blocks, "BLOCK_CELLS", cells):
         _, graph = weft.attend(
             queries, keys, values, score=weft.Dot(), mask=allowed, keep=weft.Top(k)
         )
@@ -565,7 +565,7 @@ class TestDropout:
         torch.manual_seed(0)
         queries, keys = torch.randn(2, 1, 30, 4)
         values = torch.eye(30)[None].requires_grad_()
-        with patch.object(torch_ops, "BLOCK_CELLS", 90):
+        with patch.object(torch_blocks, "BLOCK_CELLS", 90):
             output, _ = weft.attend(queries, keys, values, dropout=0.5)
             output[0, 7].sum().backward()
         torch.testing.assert_close(values.grad[0, :, 0], output[0, 7].detach())
@@ -576,7 +576,7 @@ class TestGradcheck:
 
     @pytest.fixture(autouse=True)
     def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 1)
+        monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 1)
 
     def inputs(self, *more: tuple[int, ...]) -> list[Tensor]:
         torch.manual_seed(3)
@@ -668,3 +668,52 @@ def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None
     assert not weft.attend(x, y, y)[1].symmetric
     assert not weft.attend(x, x, x, score=weft.Bilinear(A))[1].symmetric
     assert not weft.attend(x, x, x, bias=torch.zeros(4, 4))[1].symmetric
+
+
+@pytest.mark.parametrize("scale", (-1.0, 0.0, -1e-3))
+@pytest.mark.parametrize("mask", ("causal", "padding", "bool"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
+@pytest.mark.parametrize("backend", (None, "torch"))
+def test_scales_that_are_not_above_0(scale: float, mask: str, dtype: Any, backend: Any) -> None:
+    x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
+    masks = {"causal": weft.causal(), "padding": weft.padding([4]), "bool": visible}
+    seen = torch.arange(9) < 4 if mask == "padding" else visible
+    scores = scale * (x.double() @ x.double().transpose(-1, -2))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    found = weft.attention(
+        x, x, x, mask=masks[mask], score=weft.Dot(), scale=scale, backend=backend
+    )
+    expected = weights @ x.double()
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", (None, "torch"))
+def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 40, 8, generator=generator).bfloat16()
+    slopes = torch.tensor([0.7, 0.3]).bfloat16()
+    level = torch.full((1, 1, 40, 1), 5000.0).bfloat16()  # equal for all keys: changes nothing
+    distance = (torch.arange(40)[None, :] - torch.arange(40)[:, None]).abs()
+    scores = x.double() @ x.double().transpose(-1, -2)
+    scores = scores - slopes.double()[:, None, None] * distance
+    expected = scores.softmax(-1) @ x.double()
+    for bias in (None, level):
+        found = weft.attention(
+            x, x, x, score=weft.Dot(), relative=weft.ALiBi(slopes), bias=bias, backend=backend
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e300))
+def test_caps_beyond_float32(softcap: float) -> None:
+    x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
+    expected = weft.attention(x.double(), x.double(), x.double(), softcap=softcap)
+    for keep in (None, weft.Top(3)):
+        found = (
+            weft.attention(x, x, x, softcap=softcap)
+            if keep is None
+            else weft.attend(x, x, x, softcap=softcap, keep=keep)[0]
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

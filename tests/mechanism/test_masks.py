@@ -150,3 +150,40 @@ def test_a_tensor_may_stand_before_a_mask() -> None:
     allowed = torch.tensor([[True, True], [False, True]])
     assert (allowed & weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, False], [False, True]]
     assert (allowed | weft.causal()).dense(2, 2)[0, 0].tolist() == [[True, True], [True, True]]
+
+
+@pytest.mark.parametrize("far", (2**60, 2**63 - 1, 2**64, 10**30))
+def test_windows_of_any_size_are_open(far: int) -> None:
+    check(weft.window(far, far), torch.ones(4, 6, dtype=torch.bool), 4, 6)
+    check(weft.window(far, 0), torch.ones(4, 6, dtype=torch.bool).tril(), 4, 6)
+    check(weft.window(0, far, 1), torch.ones(4, 6, dtype=torch.bool).triu(1), 4, 6)
+    x = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0))
+    expected = weft.attention(x, x, x, backend="torch")
+    for backend in (None, "torch"):
+        found = weft.attention(x, x, x, mask=weft.window(far, far), backend=backend)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_edge_index_is_read_as_pytorch_geometric_does() -> None:
+    sources, targets = [1, 2, 2, 3, 1], [0, 0, 1, 2, 0]  # messages flow from sources to targets
+    expected = torch.zeros(4, 4, dtype=torch.bool)
+    for source, target in zip(sources, targets, strict=True):
+        expected[target, source] = True  # the target looks at the source
+    edges = torch.tensor([sources, targets])
+    for given_as in (edges, edges.int(), edges.numpy()):
+        check(weft.neighbours(given_as), expected, 4, 4)
+        check(weft.neighbours(given_as, nodes=4), expected, 4, 4)
+    wider = torch.nn.functional.pad(expected, (0, 2, 0, 2))
+    check(weft.neighbours(edges, nodes=6), wider, 6, 6)
+    check(weft.neighbours(edges[:, :0], nodes=3), torch.zeros(3, 3, dtype=torch.bool), 3, 3)
+
+
+def test_what_may_be_an_edge_index_or_an_adjacency_matrix() -> None:
+    both = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    with pytest.raises(weft.InputError, match="may be an edge_index or the adjacency"):
+        weft.neighbours(both)
+    check(weft.neighbours(both != 0), both != 0, 2, 3)
+    check(weft.neighbours(both.float()), both != 0, 2, 3)
+    check(weft.neighbours(scipy.sparse.csr_array(both.numpy())), both != 0, 2, 3)
+    check(weft.neighbours(both.to_sparse()), both != 0, 2, 3)
+    check(weft.neighbours(both, nodes=2), torch.tensor([[False, True], [True, True]]), 2, 2)

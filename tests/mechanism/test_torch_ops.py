@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.mechanism import torch_ops
+from weft.mechanism import torch_blocks, torch_ops
 from weft.mechanism.checked import checked_call
 
 
@@ -30,15 +30,16 @@ def call_of(*shape: int, score: Any = None) -> Any:
 def test_blocks_fit_the_cells(
     monkeypatch: pytest.MonkeyPatch, cells: int, expected: list[range]
 ) -> None:
-    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", cells)
-    assert torch_ops._blocks(call_of(2, 3, 5, 4)) == expected
+    monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", cells)
+    assert torch_blocks.blocks(call_of(2, 3, 5, 4)) == expected
 
 
 def test_blocks_count_what_a_score_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 2 * 3 * 5 * 4)
-    assert len(torch_ops._blocks(call_of(2, 3, 5, 4))) == 2
+    monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 2 * 3 * 5 * 4)
+    assert len(torch_blocks.blocks(call_of(2, 3, 5, 4))) == 2
     assert (
-        len(torch_ops._blocks(call_of(2, 3, 5, 4, score=weft.GraphAttentionV2(torch.ones(4))))) == 5
+        len(torch_blocks.blocks(call_of(2, 3, 5, 4, score=weft.GraphAttentionV2(torch.ones(4)))))
+        == 5
     )
 
 
@@ -58,7 +59,7 @@ def test_more_than_one_block_is_recomputed_in_the_backward_pass(
     output, _ = weft.attend(queries, queries, queries, backend="torch")
     output.sum().backward()
     assert calls == 1  # one block keeps what it computed
-    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 8)
+    monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 8)
     output, _ = weft.attend(queries, queries, queries, backend="torch")
     assert calls == 3
     output.sum().backward()
@@ -99,7 +100,7 @@ def test_memory_is_linear_in_the_length(
     monkeypatch: pytest.MonkeyPatch, gradients: bool, k: int
 ) -> None:
     """Twice the length takes about twice the memory, not four times, backward pass included."""
-    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 2**12)
+    monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 2**12)
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=gradients)
@@ -126,7 +127,7 @@ def test_memory_is_linear_in_the_length(
 def test_memory_of_the_output_alone_is_linear(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(torch_ops, "BLOCK_CELLS", 2**12)
+    monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 2**12)
 
     def run(length: int) -> None:
         inputs = torch.zeros(3, 1, length, 4, requires_grad=True)
@@ -144,7 +145,7 @@ def test_the_graph_of_20000_tokens_takes_far_less_than_the_matrix() -> None:
     """
     length = 20_000
     call = call_of(1, 1, length, 4, score=weft.Dot())
-    blocks = torch_ops._blocks(call)
+    blocks = torch_blocks.blocks(call)
     assert blocks[0].start == 0
     assert blocks[-1].stop == length
     assert len(blocks) > 20

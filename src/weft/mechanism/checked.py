@@ -16,12 +16,15 @@ from weft.mechanism.shapes import check_attention_inputs, describe
 
 __all__ = ["check_tensors", "checked_call"]
 
+#: The largest number of float32, in which half precision is computed too.
+LARGEST = torch.finfo(torch.float32).max
+
 
 def _is_number(number: object) -> bool:
     """Whether an argument is None, or a finite number."""
     try:
         return number is None or math.isfinite(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 
@@ -99,6 +102,16 @@ def checked_call(
         )
     if softcap is not None and not softcap > 0:
         raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
+    single = queries.dtype != torch.float64
+    if scale is not None and single and not abs(scale) <= LARGEST:
+        raise InputError(
+            f"{operation}: scale={scale}; expected a number that float32 holds, {LARGEST:.2g} at "
+            "most. Give float64 tensors for a larger one."
+        )
+    if softcap is not None and single:
+        # Beyond these a cap is infinite or 0 in float32. Scores under the one are 0 to a softmax,
+        # the other bends none.
+        softcap = None if softcap > 1e30 else max(softcap, 1e-30)
     if not 0 <= dropout < 1:
         raise InputError(f"{operation}: dropout={dropout}; expected a probability in [0, 1).")
     return AttentionCall(

@@ -61,6 +61,9 @@ def attention(
         backend: "torch", "native", or None for the best that serves the call.
 
     Returns: (batch, heads, queries, value_depth); 0 for a query that may look at no key.
+        Differentiable as often as asked, forward too, and under torch.func. A key or a value that
+        is NaN or infinite may make NaN of every query's row, also where a mask hides it: a weight
+        of 0 times NaN is NaN, as in torch.
 
     Raises:
         ShapeError: the shapes do not fit together.

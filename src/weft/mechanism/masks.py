@@ -15,25 +15,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import FARTHEST, describe, whole_number
 
 __all__ = [
     "Both",
     "Either",
     "Explicit",
     "Mask",
-    "Neighbours",
     "Padding",
     "Window",
     "as_mask",
     "causal",
-    "neighbours",
     "padding",
     "window",
 ]
@@ -123,11 +120,21 @@ class Window(Mask):
     offset: int = 0
 
     def __post_init__(self) -> None:
+        offset = whole_number("window", "offset", self.offset)
+        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
         for name, size in (("left", self.left), ("right", self.right)):
-            if size is not None and (not hasattr(size, "__index__") or size < 0):
+            if size is None:
+                continue
+            try:
+                keys: int | None = whole_number("window", name, size, 0, None)
+            except InputError:
                 raise InputError(
-                    f"window: {name} is {size}; expected 0 or more keys, or None for an open side."
-                )
+                    f"window: {name} is {size!r}; expected 0 or more keys, or None for an open "
+                    "side."
+                ) from None
+            # No key lies as far as this from any position: the side is open, and a number of 64
+            # bits holds every sum of position, offset and side.
+            object.__setattr__(self, name, None if keys is None or keys > 4 * FARTHEST else keys)
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
@@ -174,33 +181,6 @@ class Padding(Mask):
             raise ShapeError(
                 f"padding: the mask has {self.allowed.shape[1]} keys, from "
                 f"{describe(self.allowed)}, the call has {keys}. Give one column for each key."
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Neighbours(Mask):
-    """Query i looks at the keys that row i of a sparse adjacency matrix (CSR) names."""
-
-    row_starts: Tensor
-    columns: Tensor
-    keys: int
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        starts = self.row_starts[rows.start : rows.stop + 1]
-        columns = self.columns[int(starts[0]) : int(starts[-1])]
-        row = torch.repeat_interleave(torch.arange(len(rows)), starts.diff())
-        allowed = torch.zeros(len(rows), keys, dtype=torch.bool)
-        allowed[row, columns] = True
-        return allowed.to(device)[None, None]
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        if len(self.row_starts) - 1 != queries or self.keys != keys:
-            raise ShapeError(
-                f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), "
-                f"the call has {queries} queries and {keys} keys. Give a row for each query and a "
-                "column for each key."
             )
 
 
@@ -265,7 +245,7 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     """
     try:
         given = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(
             f"padding: got {type(lengths).__name__} that makes no tensor; expected one length, a "
             "whole number, for each sequence."
@@ -284,56 +264,6 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     raise InputError(
         f"padding: got {given.dtype} of shape {describe(given)}; expected lengths, integers of "
         "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
-    )
-
-
-def neighbours(adjacency: Any) -> Mask:
-    """Query i looks at the keys j with ``adjacency[i, j] != 0``: attention on a graph.
-
-    adjacency: a SciPy sparse array or matrix, a dense or sparse torch tensor, or a NumPy array,
-    (queries, keys). Kept as compressed rows; no dense copy is made.
-
-    >>> import scipy.sparse
-    >>> ring = scipy.sparse.csr_array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
-    >>> neighbours(ring).dense(3, 3)[0, 0].int()
-    tensor([[0, 1, 0],
-            [0, 0, 1],
-            [1, 0, 0]], dtype=torch.int32)
-    """
-    import scipy.sparse
-
-    shape = getattr(adjacency, "shape", ())
-    dtype = getattr(adjacency, "dtype", None)
-    numbers = isinstance(adjacency, Tensor) or getattr(dtype, "kind", "") in (
-        "b",
-        "i",
-        "u",
-        "f",
-        "c",
-    )
-    if len(shape) != 2 or not numbers:
-        kind = f"{dtype} of shape {tuple(shape)}" if dtype else type(adjacency).__name__
-        raise InputError(
-            f"neighbours: got {kind}; expected an adjacency matrix (queries, keys) of numbers: "
-            "SciPy sparse, torch or NumPy."
-        )
-    if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
-        coo = adjacency.to_sparse().coalesce().cpu()
-        rows, columns = coo.indices().numpy()
-        compressed = scipy.sparse.csr_array(
-            (coo.values().numpy() != 0, (rows, columns)), shape=(coo.shape[0], coo.shape[1])
-        )
-    else:
-        if isinstance(adjacency, Tensor):
-            adjacency = adjacency.detach().cpu().numpy()
-        # A copy: what follows changes the matrix, which is the caller's.
-        compressed = scipy.sparse.csr_array(adjacency, copy=True)
-        compressed.sum_duplicates()
-    compressed.eliminate_zeros()
-    return Neighbours(
-        torch.as_tensor(compressed.indptr, dtype=torch.int64),
-        torch.as_tensor(compressed.indices, dtype=torch.int64),
-        int(compressed.shape[1]),
     )
 
 

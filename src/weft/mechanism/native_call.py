@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from weft.mechanism.call import AttentionCall
@@ -58,6 +59,7 @@ class NativeCall:
     key_range                (2, batch): first key and end for each sequence
     row_range                (2, batch or 1, queries): first key and end for each query
     allowed                  bool, as bias
+    mask                     what band, ranges and allowed say together
     """
 
     queries: Tensor
@@ -76,6 +78,7 @@ class NativeCall:
     key_range: Tensor | None = None
     row_range: Tensor | None = None
     allowed: Tensor | None = None
+    mask: Mask | None = None
     instruction_set: str = INSTRUCTION_SET
 
     #: What gradients may flow to, in the order of the autograd functions' arguments.
@@ -95,6 +98,10 @@ class NativeCall:
         """The tensors of these names."""
         return tuple(getattr(self, name) for name in self.names)
 
+    def bare(self) -> NativeCall:
+        """The rules alone."""
+        return self.with_tensors((torch.empty(0),) * 3 + (None,) * 5)
+
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NativeCall:
         """The same rules for other tensors, in the order of `tensors`."""
         return replace(self, **dict(zip(self.names, tensors, strict=True)))  # type: ignore[arg-type]
@@ -107,6 +114,8 @@ def why_not_served(call: AttentionCall) -> str | None:
     kinds = {type(tensor) for tensor in (call.queries, call.keys, call.values)}
     if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
         return "the tensors are wrapped, the kernels read memory"
+    if forward_ad._current_level >= 0:
+        return "derivatives are taken forward, the kernels take them backward"
     if call.queries.device.type != "cpu":
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
     if call.queries.dtype not in (torch.float32, torch.bfloat16):
@@ -246,6 +255,7 @@ def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
         key_range=None if key_range is None else key_range.expand(2, batch).contiguous(),
         row_range=row_range,
         allowed=allowed,
+        mask=mask,
     )
 
 

@@ -67,8 +67,14 @@ def packed(
             [0, 1, 1],
             [0, 1, 1]], dtype=torch.int32)
     """
-    queries = torch.as_tensor(query_lengths)
-    keys = queries if key_lengths is None else torch.as_tensor(key_lengths)
+    try:
+        queries = torch.as_tensor(query_lengths)
+        keys = queries if key_lengths is None else torch.as_tensor(key_lengths)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(
+            "packed: the lengths make no tensor; expected whole numbers, 0 or more, one for each "
+            "sequence."
+        ) from None
     for lengths in (queries, keys):
         if lengths.ndim != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
             raise InputError(

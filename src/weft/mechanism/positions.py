@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, whole_number
 
 __all__ = [
     "ALiBi",
@@ -155,6 +155,10 @@ class Relative(ABC):
 
     offset: int
 
+    def __post_init__(self) -> None:
+        offset = whole_number(type(self).__name__, "offset", self.offset)
+        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
+
     def check(self, heads: int, depth: int, value_depth: int) -> None:  # noqa: B027
         """Raise a ShapeError where the tables do not fit a call of these sizes."""
 
@@ -226,7 +230,7 @@ class Shaw(Relative):
 
     def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor:
         """``q_i . a^K_{clip(j - i)}``, see Relative.key_scores."""
-        by_distance = queries @ self.key_table.transpose(-2, -1)
+        by_distance = queries @ self.key_table.to(queries.dtype).transpose(-2, -1)
         index = self._rows_of_table(rows, keys, queries.device)
         return by_distance.gather(-1, index.expand(*queries.shape[:2], *index.shape))
 
@@ -237,7 +241,7 @@ class Shaw(Relative):
         index = self._rows_of_table(rows, weights.shape[-1], weights.device)
         by_distance = weights.new_zeros(*weights.shape[:3], self.value_table.shape[-2])
         by_distance = by_distance.scatter_add(-1, index.expand_as(weights), weights)
-        return by_distance @ self.value_table
+        return by_distance @ self.value_table.to(weights.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +265,10 @@ class ALiBi(Relative):
     def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Relative.bias."""
         distance = distances(rows, keys, self.offset, device).abs()
-        return -self.slopes.to(device)[:, None, None] * distance
+        slopes = self.slopes.to(device)
+        if slopes.dtype in (torch.float16, torch.bfloat16):
+            slopes = slopes.float()  # their products with distances are no numbers of 8 bits
+        return -slopes[:, None, None] * distance
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,6 +291,7 @@ class Buckets(Relative):
                 f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "
                 "column a head."
             )
+        whole_number("Buckets", "max_distance", self.max_distance, 1)
         buckets = self.table.shape[0]
         exact = (buckets // 2 if self.bidirectional else buckets) // 2
         if exact < 1 or self.max_distance <= exact:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def bilinear(queries: Tensor, keys: Tensor, matrix: Tensor) -> Tensor:
     >>> bilinear(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.]]), A)
     tensor([[4.]])
     """
-    if matrix.shape[-2:] != (queries.shape[-1], keys.shape[-1]):
+    if matrix.ndim not in (2, 3) or matrix.shape[-2:] != (queries.shape[-1], keys.shape[-1]):
         raise ShapeError(
             f"bilinear: A is {describe(matrix)}, queries have depth {queries.shape[-1]}, keys "
             f"{keys.shape[-1]}. A must be (query depth, key depth), alone or one for each head."
@@ -129,9 +130,10 @@ def additive(
     Source: Bahdanau et al. 2015, appendix A.1.2.
     """
     hidden = vector.shape[-1]
-    if query_matrix.shape != (hidden, queries.shape[-1]) or key_matrix.shape != (
-        hidden,
-        keys.shape[-1],
+    if (
+        vector.ndim != 1
+        or query_matrix.shape != (hidden, queries.shape[-1])
+        or key_matrix.shape != (hidden, keys.shape[-1])
     ):
         raise ShapeError(
             f"additive: W is {describe(query_matrix)}, U {describe(key_matrix)}, v "
@@ -145,7 +147,7 @@ def additive(
 
 
 def _check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
-    if vector.shape[-1] != tensor.shape[-1]:
+    if vector.ndim not in (1, 2) or vector.shape[-1] != tensor.shape[-1]:
         raise ShapeError(
             f"{operation}: {name} is {describe(vector)}, nodes have depth {tensor.shape[-1]}. "
             "It must be (depth,) or (heads, depth)."
@@ -219,8 +221,9 @@ class Score(ABC):
         taken = {dtype}
         if dtype in (torch.float16, torch.bfloat16):  # computed in float32
             taken |= {torch.float16, torch.bfloat16, torch.float32}
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.type != "Tensor":
+        parameters: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
+        for field in parameters:
+            if field.type not in ("Tensor", Tensor):  # as text or not, as the module writes types
                 continue
             name, given = f"{type(self).__name__}: {field.name}", getattr(self, field.name)
             if not isinstance(given, Tensor) or given.dtype not in taken:

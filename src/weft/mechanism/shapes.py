@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import operator
+
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 
-__all__ = ["check_attention_inputs", "describe", "repeat_kv_heads"]
+__all__ = ["FARTHEST", "check_attention_inputs", "describe", "repeat_kv_heads", "whole_number"]
+
+#: The farthest position: sums of a few of them stay far below the largest whole number of a tensor.
+FARTHEST = 2**53
+
+
+def whole_number(
+    operation: str, name: str, number: object, least: int = -FARTHEST, most: int | None = FARTHEST
+) -> int:
+    """A whole number of any kind, a bool excepted, as a Python int; an InputError for all else.
+
+    most: the largest that may be, None for no bound.
+
+    >>> import numpy as np
+    >>> whole_number("window", "offset", np.int64(3))
+    3
+    """
+    try:
+        whole = None if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+        whole = None
+    if whole is None or whole < least or (most is not None and whole > most):
+        bounds = f"{least:,} or more" if most is None else f"from {least:,} to {most:,}"
+        raise InputError(f"{operation}: {name} is {number!r}; expected a whole number, {bounds}.")
+    return whole
 
 
 def describe(tensor: Tensor) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.mechanism.masks import Both, Either, Explicit, Mask, Neighbours, Padding, Window
+from weft.mechanism.adjacency import Neighbours
+from weft.mechanism.masks import Both, Either, Explicit, Mask, Padding, Window
 from weft.mechanism.packed import Packed, Ranges
 from weft.mechanism.positions import Relative, Shaw, distances
 

@@ -1,0 +1,142 @@
+"""The mask of attention on a graph, from its adjacency matrix or from its edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import InputError, ShapeError
+from weft.mechanism.masks import Mask
+from weft.mechanism.shapes import whole_number
+
+__all__ = ["Neighbours", "neighbours"]
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours(Mask):
+    """Query i looks at the keys that row i of a sparse adjacency matrix (CSR) names."""
+
+    row_starts: Tensor
+    columns: Tensor
+    keys: int
+
+    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
+        """See Mask.block."""
+        starts = self.row_starts[rows.start : rows.stop + 1]
+        columns = self.columns[int(starts[0]) : int(starts[-1])]
+        row = torch.repeat_interleave(torch.arange(len(rows)), starts.diff())
+        allowed = torch.zeros(len(rows), keys, dtype=torch.bool)
+        allowed[row, columns] = True
+        return allowed.to(device)[None, None]
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        if len(self.row_starts) - 1 != queries or self.keys != keys:
+            raise ShapeError(
+                f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), "
+                f"the call has {queries} queries and {keys} keys. Give a row for each query and a "
+                "column for each key."
+            )
+
+
+def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
+    """Query i looks at the keys j with ``adjacency[i, j] != 0``: attention on a graph.
+
+    Args:
+        adjacency: a SciPy sparse array or matrix, a dense or sparse torch tensor, or a NumPy array,
+            (queries, keys). Kept as compressed rows; no dense copy is made. Or the `edge_index` of
+            PyTorch Geometric, integers (2, edges): row 0 holds sources j, row 1 targets i, and
+            messages flow from j to i, so that query i looks at key j.
+        nodes: of the graph, where ``adjacency`` is an edge_index; needed where the last nodes have
+            no edge. Without it, a dense tensor or array of 32 or 64 bit integers with two rows is
+            an edge_index if it names a node above 1, and refused if it might be either.
+
+    >>> import scipy.sparse
+    >>> ring = scipy.sparse.csr_array([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    >>> neighbours(ring).dense(3, 3)[0, 0].int()
+    tensor([[0, 1, 0],
+            [0, 0, 1],
+            [1, 0, 0]], dtype=torch.int32)
+    >>> edge_index = torch.tensor([[1, 2], [0, 1]])            # 1 -> 0 and 2 -> 1
+    >>> neighbours(edge_index, nodes=3).dense(3, 3)[0, 0].int()
+    tensor([[0, 1, 0],
+            [0, 0, 1],
+            [0, 0, 0]], dtype=torch.int32)
+    """
+    import scipy.sparse
+
+    shape = getattr(adjacency, "shape", ())
+    dtype = getattr(adjacency, "dtype", None)
+    numbers = isinstance(adjacency, Tensor) or getattr(dtype, "kind", "") in (
+        "b",
+        "i",
+        "u",
+        "f",
+        "c",
+    )
+    if len(shape) != 2 or not numbers:
+        kind = f"{dtype} of shape {tuple(shape)}" if dtype else type(adjacency).__name__
+        raise InputError(
+            f"neighbours: got {kind}; expected an adjacency matrix (queries, keys) of numbers: "
+            "SciPy sparse, torch or NumPy."
+        )
+    if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
+        edges = None
+        coo = adjacency.to_sparse().coalesce().cpu()
+        rows, columns = coo.indices().numpy()
+        compressed = scipy.sparse.csr_array(
+            (coo.values().numpy() != 0, (rows, columns)), shape=(coo.shape[0], coo.shape[1])
+        )
+    else:
+        if isinstance(adjacency, Tensor):
+            adjacency = adjacency.detach().cpu()
+            adjacency = (adjacency != 0 if adjacency.is_floating_point() else adjacency).numpy()
+        edges = None if scipy.sparse.issparse(adjacency) else _edge_index(adjacency, nodes)
+        if edges is not None:
+            sources, targets, number = edges
+            adjacency = scipy.sparse.coo_array(
+                (np.ones(len(sources), dtype=bool), (targets, sources)), shape=(number, number)
+            )
+        # A copy: what follows changes the matrix, which is the caller's.
+        compressed = scipy.sparse.csr_array(adjacency, copy=True)
+        compressed.sum_duplicates()
+    if nodes is not None and edges is None:
+        raise InputError(
+            f"neighbours: nodes={nodes!r} goes with an edge_index, integers (2, edges); got "
+            f"{dtype} of shape {tuple(shape)}. Leave nodes out for an adjacency matrix."
+        )
+    compressed.eliminate_zeros()
+    return Neighbours(
+        torch.as_tensor(compressed.indptr, dtype=torch.int64),
+        torch.as_tensor(compressed.indices, dtype=torch.int64),
+        int(compressed.shape[1]),
+    )
+
+
+def _edge_index(given: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.ndarray, int] | None:
+    """Sources, targets and the number of nodes of an edge_index; None for an adjacency matrix."""
+    if given.shape[0] != 2 or given.dtype.kind not in "iu":
+        return None
+    least, most = (int(given.min()), int(given.max())) if given.size else (0, -1)
+    if nodes is None:
+        if given.dtype.itemsize < 4:
+            return None
+        if least < 0 or most < 2:
+            raise InputError(
+                f"neighbours: integers of shape {tuple(given.shape)} may be an edge_index or the "
+                "adjacency matrix of two queries. Say nodes=N for the first, or give "
+                "adjacency != 0 for the second."
+            )
+        nodes = most + 1
+    nodes = whole_number("neighbours", "nodes", nodes, 0)
+    if least < 0 or most >= nodes:
+        raise InputError(
+            f"neighbours: the edge_index names node {least if least < 0 else most}; expected 0 to "
+            f"{nodes - 1}, as nodes={nodes}."
+        )
+    sources, targets = given
+    return sources, targets, nodes

@@ -1,0 +1,263 @@
+"""The gradients of a call of the native kernels, from its output and log-sum-exp.
+
+The kernel recomputes scores tile by tile; see native/backward.h. Its gradients can be
+differentiated again, as often as asked: second derivatives are taken by torch's formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.native_by_torch import torch_gradients
+from weft.mechanism.native_call import NativeCall, kernels
+from weft.mechanism.native_forward import Rows, request, strided
+from weft.mechanism.recomputed import products_again
+
+__all__ = ["Incoming", "gradients"]
+
+#: Tasks that the backward pass is cut into where there are few heads.
+BACKWARD_TASKS = 8
+#: Log-sum-exps beyond which e^(score - lse), in float32, is off by more than 2^-11.
+FAR = 2.0**13
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """Gradients with respect to the results of a call; None where there is none."""
+
+    output: Tensor | None = None
+    lse: Tensor | None = None
+    entropy: Tensor | None = None
+    scores: Tensor | None = None
+    weights: Tensor | None = None
+    rest: Tensor | None = None
+
+    #: In the order of the results that `native_by_torch` computes again.
+    names: ClassVar[tuple[str, ...]] = ("output", "lse", "entropy", "scores", "weights", "rest")
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors of these names."""
+        return tuple(getattr(self, name) for name in self.names)
+
+
+def _sum_of(*terms: Tensor | None) -> Tensor | None:
+    total: Tensor | None = None
+    for term in terms:
+        if term is not None:
+            total = term if total is None else total + term
+    return total
+
+
+def _through_kept(rows: Rows, incoming: Incoming) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients with respect to the kept scores and lse, from all that is made of them.
+
+    A kept weight is e^(score - lse), and the rest is what the kept weights leave.
+    """
+    by_weight = incoming.weights
+    if incoming.rest is not None:
+        by_weight = (0 if by_weight is None else by_weight) - incoming.rest[..., None]
+    if by_weight is None or rows.weights is None:
+        return incoming.scores, incoming.lse
+    by_score = by_weight * rows.weights
+    return _sum_of(incoming.scores, by_score), _sum_of(incoming.lse, -by_score.sum(-1))
+
+
+def kernel_gradients(
+    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients for NativeCall.tensors by the backward kernel, None for those that want none."""
+    wanted = dict(zip(native.names, needs, strict=True))
+    by_score, by_lse = _through_kept(rows, incoming)
+    by_output = (
+        torch.zeros_like(rows.output, dtype=torch.float32)
+        if incoming.output is None
+        else incoming.output.float()
+    )
+    if by_output.stride(-1) != 1 and by_output.shape[-1] != 1:
+        by_output = by_output.contiguous()
+
+    blind = rows.lse == -torch.inf
+    lse = rows.lse.masked_fill(blind, torch.inf)
+    delta = torch.einsum("bhnd,bhnd->bhn", by_output, rows.output.float())
+    subtract = delta if by_lse is None else delta - by_lse
+    sink_mass = None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
+    if incoming.entropy is not None:
+        assert rows.entropy is not None
+        level = rows.entropy if sink_mass is None else rows.entropy + sink_mass
+        subtract = subtract + incoming.entropy * level
+    subtract = subtract.masked_fill(blind, 0).contiguous()
+
+    sinks: Tensor | None = None
+    if wanted["sinks"] and sink_mass is not None:
+        each = -subtract
+        if incoming.entropy is not None:
+            # The sink's own term of the sum over weights is missing from the entropy.
+            each = each + incoming.entropy
+        sinks = (sink_mass * each).sum((0, 2))
+
+    found = _run_backward(
+        native, rows, wanted, by_output, lse, subtract, incoming.entropy, by_score
+    )
+    return (*found, sinks)
+
+
+def gradients(
+    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients for NativeCall.tensors, None for those that want none; differentiable again."""
+    present = tuple(tensor for tensor in (*native.tensors, *incoming.tensors) if tensor is not None)
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)):
+        return _gradients(native, rows, incoming, needs)
+    there = tuple(tensor is not None for tensor in (*native.tensors, *incoming.tensors))
+    found = iter(_Gradients.apply(native.bare(), rows, needs, there, *present))  # type: ignore[no-untyped-call]
+    return tuple(
+        next(found) if need and tensor is not None else None
+        for need, tensor in zip(needs, native.tensors, strict=True)
+    )
+
+
+def _gradients(
+    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """By the kernel, or by torch where lse has lost the digits that weights are made of."""
+    far = rows.lse.abs() > FAR
+    if bool(far.any()) and bool((far & rows.lse.isfinite()).any()):
+        return torch_gradients(native, rows.keys, incoming.tensors, needs)
+    return kernel_gradients(native, rows, incoming, needs)
+
+
+def _laid_out(
+    native: NativeCall, there: tuple[bool, ...], present: tuple[Tensor, ...]
+) -> tuple[NativeCall, Incoming]:
+    """A call and its incoming gradients from the tensors of both that are there."""
+    left = iter(present)
+    every = tuple(next(left) if is_there else None for is_there in there)
+    return native.with_tensors(every[:8]), Incoming(*every[8:])
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of a call by the backward kernel, their own gradients by torch's formulas."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        native: NativeCall,
+        rows: Rows,
+        needs: tuple[bool, ...],
+        there: tuple[bool, ...],
+        *present: Tensor,
+    ) -> tuple[Tensor, ...]:
+        def by_torch(*tensors: Tensor) -> tuple[Tensor, ...]:
+            call, incoming = _laid_out(native, there, tensors)
+            found = torch_gradients(call, rows_keys, incoming.tensors, needs)
+            return tuple(tensor for tensor in found if tensor is not None)
+
+        rows_keys = rows.keys
+        ctx.function = by_torch
+        ctx.save_for_backward(*present)
+        call, incoming = _laid_out(native, there, present)
+        found = _gradients(call, rows, incoming, needs)
+        return tuple(tensor for tensor in found if tensor is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        found = products_again(ctx.function, ctx.saved_tensors, gradients)
+        return None, None, None, None, *found
+
+
+def _padded(depth: int) -> int:
+    """Columns of the kernels' gradients: whole vectors of every instruction set."""
+    return (depth + 15) // 16 * 16
+
+
+def _run_backward(
+    native: NativeCall,
+    rows: Rows,
+    wanted: dict[str, bool],
+    by_output: Tensor,
+    lse: Tensor,
+    subtract: Tensor,
+    by_entropy: Tensor | None,
+    by_score: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    batch, heads, queries, depth = native.queries.shape
+    kv_heads, length, value_depth = native.values.shape[1:]
+    wide, value_wide = _padded(depth), _padded(value_depth)
+    # The pieces depend on the shapes alone, so that results do not depend on the threads.
+    tiles = math.ceil(length / 256)
+    pieces = max(1, min(tiles, math.ceil(BACKWARD_TASKS / max(1, batch * kv_heads))))
+    piece_keys = math.ceil(tiles / pieces) * 256
+    pieces = max(1, math.ceil(length / piece_keys)) if piece_keys else 1
+
+    call = request(native)
+    to = kernels.Gradients()
+    to.output = strided(by_output)
+    to.lse, to.subtract = lse.data_ptr(), subtract.data_ptr()
+    if by_entropy is not None:
+        by_entropy = by_entropy.contiguous()
+        to.by_entropy = by_entropy.data_ptr()
+    if by_score is not None and rows.keys is not None:
+        by_score = by_score.contiguous()
+        to.kept = rows.keys.shape[-1]
+        to.kept_keys, to.kept_scores = rows.keys.data_ptr(), by_score.data_ptr()
+    to.pieces, to.piece_keys = pieces, max(piece_keys, 1)
+    to.padded_depth, to.padded_value_depth = wide, value_wide
+
+    # The kernels write these, unless there is nothing to do.
+    new = torch.empty if queries and length else torch.zeros
+    by_queries = new(pieces, batch, heads, queries, wide)
+    by_keys = new(batch, kv_heads, length, wide)
+    by_values = new(batch, kv_heads, length, value_wide)
+    to.queries, to.keys = by_queries.data_ptr(), by_keys.data_ptr()
+    to.values = by_values.data_ptr()
+    by_bias = by_offset = by_key_table = by_value_table = None
+    if wanted["bias"]:
+        assert native.bias is not None
+        if native.bias.shape[2] == 1:
+            by_bias = torch.zeros(batch, heads, 1, length)
+            to.key_bias = by_bias.data_ptr()
+        else:
+            by_bias = torch.zeros(batch, heads, queries, length)
+            to.bias = by_bias.data_ptr()
+    if wanted["offset_bias"]:
+        by_offset = torch.zeros(pieces, batch, heads, queries + length - 1)
+        to.offset_bias = by_offset.data_ptr()
+    distances = 2 * native.clip + 1
+    if wanted["key_table"]:
+        by_key_table = torch.zeros(pieces, batch, heads, distances, wide)
+        to.key_table = by_key_table.data_ptr()
+    if wanted["value_table"]:
+        by_value_table = torch.zeros(pieces, batch, heads, distances, value_wide)
+        to.value_table = by_value_table.data_ptr()
+
+    kernels.backward(call, to, torch.get_num_threads(), native.instruction_set)
+
+    dtype = native.queries.dtype
+    summed = by_queries[0] if pieces == 1 else by_queries.sum(0)
+    return (
+        summed[..., :depth].mul_(native.scale).to(dtype) if wanted["queries"] else None,
+        by_keys[..., :depth].to(dtype) if wanted["keys"] else None,
+        by_values[..., :value_depth].to(dtype) if wanted["values"] else None,
+        _bias_gradient(by_bias, native.bias),
+        None if by_offset is None else by_offset.sum((0, 1)),
+        _table_gradient(by_key_table, native.key_table, depth),
+        _table_gradient(by_value_table, native.value_table, value_depth),
+    )
+
+
+def _bias_gradient(found: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    return None if found is None or bias is None else found.sum_to_size(bias.shape)
+
+
+def _table_gradient(found: Tensor | None, table: Tensor | None, depth: int) -> Tensor | None:
+    """Summed over pieces and batch, and over the heads where they share one table."""
+    if found is None or table is None:
+        return None
+    by_head = found.sum((0, 1))[..., :depth]
+    return by_head if len(table) > 1 or by_head.shape[0] == 1 else by_head.sum(0, keepdim=True)

@@ -1,0 +1,133 @@
+"""The fused attention of torch, where it serves a call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.masks import Window
+from weft.mechanism.positions import Shaw
+from weft.mechanism.recomputed import products_again
+from weft.mechanism.scores import Dot, ScaledDot
+from weft.mechanism.shapes import repeat_kv_heads
+from weft.mechanism.torch_blocks import (
+    block_scores,
+    blocks,
+    in_float,
+    in_transform,
+    normalise,
+    run_block,
+    weigh,
+)
+
+__all__ = ["fused", "fused_serves"]
+
+
+def fused_serves(call: AttentionCall) -> bool:
+    """Whether torch's fused attention can run the call.
+
+    It hides keys before it scales: times a scale that is not above 0, minus infinity is not what
+    it was. And what is added to scores is of the queries' type: in half precision a sum would lose
+    its digits.
+    """
+    half = call.queries.dtype in (torch.float16, torch.bfloat16)
+    exact = call.relative is None and (call.bias is None or call.bias.dtype == call.queries.dtype)
+    return (
+        call.scale > 0
+        and isinstance(call.score, Dot | ScaledDot)
+        and not isinstance(call.relative, Shaw)
+        and call.softcap is None
+        and call.sinks is None
+        and call.keys.shape[2] > 0
+        and call.queries.shape[3] > 0
+        and (exact or not half)
+        and not in_transform()
+    )
+
+
+#: The backward pass that torch cannot differentiate.
+_ONCE = "ScaledDotProductFlashAttentionForCpuBackward0"
+
+
+def _differentiable_again(
+    output: Tensor, call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
+) -> Tensor:
+    """The output of torch's fused attention, its gradients made differentiable where asked."""
+    node = output.grad_fn
+    if node is None or torch.compiler.is_compiling() or node.name() != _ONCE:
+        return output
+
+    def formula(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor]:
+        floats = in_float(replace(call, queries=queries, keys=keys, values=values))
+        every = [repeat_kv_heads(part, call.heads) for part in (floats.keys, floats.values)]
+        weights, *_ = normalise(floats, block_scores(floats, floats.queries, every[0], rows))
+        return (weigh(floats, weights, every[1], rows).to(queries.dtype),)
+
+    def gradients(
+        found: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        if not torch.is_grad_enabled():
+            return None
+        again = products_again(formula, (queries, keys, values), incoming[:1])
+        return tuple(
+            None if first is None else second for first, second in zip(found, again, strict=True)
+        )
+
+    node.register_hook(gradients)
+    return output
+
+
+def fused(call: AttentionCall) -> Tensor:
+    """The fused attention of torch; masks and biases are formed a block of rows at a time."""
+    grouped = call.keys.shape[1] != call.heads
+    plain = call.bias is None and call.relative is None
+    if plain and (call.mask is None or call.mask == Window(None, 0, 0)):
+        output = scaled_dot_product_attention(
+            call.queries,
+            call.keys,
+            call.values,
+            is_causal=call.mask is not None,
+            enable_gqa=grouped,
+            dropout_p=call.dropout,
+            scale=call.scale,
+        )
+        every = range(call.queries.shape[2])
+        return _differentiable_again(output, call, call.queries, call.keys, call.values, every)
+
+    def step(
+        call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
+    ) -> Tensor:
+        added: Tensor | None = None
+        if not plain:
+            added = queries.new_zeros(1, 1, len(rows), keys.shape[2])
+            if call.relative is not None:
+                relative_bias = call.relative.bias(rows, keys.shape[2], queries.device)
+                if relative_bias is not None:
+                    added = added + relative_bias.to(added.dtype)
+            if call.bias is not None:
+                bias = call.bias
+                bias = bias if bias.shape[2] == 1 else bias[:, :, rows.start : rows.stop]
+                added = added + bias.to(added.dtype)
+        if call.mask is not None:
+            allowed = call.mask.block(rows, keys.shape[2], queries.device)
+            added = allowed if added is None else added.masked_fill(~allowed, -torch.inf)
+        output = scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=added,
+            enable_gqa=grouped,
+            dropout_p=call.dropout,
+            scale=call.scale,
+        )
+        return _differentiable_again(output, call, queries, keys, values, rows)
+
+    ranges = blocks(call)
+    parts = [
+        run_block(step, call, call.keys, call.values, rows, len(ranges) > 1) for rows in ranges
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)

@@ -1,0 +1,61 @@
+"""A slice of scripts/random_calls: random legal calls against float64, and faults that it finds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.mechanism import native
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "random_calls"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[tuple[Callable[..., Any], Callable[..., list[str]]]]:
+    """What draws a call and what is wrong with one, as the script has them."""
+    threads = torch.get_num_threads()
+    sys.path.insert(0, str(FOLDER))
+    try:
+        from comparing import problems  # type: ignore[import-not-found]
+        from drawing import draw  # type: ignore[import-not-found]
+
+        yield draw, problems
+    finally:
+        sys.path.remove(str(FOLDER))
+        torch.set_num_threads(threads)
+
+
+def test_random_calls_are_those_of_float64(script: Any) -> None:
+    draw, problems = script
+    for number in range(250):
+        case = draw(11, number, native.instruction_sets())
+        assert problems(case) == [], f"call {number} of seed 11: {case}"
+
+
+def test_a_call_is_the_same_when_drawn_again(script: Any) -> None:
+    draw, _ = script
+    for number in range(20):
+        first, second = (draw(7, number, ["baseline"]) for _ in range(2))
+        assert str(first) == str(second)
+        assert (first.queries == second.queries).all() and (first.visible == second.visible).all()
+
+
+@pytest.mark.parametrize(
+    ("fault", "share"), (("mask", 0.6), ("scale", 0.4), ("edges", 0.15), ("nan", 0.9))
+)
+def test_planted_faults_are_found(script: Any, fault: str, share: float) -> None:
+    draw, problems = script
+    cases = [draw(3, number, native.instruction_sets()) for number in range(40)]
+    assert sum(bool(problems(case, fault)) for case in cases) >= share * len(cases)
+
+
+def test_a_wrong_gradient_is_found(script: Any) -> None:
+    draw, problems = script
+    cases = [draw(3, number, native.instruction_sets()) for number in range(120)]
+    wanted = [case for case in cases if case.gradients and case.style in ("normal", "whole")]
+    assert sum(bool(problems(case, "gradient")) for case in wanted) >= 0.5 * len(wanted)
