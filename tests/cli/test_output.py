@@ -150,6 +150,9 @@ def test_the_roof_knows_what_a_user_can_mend() -> None:
         "x: no such file or directory. Check the path, and that it may be used."
     )
     assert "too large" in (one_line(OverflowError("Python int too large")) or "")
+    assert one_line(UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed")) == (
+        "a\udcff: not UTF-8 text. Rename it, or convert it."
+    )
     assert "memory" in (one_line(MemoryError()) or "")
     # A fault of weft's own is not hidden.
     assert one_line(KeyError("a")) is None

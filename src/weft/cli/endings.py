@@ -56,6 +56,8 @@ def _text(error: BaseException) -> str | None:
             return f"cannot write the output: {reason_of(error)}.{remedy}"
         case OSError():
             return f"the system refuses: {reason_of(error)}."
+        case UnicodeEncodeError():
+            return f"{error.object[:200]}: not UTF-8 text. Rename it, or convert it."
         case RecursionError():
             return "the input is nested too deeply to be read. Give a flatter one."
         case OverflowError():
