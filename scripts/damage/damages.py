@@ -362,7 +362,7 @@ def _forge_header(header: dict[str, Any], chance: Chance) -> str:
 def _reseal(folder: Path, file: Path) -> bool:
     """Make the digests of a trace fit again; False: there are none that can."""
     manifest = folder / "trace.json"
-    if not manifest.exists() or file.parent != folder:
+    if not manifest.exists() or file.parent != folder or manifest.stat().st_size > 2**30:
         return False
     try:
         content = json.loads(manifest.read_text("utf-8"))
