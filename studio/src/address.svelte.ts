@@ -1,10 +1,13 @@
 // The state that a link holds. Every view is a function of this and of the data.
 
+import { visible } from "./text";
+
 export type View = "heads" | "threads" | "matrix" | "training";
 
 const START = {
   view: "heads" as View,
-  example: 0,
+  /** The name of an example; in old links its number; empty: the first. */
+  example: "",
   layer: 0,
   head: 0,
   /** The heads drawn as threads, with a dot between them; empty: the current one. */
@@ -45,9 +48,12 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   theme: ["", "light", "dark"],
 };
 
-/** Reads a link; what it does not know or cannot be is left as it starts. */
-export function parse(hash: string): State {
+const LONGEST = 400;
+
+/** Reads a link; what it does not know or cannot be is left as it starts, and said. */
+export function parse(hash: string): { state: State; problems: string[] } {
   const state: Record<string, unknown> = { ...START };
+  const problems: string[] = [];
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(START, name)) continue;
     const start = START[name as keyof State];
@@ -56,10 +62,12 @@ export function parse(hash: string): State {
       const number = text.trim() === "" ? NaN : Number(text);
       if (Number.isFinite(number) && (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number)))
         state[name] = number;
+      else problems.push(`The link says ${name}=${visible(text, 30)}; expected ${name === "share" ? "a share above 0, at most 1" : "a whole number"}.`);
     } else if (typeof start === "boolean") state[name] = text === "1";
-    else if (!choices || choices.includes(text)) state[name] = text.slice(0, 200);
+    else if (!choices || choices.includes(text)) state[name] = text.slice(0, LONGEST);
+    else problems.push(`The link says ${name}=${visible(text, 30)}; there are ${choices.filter(Boolean).join(", ")}.`);
   }
-  return state as State;
+  return { state: state as State, problems };
 }
 
 export function format(state: State): string {
@@ -72,16 +80,18 @@ export function format(state: State): string {
 
 export class Address {
   state: State = $state({ ...START });
+  /** What the link says that cannot be. */
+  problems: string[] = $state.raw([]);
 
   /** linked: whether the address line of the browser is ours to write, as it is not in a notebook. */
   constructor(
     private readonly linked: boolean,
     start: string,
   ) {
-    this.state = parse(start);
+    ({ state: this.state, problems: this.problems } = parse(start));
     const read = () => {
       this.pending = "";
-      this.state = parse(location.hash);
+      ({ state: this.state, problems: this.problems } = parse(location.hash));
     };
     if (linked) window.addEventListener("popstate", read);
     if (linked) window.addEventListener("hashchange", read);

@@ -1,5 +1,6 @@
 // What is looked at: a collection of traces, their layers, and the edges of a head.
 
+import { Overview } from "./overview";
 import type { Source } from "./source";
 
 export interface Opening {
@@ -26,6 +27,8 @@ interface LayerDescription {
   mask: string | null;
   deviation: number | null;
   exact?: boolean;
+  /** Its small pictures: exact at once, exact after a while, or of the kept edges alone. */
+  picture: "means" | "later" | "kept";
   values?: boolean;
 }
 
@@ -51,8 +54,10 @@ export interface Layer extends LayerDescription {
 }
 
 export interface Measures {
-  [name: string]: number | null | Record<string, number | null>;
+  [name: string]: number | null | string[] | Record<string, number | null>;
   even: Record<string, number | null>;
+  /** Which of them are lower bounds, of the kept edges alone. */
+  bounds: string[];
 }
 
 export interface Role {
@@ -140,6 +145,7 @@ export interface Row {
 /** One trace of the collection. */
 export class Example {
   private readonly pieces = new Map<string, Promise<unknown>>();
+  private readonly overviews = new Map<number, Overview>();
   readonly layers: Layer[];
 
   constructor(
@@ -175,9 +181,14 @@ export class Example {
     return `examples/${this.number}/${rest}`;
   }
 
-  tiles(layer: number): Promise<Uint8Array> {
-    const path = this.path(`layers/${layer}/tiles`);
-    return this.once(path, async () => new Uint8Array(await this.source.bytes(path)));
+  /** The pictures of a layer's heads, as they become known. */
+  overview(layer: Layer): Overview {
+    let found = this.overviews.get(layer.number);
+    if (!found) {
+      found = new Overview(this.source, (name) => this.path(`layers/${layer.number}/${name}`), layer);
+      this.overviews.set(layer.number, found);
+    }
+    return found;
   }
 
   /** The norm of every key's value vector, (heads, keys), where the trace kept them. */
@@ -241,7 +252,7 @@ export function headName(example: Example, layer: Layer, head: number): string {
 export const unmeasured = (example: Example): Heads => ({
   measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
   kept: [],
-  layers: example.layers.map((layer) => Array.from({ length: layer.heads }, () => ({ even: {} }))),
+  layers: example.layers.map((layer) => Array.from({ length: layer.heads }, () => ({ even: {}, bounds: [] }))),
   state: "measuring",
   roles: null,
 });

@@ -46,8 +46,18 @@ export interface Look {
   colours: Uint32Array;
   /** The cell in question; of a row or a column alone the other is -1. */
   cell: { row: number; column: number } | null;
-  /** A rough picture of the whole, for where tiles are on their way. */
-  rough: HTMLCanvasElement | null;
+  /** A picture of the whole in blocks, for where tiles are on their way. */
+  rough: Rough | null;
+  /** Whether that picture is what is shown, without tiles. */
+  alone: boolean;
+}
+
+/** A picture of the whole, and the cells of its dots. */
+export interface Rough {
+  picture: HTMLCanvasElement;
+  shades: Uint8Array;
+  down: number;
+  across: number;
 }
 
 export const levelOf = (zoom: number, top: number) => Math.min(Math.max(Math.floor(-Math.log2(zoom) + 1e-9), 0), top);
@@ -74,9 +84,12 @@ export function drawSheet(context: CanvasRenderingContext2D, sheet: Sheet, view:
   context.clip();
   context.imageSmoothingEnabled = false;
   const x0 = margin.left - view.left * view.zoom, y0 = margin.top - view.top * view.zoom;
-  if (look.rough) context.drawImage(look.rough, x0, y0, layer.columns * view.zoom, layer.rows * view.zoom);
+  if (look.rough) {
+    const { picture, down, across } = look.rough;
+    context.drawImage(picture, x0, y0, picture.width * across * view.zoom, picture.height * down * view.zoom);
+  }
   const level = levelOf(view.zoom, tiles.top);
-  const whole = drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
+  const whole = look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
   context.restore();
   drawAxes(context, sheet, view, layer, look, right, bottom);
   return whole;
@@ -176,11 +189,12 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   }
   if (look.cell) {
     const { row, column } = look.cell;
-    const side = Math.max(view.zoom, 5);
+    // Around the cell, which stays as it is.
+    const side = Math.max(view.zoom, 5) + 4;
     const [left, across] = column < 0 ? [margin.left, wide] : [x(column) - side / 2, side];
     const [top, down] = row < 0 ? [margin.top, high] : [y(row) - side / 2, side];
     if ((column < 0 || inside(x(column), margin.left, wide)) && (row < 0 || inside(y(row), margin.top, high))) {
-      context.lineWidth = 3.5;
+      context.lineWidth = 4;
       context.strokeStyle = ink.card;
       context.strokeRect(left, top, across, down);
       context.lineWidth = 1.6;

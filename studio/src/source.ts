@@ -6,6 +6,8 @@ export interface Source {
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string): Promise<ArrayBuffer>;
+  /** What there is of a piece that takes long, and whether that is all. */
+  soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
 }
 
 export type Pack = Record<string, [form: string, content: unknown]>;
@@ -17,17 +19,19 @@ export function packedSource(pack: Pack): Source {
     if (!found) throw new Error(`${path} is not in this page.`);
     return found;
   };
+  const bytes = async (path: string) => {
+    const [form, content] = piece(path);
+    const binary = atob(content as string);
+    const packed = new Uint8Array(binary.length);
+    for (let n = 0; n < binary.length; n++) packed[n] = binary.charCodeAt(n);
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return joined(new Uint8Array(await new Response(stream).arrayBuffer()), form);
+  };
   return {
     live: false,
     json: async <T>(path: string) => piece(path)[1] as T,
-    bytes: async (path) => {
-      const [form, content] = piece(path);
-      const binary = atob(content as string);
-      const packed = new Uint8Array(binary.length);
-      for (let n = 0; n < binary.length; n++) packed[n] = binary.charCodeAt(n);
-      const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-      return joined(new Uint8Array(await new Response(stream).arrayBuffer()), form);
-    },
+    bytes,
+    soFar: async (path) => ({ bytes: await bytes(path), whole: true }),
   };
 }
 
@@ -65,5 +69,9 @@ export function servedSource(root: string): Source {
     live: true,
     json: async <T>(path: string) => (await get(path)).json() as Promise<T>,
     bytes: async (path) => (await get(path)).arrayBuffer(),
+    soFar: async (path) => {
+      const response = await get(path);
+      return { bytes: await response.arrayBuffer(), whole: response.status !== 202 };
+    },
   };
 }

@@ -20,6 +20,10 @@ export class Studio {
   heads: Heads | null = $state.raw(null);
   training: Training | null = $state.raw(null);
   problem = $state("");
+  /** The name of an example that a link asks for and that is not here. */
+  missing: string | null = $state(null);
+  /** Whether the example was chosen from those there are, not by a link. */
+  private chose = false;
   said = $state("");
   /** The place that the studio has, in pixels: a window, or a notebook's cell. */
   width = $state(1440);
@@ -106,18 +110,94 @@ export class Studio {
     }
   }
 
+  /** Where an example stands by its name, or as in old links by its number; null: nowhere. */
+  private find(name: string): number | null {
+    const names = this.opening!.examples;
+    const place = name === "" ? 0 : names.indexOf(name);
+    if (place >= 0) return place;
+    return /^\d{1,9}$/.test(name) && Number(name) < names.length ? Number(name) : null;
+  }
+
+  /** Shows an example of those there are. */
+  choose(number: number): void {
+    this.chose = true;
+    this.set({ example: this.opening!.examples[number], query: -1, key: -1, lock: false, window: "" });
+  }
+
   /** Reads the example that the address names. */
-  async load(number: number): Promise<void> {
-    const within = clamp(number, this.opening!.examples.length);
-    if (this.example?.number === within) return;
+  async load(name: string): Promise<void> {
+    const place = this.find(name);
+    this.missing = place === null ? name : null;
+    if (place === null) {
+      this.example = this.heads = null;
+      return;
+    }
+    // A link holds the name, which stays right when other traces come or go.
+    const { examples } = this.opening!;
+    if (examples.length > 1 && name !== examples[place]) this.set({ example: examples[place] });
+    if (this.example?.number === place) return;
     try {
-      const example = new Example(this.source, within, await this.source.json(`examples/${within}`));
+      const example = new Example(this.source, place, await this.source.json(`examples/${place}`));
       this.heads = null;
       this.example = example;
       this.problem = "";
+      if (this.chose) this.settle();
+      this.chose = false;
       await this.measure(example);
     } catch (error) {
       this.problem = (error as Error).message;
+    }
+  }
+
+  /** What the link asks for that is not there, and what is shown instead. */
+  get notices(): string[] {
+    const found = [...this.address.problems];
+    const { state, example } = this;
+    const ask = (what: string, number: number, count: number, none = 0) => {
+      if (number >= 0 ? number < count : none < 0 && number === none) return;
+      if (count) found.push(`There is no ${what} ${number} here: there are ${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}.`);
+    };
+    if (state.view === "training") {
+      if (this.opening && !this.opening.history) found.push("There is no training here: this is not a run.");
+      const { layers, steps } = this.training?.description ?? {};
+      if (layers && steps) {
+        ask("layer", state.layer, layers.length);
+        if (layers[state.layer]) ask("head", state.head, layers[state.layer].shape[0]);
+        ask("snapshot", state.step, steps.length);
+      }
+    } else if (example) {
+      ask("layer", state.layer, example.layers.length);
+      const layer = example.layers[state.layer];
+      if (layer) {
+        ask("head", state.head, layer.heads);
+        for (const head of state.heads.split(".").filter(Boolean)) ask("head", Number(head), layer.heads);
+        if (state.view !== "heads") {
+          ask("query", state.query, layer.rows, -1);
+          ask("key", state.key, layer.columns, -1);
+        }
+      }
+    }
+    return found;
+  }
+
+  /** Makes the link say what is shown. */
+  settle(): void {
+    this.address.problems = [];
+    if (this.state.view === "training" && this.training) {
+      const { layers, steps } = this.training.description;
+      const layer = clamp(this.state.layer, layers.length);
+      this.set({ layer, head: clamp(this.state.head, layers[layer].shape[0]), step: clamp(this.state.step, steps.length) });
+    } else if (this.example) {
+      const { layer, head, state } = this;
+      const within = (place: number, count: number) => (place < count ? place : -1);
+      this.set({
+        view: state.view === "training" ? "heads" : state.view,
+        layer: layer.number,
+        head,
+        heads: state.heads ? this.chosen.join(".") : "",
+        query: within(Math.max(state.query, -1), layer.rows),
+        key: within(Math.max(state.key, -1), layer.columns),
+      });
     }
   }
 

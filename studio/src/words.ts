@@ -1,11 +1,14 @@
 // Every picture in a sentence.
 
 import type { Heads, Layer, Measures } from "./model";
+import type { Picture } from "./overview";
 import { counted } from "./text";
 
 export interface Looks {
   name: string;
   value: number;
+  /** Whether it is at least that, of the kept edges alone. */
+  bound: boolean;
   /** What even weights, or random ones of the same entropy, would give. */
   chance: number | null;
   spread: number | null;
@@ -49,20 +52,29 @@ const number = (measures: Measures, name: string) => {
   return typeof found === "number" ? found : null;
 };
 
-/** Where a head looks, in bars: the analysis' scores where they are known, else the kept edges'. */
+const PATTERNS = ["previous", "next", "same", "first", "separator", "punctuation", "induction", "duplicate", "local", "partner"];
+
+/** Where a head looks, in bars: what was measured of it, the analysis' scores once they are known. */
 export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
   const role = heads.roles?.[layer]?.[head];
-  if (role?.scores)
-    return Object.entries(role.scores).map(([name, value]) => ({
-      name,
-      value,
-      chance: role.null?.[name]?.[0] ?? null,
-      spread: role.null?.[name]?.[1] ?? null,
-    }));
   const measures = heads.layers[layer][head];
-  return ["previous", "next", "same", "first", "last", "local"]
-    .filter((name) => number(measures, name) !== null)
-    .map((name) => ({ name, value: number(measures, name)!, chance: measures.even[name] ?? null, spread: null }));
+  return PATTERNS.filter((name) => number(measures, name) !== null).map((name) => ({
+    name,
+    value: number(measures, name)!,
+    bound: measures.bounds.includes(name),
+    chance: role ? (role.null?.[name]?.[0] ?? null) : (measures.even[name] ?? null),
+    spread: role?.null?.[name]?.[1] ?? null,
+  }));
+}
+
+/** A number, marked where it is a lower bound. */
+export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
+
+/** What a picture of a head leaves out: a share of its mass; null: nothing, or it is not known yet. */
+export function leftOut(heads: Heads, layer: number, head: number, picture: Picture | undefined): number | null {
+  if (!picture || picture.exact) return null;
+  const share = number(heads.layers[layer][head], "unkept");
+  return share !== null && share >= 5e-4 ? share : null;
 }
 
 /** A head's role: the analysis', else what stands out most from even weights. */
@@ -84,8 +96,12 @@ export function roleOf(heads: Heads, layer: number, head: number): string {
 
 /** The number that belongs to a head's role, where it has one. */
 export function roleScore(heads: Heads, layer: number, head: number): number | null {
+  return roleLook(heads, layer, head)?.value ?? null;
+}
+
+export function roleLook(heads: Heads, layer: number, head: number): Looks | null {
   const role = roleOf(heads, layer, head);
-  return looksOf(heads, layer, head).find((look) => look.name === role)?.value ?? null;
+  return looksOf(heads, layer, head).find((look) => look.name === role) ?? null;
 }
 
 export const roleTitle = (role: string) => NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
@@ -103,7 +119,7 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
         : look.spread === null
           ? ` Spread evenly it would be ${look.chance.toFixed(3)}.`
           : ` Random weights of the same entropy: ${look.chance.toFixed(3)} ± ${look.spread.toFixed(3)}.`;
-    return `${subject} looks at ${PHRASES[role]}: mean ${role === "local" ? "mass on them" : "weight"} ${look.value.toFixed(3)}.${chance}`;
+    return `${subject} looks at ${PHRASES[role]}: mean ${role === "local" ? "mass on them" : "weight"} ${look.bound ? "at least " : ""}${look.value.toFixed(3)}.${chance}`;
   }
   const spread = number(measures, "spread") ?? 0;
   const largest = number(measures, "largest") ?? 0;
@@ -114,17 +130,21 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
 }
 
 export function measureOf(heads: Heads, layer: number, head: number, name: string): number | null {
-  const scores = heads.roles?.[layer]?.[head]?.scores;
-  return number(heads.layers[layer][head], name) ?? scores?.[name] ?? null;
+  return number(heads.layers[layer][head], name);
 }
+
+/** Whether a measure of some head is a lower bound. */
+export const isBound = (heads: Heads, name: string) => heads.layers.some((layer) => layer.some((measures) => measures.bounds.includes(name)));
 
 /** The measures to choose axes from, with what they are. */
 export function measuresOf(heads: Heads): [name: string, title: string][] {
   if (heads.state === "measuring") return Object.entries(heads.measures);
   const found = new Map(Object.entries(heads.measures));
   for (const role of heads.roles?.flat() ?? [])
-    for (const name of Object.keys(role?.scores ?? {})) if (!found.has(name)) found.set(name, `${name}, score`);
-  return [...found].filter(([name]) =>
-    heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)),
-  );
+    for (const name of Object.keys(role?.scores ?? {})) if (!found.has(name)) found.set(name, TITLES[name] ?? `${name}, score`);
+  return [...found]
+    .filter(([name]) => heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)))
+    .map(([name, title]) => [name, isBound(heads, name) ? `${title}, at least` : title]);
 }
+
+const TITLES: Record<string, string> = { broad: "keys looked at, as if evenly, of those allowed" };

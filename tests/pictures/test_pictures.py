@@ -103,7 +103,7 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace):
 def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace):
     figure = heads(make_trace([str(i) for i in range(192)], keep=192))
     tile = images(figure)[0].get_array()
-    assert tile.shape == (96, 96)
+    assert tile.shape == (64, 64)
     assert np.allclose(tile.sum(1), 1, atol=1e-5)
 
 

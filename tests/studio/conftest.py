@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import weft
-from weft.formats.trace import Trace
+from weft.formats.terms import Terms
+from weft.formats.trace import Held, Trace, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.collection import Collection
 from weft.studio.page import page_html
@@ -218,5 +219,36 @@ def long_trace() -> Callable[[int], Trace]:
             assert isinstance(found, Trace)
             made[length] = found
         return made[length]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def known_trace() -> Callable[..., tuple[Trace, torch.Tensor]]:
+    """A function from a length to a trace of queries and keys made by hand, of which few edges are
+    kept, and to its weights, (heads, queries, keys), by the dense formula in float64.
+
+    Head 0 is nearly even, head 1 looks at the first key, head 2 at the one before.
+    """
+
+    def make(length: int, queries_keys: bool = True) -> tuple[Trace, torch.Tensor]:
+        generator = torch.Generator().manual_seed(length)
+        depth = 64
+        queries = torch.randn(3, length, depth, generator=generator) / 8
+        keys = torch.randn(3, length, depth, generator=generator)
+        queries[1, :, 0], keys[1, :, 0], keys[1, 0, 0] = 9.0, 0.0, 9.0
+        place = torch.arange(length)[:, None] * torch.logspace(0, -3, depth // 2)
+        waves = torch.cat((place.cos(), place.sin()), -1) * 4
+        queries[2], keys[2] = waves.roll(1, 0), waves
+        scores = queries.double() @ keys.double().transpose(1, 2) / depth**0.5
+        _, graph = weft.attend(queries, keys, keys, keep=weft.Top(8))
+        names = [f"t{place}" for place in range(length)]
+        data = Held(graph, (queries, keys), Terms()) if queries_keys else Held(graph)
+        layer = TraceLayer(
+            name="layer", kind="encoder", index=0, shape=(3, length, length),
+            queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,
+            scale=depth**-0.5, data=data, mask="all",
+        )  # fmt: skip
+        return Trace({"tokens": names}, (layer,)), scores.softmax(-1)
 
     return make

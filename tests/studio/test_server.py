@@ -107,7 +107,7 @@ def test_no_other_host_and_a_strict_policy(client: Client) -> None:
         "/api/examples/1",
         "/api/examples/-1",
         "/api/examples/00",
-        "/api/examples/0/layers/3/tiles",
+        "/api/examples/0/layers/3/means",
         "/api/examples/0/layers/0/heads/4/edges/0",
         "/api/examples/0/layers/0/heads/0/edges/1",
         "/api/examples/0/layers/0/heads/0/edges/%2e%2e",
@@ -141,7 +141,7 @@ def test_only_reading(client: Client) -> None:
 
 
 def test_a_piece_is_sent_once(client: Client) -> None:
-    path = "/api/examples/0/layers/0/tiles"
+    path = "/api/examples/0/layers/0/means"
     _, headers, body = client.get(path)
     status, _, again = client.get(path, If_None_Match=headers["etag"])
     assert (status, again) == (304, b"")
@@ -196,7 +196,7 @@ def test_a_browser_that_leaves_mid_stream(serving: Serving, long_trace, capfd) -
 def many_clients(client: Client, clients: int, seconds: float) -> int:
     """The answers that so many clients got in so many seconds; each must be right."""
     paths = [
-        ("/api/open", None), ("/api/examples/0/layers/0/tiles", 4 * 7 * 7),
+        ("/api/open", None), ("/api/examples/0/layers/0/means", 4 * 7 * 7),
         ("/api/examples/0/layers/2/heads/1/edges/0", None),
         ("/api/examples/0/layers/2/heads/1/matrix/max/0/0/0", 2 * 4 * 7),
         ("/", None),

@@ -6,7 +6,7 @@ import torch
 
 import weft
 from weft.studio.arrays import LayerArrays, layer_arrays
-from weft.studio.summary import layer_measures, layer_tiles
+from weft.studio.summary import layer_measures
 
 
 def arrays_of(weights: torch.Tensor) -> LayerArrays:
@@ -24,23 +24,6 @@ def arrays_of(weights: torch.Tensor) -> LayerArrays:
     )
 
 
-def test_a_small_tile_has_a_shade_for_each_cell(pair_trace):
-    for layer in pair_trace.layers:
-        tiles = layer_tiles(layer_arrays(layer))
-        expected = (255 * layer.graph.dense().sqrt()).round()
-        assert np.array_equal(tiles, expected.numpy())
-
-
-def test_a_bin_holds_the_mass_of_its_rows(long_trace):
-    trace = long_trace(1_000)
-    tiles = layer_tiles(layer_arrays(trace.layers[0])) / 255.0
-    dense = trace.layers[0].graph.dense().double()
-    bins = torch.arange(1_000) * 64 // 1_000
-    member = torch.nn.functional.one_hot(bins, 64).double()
-    mass = member.T @ dense @ member / member.sum(0)[:, None]
-    assert np.abs(tiles - mass.sqrt().numpy()).max() <= 0.5 / 255 + 1e-6
-
-
 def test_measures_of_matrices_made_by_hand():
     before = torch.zeros(1, 5, 5)
     before[0, 0, 0] = 1
@@ -54,10 +37,24 @@ def test_measures_of_matrices_made_by_hand():
     assert found["largest"] == 1
     even = torch.full((1, 6, 6), 1 / 6)
     (found,) = layer_measures(arrays_of(even), one_sequence=True)
-    for name in ("previous", "next", "same", "first", "last"):
+    for name in ("previous", "next", "same", "first"):
         assert found[name] == found["even"][name] == pytest.approx(1 / 6, abs=1e-5)
     assert found["spread"] == pytest.approx(6, rel=1e-4)
     assert found["local"] == found["even"]["local"]
+    assert found["bounds"] == []
+
+
+def test_what_kept_edges_leave_out_is_said(make_trace):
+    layer = make_trace([str(place) for place in range(100)], keep=8).layers[0]
+    arrays = layer_arrays(layer)
+    complete = make_trace(["a", "b", "c"]).layers[0]
+    for head, found in enumerate(layer_measures(arrays, one_sequence=True)):
+        assert found["unkept"] == pytest.approx(float(layer.graph.rest[head].mean()), rel=1e-4)
+        assert sorted(found["bounds"]) == [
+            "distance", "first", "local", "next", "previous", "same",
+        ]  # fmt: skip
+    for found in layer_measures(layer_arrays(complete), one_sequence=True):
+        assert found["bounds"] == [] and found["unkept"] == 0
 
 
 def test_between_two_sequences_there_is_no_token_before(pair_trace):
@@ -70,5 +67,4 @@ def test_between_two_sequences_there_is_no_token_before(pair_trace):
 def test_no_tokens_and_no_edges(language_model):
     empty = weft.trace(language_model, torch.tensor([0]))
     arrays = layer_arrays(empty.layers[0])
-    assert layer_tiles(arrays).shape == (4, 0, 0)
     assert layer_measures(arrays, one_sequence=True)[0]["previous"] is None

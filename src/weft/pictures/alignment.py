@@ -12,7 +12,16 @@ from torch import Tensor
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
-from weft.pictures.canvas import bare, new_figure, sized, weight_norm, weight_scale, weights_of
+from weft.pictures.canvas import (
+    axes_of_cells,
+    bare,
+    new_figure,
+    not_shown,
+    sized,
+    weight_norm,
+    weight_scale,
+    weights_of,
+)
 from weft.pictures.fonts import lettering
 from weft.pictures.palette import Theme, palette
 
@@ -35,7 +44,9 @@ def alignment(
 ) -> Figure:
     """The weights of one head, or the mean of all heads, as a matrix with tokens on both axes.
 
-    Rows are queries, who looks; columns are keys, who is looked at.
+    Rows are queries, who looks; columns are keys, who is looked at. A layer that has its queries
+    and keys is shown whole; of kept edges alone, the picture says how much of the mass is not
+    shown.
 
     Args:
         what: a layer of a trace, an attention graph, or weights (heads, queries, keys) or
@@ -48,7 +59,7 @@ def alignment(
     Raises: InputError: no such head, or tokens that do not fit.
     """
     colours = palette(theme)
-    weights = weights_of(what, head)
+    weights, left_out = weights_of(what, head)
     queries, keys = weights.shape
     if isinstance(what, TraceLayer):
         query_tokens = shown(what.query_tokens) if query_tokens is None else query_tokens
@@ -82,14 +93,15 @@ def alignment(
     width = left + max(wide + max(0.25, overhang), 2.3)
     height = top + high + 0.62
     figure = new_figure(width, height, colours)
-    axes = figure.add_axes((left / width, 0.62 / height, wide / width, high / height))
+    axes = axes_of_cells(figure, left, top, wide, high)
     axes.imshow(
         weights, cmap=colours.weight, norm=weight_norm(), aspect="auto", interpolation="nearest"
     )
     bare(axes, colours)
     if cell > 0.1:
-        axes.set_xticks(np.arange(keys + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(queries + 1) - 0.5, minor=True)
+        # Between cells, not along the edge.
+        axes.set_xticks(np.arange(1, keys) - 0.5, minor=True)
+        axes.set_yticks(np.arange(1, queries) - 0.5, minor=True)
         axes.grid(which="minor", color=colours.line, linewidth=0.3, alpha=0.5)
         axes.tick_params(which="minor", length=0)
     axes.set_xticks(range(keys), columns)
@@ -116,6 +128,11 @@ def alignment(
     figure.text(max(left, 1.95) / width, 1 - 0.37 / height, "keys →", fontsize=7.5, va="top",
                 color=colours.key)  # fmt: skip
     weight_scale(figure, (left / width, 0.24 / height, 1.6 / width, 0.085 / height), colours)
+    if not_shown(left_out):
+        figure.text(
+            0.14 / width, 0.04 / height, f"of the kept edges: {not_shown(left_out)}", fontsize=6,
+            color=colours.faint,
+        )  # fmt: skip
     return figure
 
 

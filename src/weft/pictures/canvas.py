@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from weft.errors import InputError
@@ -20,8 +21,10 @@ from weft.mechanism.graph import AttentionGraph
 from weft.pictures.palette import Palette
 
 __all__ = [
+    "axes_of_cells",
     "bare",
     "new_figure",
+    "not_shown",
     "save_picture",
     "sized",
     "weight_norm",
@@ -32,11 +35,29 @@ __all__ = [
 #: Cells above which a single matrix is no picture any more.
 _CELLS = 2**24
 _FORMATS = ("png", "svg", "pdf")
+_DPI = 200
+#: The width of a frame, in inches.
+_FRAME = 0.01
 
 
 def new_figure(width: float, height: float, colours: Palette) -> Figure:
-    """An empty figure; sizes in inches."""
-    return Figure(figsize=(width, height), facecolor=colours.ground)
+    """An empty figure of whole pixels; sizes in inches."""
+    return Figure(figsize=(_whole(width), _whole(height)), facecolor=colours.ground)
+
+
+def axes_of_cells(figure: Figure, left: float, top: float, wide: float, high: float) -> Axes:
+    """Axes for a matrix, in inches from the left and from the top.
+
+    On whole pixels at the resolution that pictures are saved in, so that no cell at the edge is
+    mixed with what is beside it.
+    """
+    width, height = figure.get_size_inches()
+    left, top, wide, high = (_whole(inches) for inches in (left, top, wide, high))
+    return figure.add_axes((left / width, 1 - (top + high) / height, wide / width, high / height))
+
+
+def _whole(inches: float) -> float:
+    return round(inches * _DPI) / _DPI
 
 
 def weight_norm() -> PowerNorm:
@@ -45,18 +66,33 @@ def weight_norm() -> PowerNorm:
 
 
 def bare(axes: Axes, colours: Palette, frame: bool = True) -> None:
-    """No ticks, and a thin frame or none."""
+    """No ticks, and a thin frame around them or none.
+
+    The frame lies outside: a line along the edge would hide half of the outermost cells.
+    """
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_facecolor(colours.ground)
     for spine in axes.spines.values():
-        spine.set_visible(frame)
-        spine.set_color(colours.line)
-        spine.set_linewidth(0.6)
+        spine.set_visible(False)
+    figure = axes.get_figure()
+    if not frame or not isinstance(figure, Figure):
+        return
+    box = axes.get_position()
+    wide, high = (_FRAME / inches for inches in figure.get_size_inches())
+    figure.add_artist(
+        Rectangle(
+            (box.x0 - wide, box.y0 - high), box.width + 2 * wide, box.height + 2 * high,
+            transform=figure.transFigure, facecolor=colours.line, linewidth=0, zorder=-1,
+        )
+    )  # fmt: skip
 
 
 def weight_scale(
-    figure: Figure, place: tuple[float, float, float, float], colours: Palette
+    figure: Figure,
+    place: tuple[float, float, float, float],
+    colours: Palette,
+    name: str = "weight",
 ) -> None:
     """The legend of the weight ramp: a bar from 0 to 1, at left, bottom, width, height."""
     axes = figure.add_axes(place)
@@ -69,12 +105,16 @@ def weight_scale(
     axes.set_xticks(np.sqrt(ticks), ["0", ".01", ".1", ".25", ".5", "1"])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6,
                      color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-    axes.set_title("weight", fontsize=6.5, color=colours.faint, pad=3, loc="left")
+    axes.set_title(name, fontsize=6.5, color=colours.faint, pad=3, loc="left")
 
 
-def weights_of(what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any], head: int | None
-               ) -> np.ndarray[Any, Any]:  # fmt: skip
-    """The weights of a head as a matrix (queries, keys); head None: the mean of all heads.
+def weights_of(
+    what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any], head: int | None
+) -> tuple[np.ndarray[Any, Any], float]:
+    """The weights of a head as a matrix (queries, keys), and the share of their mass not in it.
+
+    head: None: the mean of all heads. Of a layer that has its queries and keys, the weights are
+    exact; else those of the kept edges.
 
     Raises: InputError: no such head, a batch, or a matrix too large for a picture.
     """
@@ -87,10 +127,20 @@ def weights_of(what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any]
                 "Choose fewer tokens, or look at all heads: weft.pictures.heads."
             )
         chosen = range(heads) if head is None else (head,)
-        total = np.zeros((queries, keys))
-        for number in chosen:
-            total += graph.adjacency(number).toarray()
-        return total / max(len(chosen), 1)
+        parts = [graph.adjacency(number).toarray() for number in chosen]
+        kept = np.mean(parts, 0, dtype=float) if parts else np.zeros((queries, keys))
+        numbers = list(chosen)
+        partial = graph.count[numbers] > (graph.keys[numbers] >= 0).sum(-1)
+        if not bool(partial.any()):
+            return kept, 0.0
+        whole = what.matrix if isinstance(what, TraceLayer) else None
+        if whole is not None:
+            total = np.zeros((queries, keys))
+            for number in chosen:
+                total += whole[number % heads, :, :].numpy()
+            return total / len(chosen), 0.0
+        rows = max(int((graph.count[numbers] > 0).sum()), 1)
+        return kept, float((graph.rest[numbers] * partial).sum()) / rows
     matrix = np.asarray(graph.detach().cpu().float() if isinstance(graph, Tensor) else graph)
     if matrix.ndim == 3:
         if head is not None and not -len(matrix) <= head < len(matrix):
@@ -101,7 +151,19 @@ def weights_of(what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any]
             f"picture: weights of shape {matrix.shape}; expected (queries, keys) or (heads, "
             "queries, keys)."
         )
-    return matrix.astype(float)
+    return matrix.astype(float), 0.0
+
+
+def not_shown(share: float) -> str:
+    """How much of the mass a picture of kept edges leaves out, in words; "": nothing to speak of.
+
+    >>> not_shown(0.714)
+    '71 % not shown'
+    """
+    percent = 100 * share
+    if percent < 0.05:
+        return ""
+    return f"{percent:.0f} % not shown" if percent >= 9.95 else f"{percent:.1f} % not shown"
 
 
 def sized(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:
@@ -113,7 +175,7 @@ def sized(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:
     return list(tokens)
 
 
-def save_picture(figure: Figure, path: Path | str, dpi: float = 200) -> None:
+def save_picture(figure: Figure, path: Path | str, dpi: float = _DPI) -> None:
     """Write a figure to a file, whole or not at all; its suffix chooses PNG, SVG or PDF.
 
     In SVG and PDF, text stays text.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 from matplotlib.figure import Figure
 
+from weft.analysis.overview import overview
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
-from weft.pictures.canvas import bare, new_figure, weight_norm, weight_scale
+from weft.formats.trace import Trace
+from weft.pictures.canvas import (
+    axes_of_cells,
+    bare,
+    new_figure,
+    not_shown,
+    weight_norm,
+    weight_scale,
+)
 from weft.pictures.fonts import lettering
 from weft.pictures.palette import Theme, palette
 
 __all__ = ["heads"]
 
-#: Rows and columns of a tile at most; longer matrices are binned.
-_BINS = 96
+#: Rows and columns of a tile at most: of longer matrices a dot is the mean of a block of weights.
+_DOTS = 64
 _KINDS = {
     "encoder": "Encoder: the source looks at itself",
     "decoder": "Decoder: the target looks at what it has written",
@@ -29,8 +36,9 @@ _ALONE = {
 def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> Figure:
     """All heads as small multiples: layers are rows, heads columns, and each kind stands apart.
 
-    In every tile, rows are queries and columns keys. A tile of more than 96 tokens is binned: it
-    shows the mass that a row of the bin has in it, on average.
+    In every tile, rows are queries and columns keys. With more than 64 tokens a dot is the mean of
+    a block of weights. Layers that have their queries and keys are shown whole; of kept edges
+    alone, each head says how much of its mass is not shown.
 
     Args:
         trace: whose heads.
@@ -45,11 +53,15 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
     kinds = [kind for kind in _KINDS if any(layer.kind == kind for layer in trace.layers)]
     groups = {kind: [layer for layer in trace.layers if layer.kind == kind] for kind in kinds}
     columns = max(layer.heads for layer in trace.layers)
-    tile, gap = (0.86, 0.1) if columns <= 8 else (0.62, 0.08)
+    seen = [overview(layer, _DOTS) for layer in trace.layers]
+    partial = any(not_shown(share) for view in seen for share in view.left_out)
+    # Inches that are whole pixels, and whole dots, at 200 a inch.
+    tile, gap = (0.96, 0.1) if columns <= 8 else (0.64, 0.08)
+    below = gap + (0.1 if partial else 0.0)
     left, top, heading, foot = 0.72, 0.36, 0.62, 0.52
     rows = sum(map(len, groups.values()))
     width = left + max(columns * (tile + gap), 3.4) + 0.12
-    height = top + rows * (tile + gap) + len(groups) * heading + foot
+    height = top + rows * (tile + below) + len(groups) * heading + foot
     figure = new_figure(width, height, colours)
 
     if title is None:
@@ -65,6 +77,7 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
         fontweight="bold", color=colours.ink, family=list(letters.families),
     )  # fmt: skip
 
+    views = {id(layer): view for layer, view in zip(trace.layers, seen, strict=True)}
     single = len(trace.sequences) == 1
     down = top
     for kind, layers in groups.items():
@@ -85,18 +98,27 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
                 fontsize=6.5, ha="right", va="center", color=colours.faint,
             )  # fmt: skip
             for head in range(layer.heads):
-                place = (
-                    (left + head * (tile + gap)) / width, 1 - (down + tile) / height,
-                    tile / width, tile / height,
-                )  # fmt: skip
-                axes = figure.add_axes(place)
+                across = left + head * (tile + gap)
+                axes = axes_of_cells(figure, across, down, tile, tile)
+                view = views[id(layer)]
                 axes.imshow(
-                    _tile(layer, head), cmap=colours.weight, norm=weight_norm(), aspect="auto",
+                    view.masses[head], cmap=colours.weight, norm=weight_norm(), aspect="auto",
                     interpolation="nearest",
                 )  # fmt: skip
                 bare(axes, colours)
-            down += tile + gap
+                figure.text(
+                    across / width, 1 - (down + tile + 0.03) / height, not_shown(view.left_out[head]),
+                    fontsize=5, va="top", color=colours.faint,
+                )  # fmt: skip
+            down += tile + below
     weight_scale(figure, (left / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)
+    notes = [f"{rows} × {columns}" for rows, columns in sorted({view.sizes for view in seen})]
+    dot = "" if notes == ["1 × 1"] else f"a dot: the mean of {' or '.join(notes)} weights"
+    kept = "drawn from the kept edges" if partial else ""
+    figure.text(
+        (left + 1.8) / width, 0.08 / height, "; ".join(filter(None, (dot, kept))), fontsize=6.5,
+        color=colours.faint,
+    )  # fmt: skip
     figure.text(
         (left + 1.8) / width, 0.2 / height, "rows: queries ↓", fontsize=6.5, color=colours.query
     )
@@ -104,16 +126,3 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
         (left + 2.55) / width, 0.2 / height, "columns: keys →", fontsize=6.5, color=colours.key
     )
     return figure
-
-
-def _tile(layer: TraceLayer, head: int) -> np.ndarray:
-    """The weights of a head, binned where they are many: mean mass of a row in each bin."""
-    _, queries, keys = layer.shape
-    matrix = layer.graph.adjacency(head).tocoo()
-    high, wide = min(queries, _BINS), min(keys, _BINS)
-    rows = matrix.coords[0].astype(np.int64) * high // max(queries, 1)
-    columns = matrix.coords[1].astype(np.int64) * wide // max(keys, 1)
-    total = np.zeros((max(high, 1), max(wide, 1)))
-    np.add.at(total, (rows, columns), matrix.data)
-    members = np.bincount(np.arange(queries) * high // max(queries, 1), minlength=max(high, 1))
-    return total / np.maximum(members, 1)[:, None]

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.pictures.canvas import bare, new_figure, weight_norm
+from weft.pictures.canvas import axes_of_cells, bare, new_figure, weight_norm
 from weft.pictures.fonts import lettering
 from weft.pictures.palette import Palette, Theme, palette
 
@@ -95,10 +95,7 @@ def history(
                     ha="right", va="center", color=colours.ink)  # fmt: skip
         snapshots = []
         for column, place in enumerate(chosen):
-            axes = figure.add_axes(
-                ((left + column * (size + gap)) / width, 1 - (high + tall) / height,
-                 size / width, tall / height)
-            )  # fmt: skip
+            axes = axes_of_cells(figure, left + column * (size + gap), high, size, tall)
             axes.imshow(
                 row.matrices[place], cmap=row.ramp, norm=row.norm, aspect="auto",
                 interpolation="nearest",
@@ -266,7 +263,8 @@ def _threads(
     for axes, step in zip(snapshots, steps, strict=True):
         box = axes.get_position()
         place = panel.transData.transform((step, 0))[0] / figure.bbox.width
-        start, end = box.y0, panel.get_position().y1
+        # Below the frame: the last row of the snapshot stays free.
+        start, end = box.y0 - 0.015 / figure.get_figheight(), panel.get_position().y1
         middle = (start + end) / 2
         curve = np.linspace(0, 1, 24)
         smooth = curve * curve * (3 - 2 * curve)
@@ -274,6 +272,6 @@ def _threads(
             Line2D(
                 (box.x0 + box.x1) / 2 + (place - (box.x0 + box.x1) / 2) * smooth,
                 start + (end - start) * curve if middle else curve,
-                color=colours.line, linewidth=0.8,
+                color=colours.line, linewidth=0.8, solid_capstyle="butt",
             )
         )  # fmt: skip

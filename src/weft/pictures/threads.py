@@ -14,7 +14,7 @@ from matplotlib.path import Path as Curve
 from weft.errors import InputError
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
-from weft.pictures.canvas import bare, new_figure
+from weft.pictures.canvas import bare, new_figure, not_shown, weights_of
 from weft.pictures.fonts import lettering
 from weft.pictures.palette import Theme, palette
 
@@ -37,6 +37,8 @@ def threads(
     """Some heads of a layer as threads from queries to keys; width and strength are the weight.
 
     Beside each key stands what it receives: the mean weight over the queries drawn and the heads.
+    A layer that has its queries and keys is drawn whole; of kept edges alone, the picture says how
+    much of the mass is not shown.
 
     Args:
         layer: of a trace.
@@ -89,15 +91,16 @@ def threads(
     voices: list[tuple[float, Curve, Any]] = []
     scale = 1.0 if query is None else float(layer.graph.weights[chosen, query].max())
     scale = max(scale, 1e-9)
-    for head in chosen:
-        weights = layer.graph.adjacency(head).tocoo()
+    matrices = [weights_of(layer, head) for head in chosen]
+    for head, (weights, _) in zip(chosen, matrices, strict=True):
+        if query is None:
+            received += weights.mean(0) / len(chosen)
+        else:
+            received += weights[query] / len(chosen)
         colour = colours.query if len(chosen) == 1 else colours.heads[head % len(colours.heads)]
-        for i, j, weight in zip(*weights.coords, weights.data, strict=True):
+        for i, j in zip(*np.nonzero(weights >= _LEAST), strict=True):
+            weight = weights[i, j]
             forward = query is None or i == query
-            if forward:
-                received[j] += weight / len(chosen) / (queries if query is None else 1)
-            if weight < _LEAST:
-                continue
             curve = Curve(
                 [(left + 0.08, starts[i]), (left + middle / 2, starts[i]),
                  (left + middle / 2, ends[j]), (left + middle - 0.08, ends[j])],
@@ -156,6 +159,10 @@ def threads(
               color=colours.query)  # fmt: skip
     axes.text(left + middle, 0.56, "keys: who is looked at", va="center", fontsize=7,
               color=colours.key)  # fmt: skip
+    left_out = float(np.mean([share for _, share in matrices]))
+    if not_shown(left_out):
+        axes.text(0.14, height - 0.1, f"of the kept edges: {not_shown(left_out)}", va="center",
+                  fontsize=6, color=colours.faint)  # fmt: skip
     axes.text(width - 0.14, 0.56, "receives", va="center", ha="right", fontsize=6.5,
               color=colours.faint)  # fmt: skip
     return figure

@@ -6,7 +6,8 @@ front end reads one set of paths, wherever it runs:
     open                                          title, summary, names of the examples
     examples/E                                    a trace: tokens, layers, exactness
     examples/E/heads                              measures and roles of every head
-    examples/E/layers/L/tiles                     uint8 (heads, 64, 64), see `summary.layer_tiles`
+    examples/E/layers/L/means                     uint8 (heads, 128, 128), exact, see `overviews`
+    examples/E/layers/L/kept                      likewise of the kept edges
     examples/E/layers/L/values                    float32 (heads, keys): the norms of the values
     examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `edges`
     history                                       steps, losses, measures along a training
@@ -28,7 +29,8 @@ from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import Trace, TraceLayer
 from weft.formats.trace_reader import StoredLayer
 from weft.studio.arrays import LayerArrays, LayerCache
-from weft.studio.summary import MEASURES, layer_measures, layer_tiles
+from weft.studio.overviews import Overviews
+from weft.studio.summary import MEASURES, layer_measures
 from weft.studio.tiles import MatrixTiles
 from weft.studio.training import TrainingHistory
 from weft.version import __version__
@@ -89,7 +91,7 @@ class Example:
     def __post_init__(self) -> None:
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
-        self._tiles: dict[int, bytes] = {}
+        self.overviews = Overviews(self.trace, self.layers, self.matrix)
         self._finding: threading.Thread | None = None
 
     def description(self) -> dict[str, Any]:
@@ -116,17 +118,12 @@ class Example:
                     "mask": layer.mask,
                     "deviation": layer.deviation,
                     "exact": self.matrix.exact(number),
+                    "picture": self.overviews.state(number),
                     "values": _has_values(layer),
                 }
                 for number, layer in enumerate(trace.layers)
             ],
         }
-
-    def tiles(self, number: int) -> bytes:
-        """The small pictures of a layer's heads."""
-        if number not in self._tiles:
-            self._tiles[number] = layer_tiles(self.layers[number]).tobytes()
-        return self._tiles[number]
 
     def edges(self, number: int, head: int, block: int) -> bytes:
         """See `edges`."""
@@ -172,16 +169,18 @@ class Example:
                 self._finding.start()
                 if wait:
                     self._finding.join()
+        roles = self._roles if self._state == "known" else None
         return {
             "measures": MEASURES,
             "kept": [self.layers[number].kept for number in range(len(self.trace.layers))],
-            "layers": self._measures,
+            "layers": self._measures if roles is None else _replaced(self._measures, roles),
             "state": self._state,
-            "roles": self._roles if self._state == "known" else None,
+            "roles": roles,
         }
 
     def settle(self) -> None:
-        """Wait for roles that are being found."""
+        """End what is worked out in threads of its own."""
+        self.overviews.settle()
         if self._finding is not None:
             self._finding.join()
 
@@ -193,6 +192,22 @@ class Example:
         except Exception as error:
             # A measure that fails on one trace must not take the pictures with it.
             self._roles, self._state = None, f"failed: {error}"
+
+
+def _replaced(
+    measures: list[list[dict[str, Any]]], roles: list[list[dict[str, Any]]]
+) -> list[list[dict[str, Any]]]:
+    """The measures of each head with the analysis' scores in place of those of the kept edges."""
+
+    def one(entry: dict[str, Any], role: dict[str, Any]) -> dict[str, Any]:
+        scores: dict[str, float] = role.get("scores", {})
+        left = [name for name in entry["bounds"] if name not in scores]
+        return entry | scores | {"bounds": left + role.get("bounds", [])}
+
+    return [
+        [one(entry, role) for entry, role in zip(layer, known, strict=True)]
+        for layer, known in zip(measures, roles, strict=True)
+    ]
 
 
 @dataclass
@@ -211,6 +226,14 @@ class Collection:
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
             raise InputError("nothing to show: expected at least one trace, each with a layer.")
+        # A link names an example, so each has a name of its own.
+        taken: set[str] = set()
+        for example in self.examples:
+            name, number = example.name, 2
+            while name in taken:
+                name, number = f"{example.name} ({number})", number + 1
+            example.name = name
+            taken.add(name)
 
     def opening(self) -> dict[str, Any]:
         """What the front end asks first."""
@@ -225,7 +248,7 @@ class Collection:
         }
 
     def settle(self) -> None:
-        """Wait for what is worked out in threads of their own."""
+        """End what is worked out in threads of their own."""
         for example in self.examples:
             example.settle()
 

@@ -56,11 +56,12 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
     yield "open", ["", {**collection.opening(), "digits": 5 if rounded else 7}]
     for place, example in enumerate(collection.examples):
         root = f"examples/{place}"
-        yield root, ["", example.description()]
+        yield root, ["", _description(example)]
         yield f"{root}/heads", ["", example.heads(wait=True)]
         for number, layer in enumerate(example.trace.layers):
             arrays = example.layers[number]
-            yield f"{root}/layers/{number}/tiles", _packed(example.tiles(number))
+            name, picture = _picture(example, number)
+            yield f"{root}/layers/{number}/{name}", _packed(picture, width=1)
             norms = example.values(number)
             if norms is not None:
                 yield f"{root}/layers/{number}/values", _packed(norms)
@@ -72,7 +73,27 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
         yield "history", ["", collection.history.description]
         for name in ("weights", "products"):
             for number, array in getattr(collection.history, name).items():
-                yield f"history/layers/{number}/{name}", _packed(array)
+                yield f"history/layers/{number}/{name}", _packed(array, width=1)
+
+
+def _description(example: Example) -> dict[str, Any]:
+    """As a page has it: nothing comes later."""
+    found = example.description()
+    for number, layer in enumerate(found["layers"]):
+        layer["picture"] = _picture_name(example, number)
+    return found
+
+
+def _picture_name(example: Example, number: int) -> str:
+    return "kept" if example.overviews.state(number) == "kept" else "means"
+
+
+def _picture(example: Example, number: int) -> tuple[str, bytes]:
+    """The pictures of a layer's heads: exact where they can be."""
+    name = _picture_name(example, number)
+    if name == "kept":
+        return name, example.overviews.kept(number)
+    return name, example.overviews.means(number, wait=True)[0]
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, rounded: bool) -> list[Any]:
@@ -86,10 +107,9 @@ def _edges(arrays: LayerArrays, head: int, block: int, rounded: bool) -> list[An
     return _packed(bytes(content), short)
 
 
-def _packed(content: bytes, short: int = 0) -> list[Any]:
-    """Bytes whose last `short` are numbers of 2 bytes; the others of 4 where there are such."""
+def _packed(content: bytes, short: int = 0, width: int = 4) -> list[Any]:
+    """Bytes whose last `short` are numbers of 2 bytes, the others of `width`."""
     long = len(content) - short
-    width = 4 if short or long % 4 == 0 else 1
     parts = [(width, content[:long]), (2, content[long:])]
     planes = b"".join(
         np.frombuffer(part, np.uint8).reshape(-1, size).T.tobytes() for size, part in parts if part

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from weft.analysis.roles import ROLES, HeadRole
+from weft.analysis.roles import MEASURES, HeadRole
 from weft.analysis.roles import head_roles as find_roles
 from weft.formats.trace import Trace
 
 __all__ = ["head_roles"]
+
+#: Between its bounds a score counts as known.
+_LEAST = 5e-5
 
 
 def head_roles(trace: Trace) -> list[list[dict[str, Any]]]:
@@ -17,6 +20,7 @@ def head_roles(trace: Trace) -> list[list[dict[str, Any]]]:
 
     role      of weft.analysis.roles.ROLES, or "broad" or "mixed"
     scores    {measure: score} of those that apply
+    bounds    which of them are lower bounds
     null      {measure: [mean, standard deviation]} of random weights of the same entropy
     z, p      of the role's measure, or None
     source    "exact", "rounded" or "bound"
@@ -28,10 +32,11 @@ def head_roles(trace: Trace) -> list[list[dict[str, Any]]]:
 
 
 def _shown(head: HeadRole) -> dict[str, Any]:
-    there = [name for name in ROLES if _known(head.scores.get(name))]
+    there = [name for name in MEASURES if _known(head.scores.get(name))]
     return {
         "role": head.role,
         "scores": {name: _digits(head.scores[name]) for name in there},
+        "bounds": [name for name in there if head.uppers[name] - head.scores[name] > _LEAST],
         "null": {
             name: [_digits(head.nulls[name]), _digits(head.sds[name])]
             for name in there

@@ -92,6 +92,13 @@ _MISSING: dict[int | str, dict[str, Any]] = {
     500: {"description": "The trace cannot be read; the detail says why."},
 }
 _BYTES = {**_MISSING, 200: {"content": {"application/octet-stream": {}}}}
+_SO_FAR = {
+    **_BYTES,
+    202: {
+        "description": "The first heads, the others being worked out: ask again.",
+        "content": {"application/octet-stream": {}},
+    },
+}
 _JSON = {**_MISSING, 200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
@@ -178,12 +185,24 @@ def create_app(collection: Collection) -> FastAPI:
 
     layer_path = "/api/examples/{example}/layers/{layer}"
 
-    @app.get(layer_path + "/tiles", responses=_BYTES, response_class=Binary)
-    def tiles(request: Request, example: Number, layer: Number) -> Response:
-        """A small picture of each head, uint8."""
+    @app.get(layer_path + "/means", responses=_SO_FAR, response_class=Binary)
+    def means(request: Request, example: Number, layer: Number) -> Response:
+        """A small picture of each head, uint8, exact; 202: those of the first heads so far."""
         found = example_of(example)
         number = layer_of(found, layer)
-        return answer(request, lambda: found.tiles(number))
+        if found.overviews.state(number) == "kept":
+            raise HTTPException(404, "this layer has its kept edges alone: ask for kept")
+        pictures, whole = found.overviews.means(number)
+        if whole:
+            return answer(request, lambda: pictures)
+        return Binary(pictures, 202, headers={"Cache-Control": "no-store"})
+
+    @app.get(layer_path + "/kept", responses=_BYTES, response_class=Binary)
+    def kept(request: Request, example: Number, layer: Number) -> Response:
+        """A small picture of each head, uint8, of its kept edges alone."""
+        found = example_of(example)
+        number = layer_of(found, layer)
+        return answer(request, lambda: found.overviews.kept(number))
 
     @app.get(layer_path + "/values", responses=_BYTES, response_class=Binary)
     def values(request: Request, example: Number, layer: Number) -> Response:

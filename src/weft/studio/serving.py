@@ -76,7 +76,10 @@ class Viewer:
         try:
             first = self._collection.examples[0]
             for number in range(len(first.trace.layers)):
-                first.tiles(number)
+                if first.overviews.state(number) == "means":
+                    first.overviews.means(number)
+                else:
+                    first.overviews.kept(number)
             first.heads()
         except Exception:
             # Whoever asks for it is told.

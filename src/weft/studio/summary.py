@@ -1,7 +1,7 @@
-"""Every head in a few numbers and one small picture, from its kept edges.
+"""Every head in a few numbers, from its rows and its kept edges.
 
-Where a row's kept edges do not hold all of its mass, a measure is a lower bound, short by at most
-the mass left out (`rest`); the entropy is exact.
+Entropy, spread, largest and unkept are exact. Where edges were left out, the others are lower
+bounds, and named as such: see `bounds`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 from weft.studio.arrays import Array, LayerArrays
 
-__all__ = ["MEASURES", "NEAR", "TILE", "layer_measures", "layer_tiles"]
+__all__ = ["MEASURES", "NEAR", "layer_measures"]
 
-#: Bins of a small picture, along queries and along keys, at most.
-TILE = 64
-#: Tokens away that count as local.
-NEAR = 3
+#: Tokens away that count as local, as in `weft.analysis.measures.local_window`.
+NEAR = 4
+#: Mass left out, a row, from which a number that lacks it is called a bound.
+_LEAST = 5e-6
 
 #: What each measure is, for people; all but the first three are mean weights, 0 to 1.
 MEASURES = {
@@ -29,34 +29,12 @@ MEASURES = {
     "next": "weight on the token after",
     "same": "weight on the token itself",
     "first": "weight on the first token",
-    "last": "weight on the last token",
     "local": f"mass within {NEAR} tokens",
-    "rest": "mass left out",
+    "unkept": "mass on edges that were not kept",
 }
 
-
-def layer_tiles(arrays: LayerArrays) -> Array:
-    """The weights of each head in at most 64 x 64 bins, uint8: 255 sqrt(mass).
-
-    A bin holds the mass that one of its rows has in it, on average; with at most 64 tokens a bin
-    is a cell. Returns: (heads, min(queries, 64), min(keys, 64)).
-    """
-    heads, queries, length = arrays.heads, arrays.queries, arrays.length
-    high, wide = min(queries, TILE), min(length, TILE)
-    if not (heads and high and wide):
-        return np.zeros((heads, high, wide), np.uint8)
-    row_bin = np.arange(queries) * high // queries
-    rows = np.bincount(row_bin, minlength=high)
-    tiles = np.empty((heads, high, wide), np.float64)
-    for head in range(heads):
-        keys = arrays.keys[head]
-        columns = np.maximum(keys, 0).astype(np.int64) * wide // length
-        bins = (row_bin[:, None] * wide + columns).ravel()
-        # Empty places weigh 0.
-        mass = np.bincount(bins, weights=arrays.weights[head].ravel(), minlength=high * wide)
-        tiles[head] = mass.reshape(high, wide) / rows[:, None]
-    shades: Array = np.rint(255 * np.sqrt(np.nan_to_num(tiles).clip(0, 1))).astype(np.uint8)
-    return shades
+#: Those that edges that were not kept would add to.
+_FROM_EDGES = ("previous", "next", "same", "first", "local", "distance")
 
 
 def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, Any]]:
@@ -64,7 +42,8 @@ def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, An
 
     one_sequence: whether queries and keys are the same tokens, so that a key can be "before".
 
-    Returns: [{"entropy": 1.2, ..., "even": {"previous": 0.1, ...}}] by head; NaN becomes None.
+    Returns: [{"entropy": 1.2, ..., "even": {"previous": 0.1, ...}, "bounds": ["previous", ...]}]
+    by head; NaN becomes None. bounds: which of them are lower bounds.
     """
     queries, length = arrays.queries, arrays.length
     place = np.arange(queries)[:, None]
@@ -72,7 +51,6 @@ def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, An
     if one_sequence:
         targets = {"previous": place - 1, "next": place + 1, "same": place}
     targets["first"] = np.zeros_like(place)
-    targets["last"] = np.full_like(place, length - 1)
     found = []
     for head in range(arrays.heads):
         keys, weights = arrays.keys[head], arrays.weights[head]
@@ -81,7 +59,7 @@ def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, An
         entry: dict[str, Any] = {
             "entropy": _mean(arrays.entropy[head], seen),
             "spread": _mean(np.exp(arrays.entropy[head].astype(np.float64)), seen),
-            "rest": _mean(arrays.rest[head], seen),
+            "unkept": _mean(_unkept(arrays, head), seen),
             "largest": _mean(weights.max(1, initial=0.0), seen),
             "allowed": _mean(count, seen),
         }
@@ -102,7 +80,16 @@ def layer_measures(arrays: LayerArrays, one_sequence: bool) -> list[dict[str, An
             entry[name] = _mean(np.where(keys == target, weights, 0).sum(1), there)
             even[name] = _mean(1 / np.maximum(count, 1), there)
         entry["even"] = even
+        partial = entry["unkept"] is None or entry["unkept"] > _LEAST
+        entry["bounds"] = [name for name in entry if name in _FROM_EDGES] if partial else []
         found.append(entry)
+    return found
+
+
+def _unkept(arrays: LayerArrays, head: int) -> Array:
+    """What each row has on edges that were not kept; a sink's share is on no edge."""
+    partial = arrays.count[head] > (arrays.keys[head] >= 0).sum(-1)
+    found: Array = np.where(partial, arrays.rest[head], 0)
     return found
 
 

@@ -81,7 +81,7 @@ class MatrixTiles:
         arrays = self._arrays[number]
         lse, count = float(arrays.lse[head, row]), int(arrays.count[head, row])
         found: dict[str, Any] = {"count": count, "below": None, "hidden": False, "rank": None}
-        matrix = self._matrix(number)
+        matrix = self.matrix(number)
         if matrix is None:
             return found | _kept_cell(arrays, head, row, column, lse)
         weights = matrix[head, row, :]
@@ -110,7 +110,8 @@ class MatrixTiles:
         shown = mask.block(range(row, row + 1), matrix.shape[2], torch.device("cpu"))
         return bool(shown[..., column].any())
 
-    def _matrix(self, number: int) -> AttentionMatrix | None:
+    def matrix(self, number: int) -> AttentionMatrix | None:
+        """The whole matrix of a layer, where it can be had; a few are kept."""
         with self._opening:
             if number not in self._matrices:
                 # A layer of its own, so that what it reads can be let go.
@@ -125,7 +126,7 @@ class MatrixTiles:
         self, number: int, head: int, rows: range, columns: range, size: int
     ) -> tuple[Tensor, Tensor]:
         """The largest weight and the sum of each block of some rows and columns."""
-        matrix = self._matrix(number)
+        matrix = self.matrix(number)
         if matrix is None:
             return reduced(_kept_cells(self._arrays[number], head, rows, columns), size)
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
@@ -136,7 +137,7 @@ class MatrixTiles:
         with self._passing:
             name = (number, head)
             if name not in self._passes:
-                matrix = self._matrix(number)
+                matrix = self.matrix(number)
                 if matrix is None:
                     maxima, sums = _kept_blocks(self._arrays[number], head, 2**_BASE)
                 else:

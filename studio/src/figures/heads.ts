@@ -1,10 +1,11 @@
 // The heads view as a figure.
 
-import { INKS, RAMPS, rampColour, roleColour, type Theme } from "../colour";
+import { INKS, rampColour, roleColour, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
+import { blocksOf, dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
-import { short } from "../text";
-import { measureOf, roleOf, roleScore } from "../words";
+import { percent, short } from "../text";
+import { bounded, leftOut, measureOf, roleLook, roleOf } from "../words";
 import { smallPrint } from "./print";
 import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./svg";
 
@@ -18,7 +19,7 @@ interface Group {
 
 const SIDE = 22, MOST = 60;
 
-export function headsFigure(studio: Studio, example: Example, heads: Heads, groups: Group[], tiles: (Uint8Array | null)[], theme: Theme, wide: number): Figure {
+export function headsFigure(studio: Studio, example: Example, heads: Heads, groups: Group[], pictures: (Picture[] | null)[], theme: Theme, wide: number): Figure {
   const ink = INKS[theme];
   const byRole = studio.state.colour === "role";
   const all = groups.flatMap((group) => group.rows.flatMap((row) => row.cells));
@@ -30,8 +31,8 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
 
   // Under a tile in one line, in two, or not at all: the strip and the legend name the role.
   const words = (layer: number, head: number): string[] => {
-    const entropy = measureOf(heads, layer, head, "entropy") ?? 0, score = roleScore(heads, layer, head);
-    const second = byRole ? (score === null ? [] : [short(score)]) : [entropy.toFixed(2)];
+    const entropy = measureOf(heads, layer, head, "entropy") ?? 0, look = roleLook(heads, layer, head);
+    const second = byRole ? (look ? [bounded(short(look.value), look.bound)] : []) : [entropy.toFixed(2)];
     if (!groups[0].numbered) return [headName(example, example.layers[layer], head).replace(/^(\w)\w* L/, "$1 L"), ...second];
     return byRole ? [roleOf(heads, layer, head), ...second] : second;
   };
@@ -40,6 +41,10 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
   const under = widest(captions.map((of) => of.join(" "))) <= tile ? 1 : widest(captions.flat()) <= tile ? 2 : 0;
   const label = widthOf(`H${columns - 1}`, SMALLEST) < step ? "H" : "";
   const every = Math.ceil((widthOf(`${label}${columns - 1}`, SMALLEST) + 1) / step);
+  const leaves = (layer: number, head: number) => leftOut(heads, layer, head, pictures[layer]?.[head]);
+  const partial = all.map(({ layer, head }) => leaves(layer, head)).filter((share) => share !== null);
+  const missing = partial.length && widest(partial.map((share) => `−${percent(share)}`)) <= tile ? 1 : 0;
+  const table = overviewTable(theme);
 
   const parts: string[] = [];
   let y = 4;
@@ -55,15 +60,17 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
       parts.push(text(left - 5, y + tile / 2 + 3, row.label, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
       row.cells.forEach(({ layer, head }, place) => {
         const x = left + place * step;
-        const rows = Math.min(64, example.layers[layer].rows), across = Math.min(64, example.layers[layer].columns);
-        const shades = tiles[layer]?.subarray(head * rows * across, (head + 1) * rows * across);
-        if (shades) parts.push(image(x, y, tile, tile, shades, rows, across, RAMPS[theme].weight));
+        const { rows, columns: across } = blocksOf(example.layers[layer]);
+        const shown = pictures[layer]?.[head];
+        if (shown) parts.push(image(x, y, tile, tile, shown.shades, rows, across, table));
         const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
         parts.push(rect(x, y + tile + 1, tile, 2.5, byRole ? roleColour(theme, roleOf(heads, layer, head)) : rampColour(theme, 0.15 + (0.75 * entropy) / most)));
         const caption = words(layer, head);
         (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) => parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })));
+        const share = leaves(layer, head);
+        if (missing && share !== null) parts.push(text(x, y + tile + 13 + 11 * under, `−${percent(share)}`, { size: SMALLEST, fill: ink.faint }));
       });
-      y += tile + 8 + 11 * under + (wide < 400 ? 1 : 3);
+      y += tile + 8 + 11 * (under + missing) + (wide < 400 ? 1 : 3);
     }
     y += 6;
   }
@@ -76,6 +83,9 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
   const ramp = Math.min(180, wide - left - EDGE);
   for (let n = 0; n < 60; n++) parts.push(rect(left + (n * ramp) / 60, y, ramp / 60 + 0.4, 7, rampColour(theme, n / 59)));
   parts.push(text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }), text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }));
-  const note = "Mass of a row in a bin, square-root scale; rows are queries, columns keys.";
+  const dots = [...new Set(all.map(({ layer }) => dotOf(example.layers[layer])))].join("; ");
+  const least = percent(Math.min(...partial)), largest = percent(Math.max(...partial));
+  const unshown = partial.length ? ` Drawn from the kept edges${partial.length < all.length ? ` in ${partial.length} heads` : ""}: ${least} to ${largest} of the mass is not shown${missing ? ", as said below each head" : ""}.` : "";
+  const note = `${dots[0].toUpperCase()}${dots.slice(1)}, square-root scale; rows are queries, columns keys.${unshown}`;
   return figure(wide, y + 22, theme, "Every head", note, smallPrint(studio, example), parts.join(""));
 }

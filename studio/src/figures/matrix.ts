@@ -1,15 +1,16 @@
 // The part of the matrix that is in sight as a figure.
 
-import { INKS, RAMPS, rampColour, SCALES, type Theme } from "../colour";
+import { INKS, paintShades, RAMPS, rampColour, SCALES, type Theme } from "../colour";
 import { headName, type Example, type Layer } from "../model";
-import { levelOf, nice, plot, type Sheet, type Window } from "../sheet";
+import { dotOf, overviewTable } from "../overview";
+import { levelOf, nice, plot, type Rough, type Sheet, type Window } from "../sheet";
 import type { Figure, Studio } from "../studio.svelte";
 import { grouped, visible } from "../text";
 import { lookup, painted, SIDE, type Tiles } from "../tiles";
 import { smallPrint } from "./print";
 import { EDGE, figure, fitted, line, lines, picture, rect, SMALLEST, text, widthOf } from "./svg";
 
-export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, theme: Theme, width: number): Promise<Figure> {
+export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, alone: Rough | null, theme: Theme, width: number): Promise<Figure> {
   const ink = INKS[theme];
   const scale = SCALES[studio.state.scale];
   const { wide, high } = plot(sheet);
@@ -34,7 +35,14 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
   context.imageSmoothingEnabled = false;
   const colours = lookup(RAMPS[theme].weight, scale.to);
   const block = 2 ** level, step = SIDE * block, k = zoom * per;
-  for (let row = Math.floor(view.top / step); row * step < view.top + seen.rows; row++)
+  if (alone) {
+    const { picture: whole, down, across } = alone;
+    // In this figure's own colours.
+    const own = document.createElement("canvas");
+    paintShades(own, alone.shades, whole.height, whole.width, overviewTable(theme, studio.state.scale));
+    context.drawImage(own, -view.left * k, -view.top * k, whole.width * across * k, whole.height * down * k);
+  }
+  for (let row = Math.floor(view.top / step); !alone && row * step < view.top + seen.rows; row++)
     for (let column = Math.floor(view.left / step); column * step < view.left + seen.columns; column++) {
       let tile = tiles.get(level, row, column);
       // Those on their way are waited for.
@@ -67,7 +75,7 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
     parts.push(text(x0 + at * ramp, bar + 18, weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0), { size: SMALLEST, fill: ink.faint, anchor: n === 0 ? "start" : n === scale.ticks.length - 1 ? "end" : "middle" }));
   });
   let end = bar + 20;
-  const says = `weight, ${scale.name} scale${level ? `; a dot is the ${studio.state.blocks === "max" ? "largest weight" : "mass of a row"} in ${block} × ${block} cells` : ""}`;
+  const says = `weight, ${scale.name} scale${alone ? `; ${dotOf(layer)}` : level ? `; a dot is the ${studio.state.blocks === "max" ? "largest weight" : "mass of a row"} in ${block} × ${block} cells` : ""}`;
   for (const words of lines(says, SMALLEST, width - x0 - EDGE)) parts.push(text(x0, (end += 12), words, { size: SMALLEST, fill: ink.faint }));
   const last = (from: number, count: number) => grouped(Math.ceil(from + count - 1e-6) - 1);
   const note = `Rows ${grouped(Math.floor(view.top))}–${last(view.top, seen.rows)}, columns ${grouped(Math.floor(view.left))}–${last(view.left, seen.columns)} of ${grouped(layer.rows)} × ${grouped(layer.columns)}.`;

@@ -1,0 +1,164 @@
+"""The weight matrices of a layer seen from afar: the mean weight of every block of cells.
+
+    mean_BC = sum over i in B, j in C of P_ij / (|B| |C|)
+
+Exact wherever the trace has queries and keys, or kept every edge; else of the kept edges alone,
+with what they leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.formats.trace import TraceLayer
+from weft.mechanism.masks import Window
+from weft.mechanism.matrix import AttentionMatrix
+
+__all__ = ["Overview", "block_sizes", "edge_means", "matrix_means", "overview"]
+
+Array = np.ndarray[Any, Any]
+#: Cells between two times that a pass asks whether to go on: a second or two.
+_BAND_CELLS = 2**28
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Block means of every head of a layer.
+
+    means      (heads, blocks of queries, blocks of keys); the last blocks may be smaller
+    sizes      rows and columns of a block
+    exact      whether all cells are in them; False: an edge that was not kept counts as 0
+    left_out   (heads,), the share of a row's mass that is not in them, on average
+    """
+
+    means: Array
+    sizes: tuple[int, int]
+    exact: bool
+    left_out: Array
+
+    @property
+    def masses(self) -> Array:
+        """means times the keys of a block: the share of a row that such a block holds, 0 to 1."""
+        found: Array = self.means * self.sizes[1]
+        return found
+
+
+def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
+    """Rows and columns of a block, so that there are at most `most` blocks along each.
+
+    >>> block_sizes(480, 100, 128)
+    (4, 1)
+    """
+    return max(1, -(-queries // most)), max(1, -(-keys // most))
+
+
+def overview(layer: TraceLayer, most: int) -> Overview:
+    """The means of a layer in at most `most` x `most` blocks: of the whole matrix where it can be.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> seen = overview(layer_of_weights(torch.eye(4)[None]), 2)
+    >>> seen.means[0].tolist(), seen.masses[0].tolist()
+    ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
+    """
+    heads, queries, keys = layer.shape
+    sizes = block_sizes(queries, keys, most)
+    graph = layer.graph
+    partial = graph.count > (graph.keys >= 0).sum(-1)
+    nothing = np.zeros(heads)
+    matrix = layer.matrix if bool(partial.any()) else None
+    if matrix is not None:
+        means = [matrix_means(matrix, head, sizes) for head in range(heads)]
+        return Overview(torch.stack(means).numpy(), sizes, True, nothing)
+    kept = edge_means(graph.keys.numpy(), graph.weights.numpy(), keys, sizes)
+    rows = (graph.count > 0).sum(-1).clamp(min=1)
+    left_out = torch.where(partial, graph.rest, 0).sum(-1, dtype=torch.float64) / rows
+    return Overview(kept, sizes, not bool(partial.any()), left_out.numpy())
+
+
+def matrix_means(
+    matrix: AttentionMatrix,
+    head: int,
+    sizes: tuple[int, int],
+    go_on: Callable[[], bool] = lambda: True,
+) -> Tensor:
+    """The block means of one head, exactly: its matrix times the membership of keys in blocks.
+
+    go_on: asked now and then in a pass that takes long.
+    Raises: InterruptedError: it said no.
+    """
+    _, queries, keys = matrix.shape
+    rows, columns = sizes
+    member = (torch.arange(keys)[:, None] // columns == torch.arange(-(-keys // columns))).float()
+    high = -(-queries // rows)
+    total = torch.zeros(high, member.shape[1], dtype=torch.float64)
+    band = max(1, _BAND_CELLS // max(keys, 1))
+    for start in range(0, queries, band):
+        if not go_on():
+            raise InterruptedError
+        stop = min(start + band, queries)
+        part = _band(matrix, head, start, stop) if band < queries else None
+        if part is None:
+            if start:
+                break
+            stop, part = queries, matrix._of_head(head)
+        product = (part @ member)[0].double()
+        total.index_add_(0, torch.arange(start, stop) // rows, product)
+    counts = _sizes(queries, rows)[:, None] * _sizes(keys, columns)[None]
+    return (total / counts).float()
+
+
+def _band(matrix: AttentionMatrix, head: int, start: int, stop: int) -> AttentionMatrix | None:
+    """Some rows of a head as a matrix; None: what enters its scores cannot be cut in rows."""
+    call = matrix._call
+    mask = call.mask
+    if call.bias is not None or call.relative is not None:
+        return None
+    if mask is not None:
+        if not isinstance(mask, Window):
+            return None
+        mask = Window(mask.left, mask.right, mask.offset + start)
+    group = matrix.shape[0] // matrix.keys.shape[0]
+    return AttentionMatrix(
+        matrix.queries[head : head + 1, start:stop],
+        matrix.keys[head // group : head // group + 1],
+        mask=mask,
+        scale=call.scale,
+        softcap=call.softcap,
+        lse=matrix.lse[head : head + 1, start:stop],
+    )
+
+
+def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int]) -> Array:
+    """The block means of kept edges, an edge that was not kept being 0.
+
+    Args:
+        keys, weights: (heads, queries, kept); key -1: no edge.
+        length: how many keys there are.
+        sizes: rows and columns of a block.
+    """
+    heads, queries, _ = keys.shape
+    rows, columns = sizes
+    high, wide = -(-queries // rows), -(-length // columns)
+    found = np.zeros((heads, high, wide), np.float32)
+    if not found.size:
+        return found
+    of_row = (np.arange(queries) // rows * wide)[:, None]
+    counts = np.outer(_sizes(queries, rows).numpy(), _sizes(length, columns).numpy())
+    for head in range(heads):
+        # Empty places weigh 0.
+        blocks = (of_row + np.maximum(keys[head], 0) // columns).ravel()
+        sums = np.bincount(blocks, weights=weights[head].ravel(), minlength=high * wide)
+        found[head] = sums.reshape(high, wide) / counts
+    return found
+
+
+def _sizes(length: int, size: int) -> Tensor:
+    """How many positions each block has: the last may have fewer."""
+    starts = torch.arange(0, length, size)
+    return (length - starts).clamp(max=size).double()

@@ -1,0 +1,161 @@
+"""`Overviews`: every head of a trace as a small picture of block means.
+
+A picture is uint8, (blocks of queries, blocks of keys), at most 128 x 128 of them:
+
+    shade = 255 mass^(1/4)      mass = mean weight of the block's cells times the keys of a block
+
+so mass is the share of a row that such a block holds, 0 to 1, and the same in every block where a
+row is even. With at most 128 tokens a block is a cell.
+
+There are two kinds. `kept` are made of the kept edges, at once; what was not kept counts as 0.
+`means` are of all cells: of kept edges where none was left out, else from queries and keys, in the
+background where that takes long.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Literal
+
+import numpy as np
+
+from weft.analysis.overview import block_sizes, edge_means, matrix_means
+from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace_reader import StoredLayer
+from weft.studio.arrays import Array, LayerCache
+from weft.studio.tiles import MatrixTiles
+
+__all__ = ["MOST", "Overviews", "State", "shades"]
+
+#: Blocks of a picture along each side, at most.
+MOST = 128
+#: Cells of a trace up to which its pictures are exact from the start: a tenth of a second.
+_CHEAP_CELLS = 2**26
+
+#: means: exact when they are asked for; later: exact after a while; kept: never exact.
+State = Literal["means", "later", "kept"]
+
+
+def shades(means: Array, keys_of_a_block: int) -> Array:
+    """Block means as the numbers of a picture; one that is not a number is 0."""
+    mass = np.nan_to_num(means.astype(np.float64) * keys_of_a_block).clip(0, 1)
+    found: Array = np.rint(255 * np.sqrt(np.sqrt(mass))).astype(np.uint8)
+    return found
+
+
+class Overviews:
+    """The pictures of a trace. Safe to ask from several threads."""
+
+    def __init__(self, trace: Trace, layers: LayerCache, matrix: MatrixTiles) -> None:
+        self._trace = trace
+        self._arrays = layers
+        self._matrix = matrix
+        self._kept: dict[int, bytes] = {}
+        # By layer the pictures of its first heads.
+        self._means: dict[int, list[bytes]] = {}
+        self._queue: list[int] = []
+        self._working = threading.Lock()
+        self._queueing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._problem: Exception | None = None
+        self._complete = [_complete(layer) for layer in trace.layers]
+        exact = [layer for number, layer in enumerate(trace.layers) if self._passes(number)]
+        cells = sum(layer.shape[0] * layer.shape[1] * layer.shape[2] for layer in exact)
+        self._cheap = cells <= _CHEAP_CELLS
+
+    def state(self, number: int) -> State:
+        """Which pictures of a layer there are to be."""
+        if self._complete[number]:
+            return "means"
+        if self._passes(number):
+            return "means" if self._cheap else "later"
+        return "kept"
+
+    def kept(self, number: int) -> bytes:
+        """The pictures of the kept edges, of all heads."""
+        if number not in self._kept:
+            arrays = self._arrays[number]
+            sizes = self._sizes(number)
+            means = edge_means(arrays.keys, arrays.weights, arrays.length, sizes)
+            self._kept[number] = shades(means, sizes[1]).tobytes()
+        return self._kept[number]
+
+    def means(self, number: int, wait: bool = False) -> tuple[bytes, bool]:
+        """The exact pictures of a layer: those of its first heads so far, and whether that is all.
+
+        wait: for all of them; else those that take long are begun, this layer's next.
+        """
+        state = self.state(number)
+        assert state != "kept", number
+        if self._complete[number]:
+            return self.kept(number), True
+        if not self._done(number):
+            if wait or state == "means":
+                self._work(number)
+            else:
+                self._begin(number)
+        if self._problem is not None:
+            raise self._problem
+        return b"".join(self._means.get(number, ())), self._done(number)
+
+    def settle(self) -> None:
+        """End what is being worked out."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _passes(self, number: int) -> bool:
+        """Whether a layer's pictures come from a pass over its matrix."""
+        return not self._complete[number] and self._matrix.exact(number)
+
+    def _sizes(self, number: int) -> tuple[int, int]:
+        _, queries, keys = self._trace.layers[number].shape
+        return block_sizes(queries, keys, MOST)
+
+    def _done(self, number: int) -> bool:
+        return len(self._means.get(number, ())) == self._trace.layers[number].heads
+
+    def _begin(self, number: int) -> None:
+        with self._queueing:
+            # What was asked for last is seen now.
+            self._queue = [number, *(other for other in self._queue if other != number)]
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._queueing:
+                waiting = [number for number in self._queue if not self._done(number)]
+                if not waiting or self._stopped.is_set():
+                    self._thread = None if not self._stopped.is_set() else self._thread
+                    return
+            try:
+                self._work(waiting[0], heads=1)
+            except InterruptedError:
+                return
+            except Exception as error:
+                # Whoever asks next is told.
+                self._problem = error
+                return
+
+    def _work(self, number: int, heads: int | None = None) -> None:
+        """The next heads of a layer; None: all that there are."""
+        layer = self._trace.layers[number]
+        sizes = self._sizes(number)
+        with self._working:
+            made = self._means.setdefault(number, [])
+            matrix = self._matrix.matrix(number)
+            assert matrix is not None, number
+            last = layer.heads if heads is None else min(len(made) + heads, layer.heads)
+            for head in range(len(made), last):
+                means = matrix_means(matrix, head, sizes, lambda: not self._stopped.is_set())
+                made.append(shades(means.numpy(), sizes[1]).tobytes())
+
+
+def _complete(layer: TraceLayer) -> bool:
+    """Whether no edge of a layer was left out, as far as that is known without reading it."""
+    if isinstance(layer.data, StoredLayer):
+        return bool(layer.data.entry["kept"] >= layer.shape[2])
+    return bool((layer.graph.count <= (layer.graph.keys >= 0).sum(-1)).all())

@@ -1,0 +1,111 @@
+"""Block means against a dense formula in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis import overview as module
+from weft.analysis.overview import block_sizes, matrix_means, overview
+from weft.formats.terms import Terms
+from weft.formats.trace import Held, TraceLayer
+from weft.mechanism.matrix import AttentionMatrix
+
+
+def dense(queries: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """softmax(Q K^T / sqrt(depth)) in float64, (heads, queries, keys)."""
+    keys = keys.repeat_interleave(len(queries) // len(keys), 0)
+    scores = queries.double() @ keys.double().transpose(1, 2) / queries.shape[-1] ** 0.5
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def block_means(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Means one block at a time."""
+    return torch.stack(
+        [
+            torch.stack([block.mean() for block in band.split(columns, 1)])
+            for band in matrix.split(rows, 0)
+        ]
+    )
+
+
+@pytest.mark.parametrize("band", [2**28, 40 * 90], ids=["whole", "bands"])
+@pytest.mark.parametrize("kind", ["all", "causal", "window"])
+def test_block_means_are_those_of_the_dense_matrix(
+    monkeypatch: pytest.MonkeyPatch, kind: str, band: int
+) -> None:
+    monkeypatch.setattr(module, "_BAND_CELLS", band)
+    torch.manual_seed(3)
+    queries, keys = 2 * torch.randn(4, 101, 8), torch.randn(2, 90, 8)
+    i, j = torch.arange(101)[:, None], torch.arange(90)
+    mask, hidden = {
+        "all": (None, torch.zeros(101, 90, dtype=torch.bool)),
+        "causal": (weft.causal(), j > i),
+        "window": (weft.window(20, 20), (j < i - 20) | (j > i + 20)),
+    }[kind]
+    matrix = AttentionMatrix(queries, keys, mask=mask)
+    expected = dense(queries, keys, hidden)
+    for head in range(4):
+        found = matrix_means(matrix, head, (3, 7))
+        assert torch.allclose(found.double(), block_means(expected[head], 3, 7), atol=1e-7)
+
+
+def test_a_bias_is_in_the_means_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BAND_CELLS", 200)
+    torch.manual_seed(4)
+    queries, keys, bias = torch.randn(1, 30, 4), torch.randn(1, 30, 4), torch.randn(1, 30, 30)
+    matrix = AttentionMatrix(queries, keys, bias=bias)
+    weights = (queries[0].double() @ keys[0].double().T / 2 + bias[0].double()).softmax(-1)
+    found = matrix_means(matrix, 0, (4, 4)).double()
+    assert torch.allclose(found, block_means(weights, 4, 4), atol=1e-7)
+
+
+def test_a_pass_ends_when_it_is_told_to() -> None:
+    matrix = AttentionMatrix(torch.randn(1, 9, 4), torch.randn(1, 9, 4))
+    with pytest.raises(InterruptedError):
+        matrix_means(matrix, 0, (1, 1), lambda: False)
+
+
+def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch.Tensor]:
+    torch.manual_seed(5)
+    queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)
+    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(keep))
+    tokens = [str(n) for n in range(50)]
+    data = Held(graph, (queries, keys), Terms()) if with_queries_and_keys else Held(graph)
+    found = TraceLayer(
+        "layer", "encoder", 0, (2, 50, 50), "tokens", "tokens", tokens, tokens, 8**-0.5, data
+    )
+    return found, dense(queries, keys, torch.zeros(50, 50, dtype=torch.bool))
+
+
+def test_with_queries_and_keys_nothing_is_left_out() -> None:
+    traced, expected = layer(True)
+    seen = overview(traced, 16)
+    assert seen.exact
+    assert seen.sizes == (4, 4) == block_sizes(50, 50, 16)
+    assert not seen.left_out.any()
+    for head in range(2):
+        assert np.allclose(seen.means[head], block_means(expected[head], 4, 4), atol=1e-7)
+    # 13 blocks, the last of them half as wide.
+    assert np.allclose(seen.masses[..., :12].sum(-1) + seen.masses[..., 12] / 2, 1, atol=1e-5)
+
+
+def test_without_them_it_is_said_what_is_left_out() -> None:
+    traced, expected = layer(False)
+    seen = overview(traced, 16)
+    assert not seen.exact
+    best = expected.sort(-1, descending=True)
+    kept = torch.zeros_like(expected).scatter(-1, best.indices[..., :4], best.values[..., :4])
+    for head in range(2):
+        assert np.allclose(seen.means[head], block_means(kept[head], 4, 4), atol=1e-6)
+    assert np.allclose(seen.left_out, 1 - kept.sum(-1).mean(-1), atol=1e-5)
+    assert seen.left_out.min() > 0.5
+
+
+def test_kept_edges_that_are_all_edges_are_exact() -> None:
+    traced, expected = layer(False, keep=50)
+    seen = overview(traced, 50)
+    assert seen.exact and not seen.left_out.any()
+    assert np.allclose(seen.means, expected, atol=1e-6)

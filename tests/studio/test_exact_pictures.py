@@ -1,0 +1,223 @@
+"""Tiles, rail, minimap and matrix hold the whole matrix, pixel by pixel; else they say what is left
+out.
+
+What is expected comes from a dense formula in float64 and from the ramp of the printed pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from weft.formats.trace import Trace
+from weft.pictures.palette import palette
+from weft.studio.overviews import Overviews
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+
+Known = Callable[..., tuple[Trace, torch.Tensor]]
+PICTURE = "canvas => canvas.toDataURL()"
+
+
+def places_on_the_ramp(pixels: np.ndarray, theme: str = "light") -> np.ndarray:
+    """Where colours lie on the ramp of weights, 0 to 255; each must be on it."""
+    ramp = np.rint(255 * np.array(palette(theme).weight.colors))  # type: ignore[arg-type]
+    away = np.abs(pixels[..., None, :3].astype(float) - ramp).sum(-1)
+    assert away.min(-1).max() <= 6, "a colour that is no weight's"
+    return away.argmin(-1)
+
+
+def block_of(length: int) -> int:
+    return math.ceil(length / 128)
+
+
+def expected_places(weights: torch.Tensor) -> np.ndarray:
+    """Where the means of blocks are to lie on the ramp: the square root of a row's share."""
+    size = block_of(len(weights))
+    means = torch.stack(
+        [
+            torch.stack([block.mean() for block in band.split(size, 1)])
+            for band in weights.split(size, 0)
+        ]
+    )
+    return 255 * (means * size).clamp(0, 1).sqrt().numpy()
+
+
+def data_of(canvas: Any) -> np.ndarray:
+    png = base64.b64decode(canvas.evaluate(PICTURE).split(",")[1])
+    return pixels_of(png)
+
+
+def pixels_of(png: bytes) -> np.ndarray:
+    return np.rint(255 * imread(io.BytesIO(png))).astype(np.uint8)
+
+
+def painted(page: Any, canvas: Any, rows: int) -> np.ndarray:
+    """The pixels of a canvas once it has been painted."""
+    for _ in range(400):
+        pixels = data_of(canvas)
+        if len(pixels) == rows and pixels[..., 3:].all():
+            return pixels
+        page.wait_for_timeout(25)
+    raise AssertionError(f"a canvas of {pixels.shape} was not painted")
+
+
+def same(pixels: np.ndarray, weights: torch.Tensor, theme: str = "light") -> None:
+    """Whether pixels, one a block, are the block means of some weights."""
+    expected = expected_places(weights)
+    found = places_on_the_ramp(pixels, theme)
+    assert found.shape == expected.shape
+    # A shade has 8 bits of the fourth root: 2 places on the ramp.
+    assert np.abs(found - expected).max() <= 3
+
+
+def dots(pixels: np.ndarray, left: float, top: float, step: float, count: int) -> np.ndarray:
+    """The pixels in the middle of `count` x `count` dots."""
+    middles = (np.arange(count) + 0.5) * step
+    rows, columns = np.rint(top + middles - 0.5), np.rint(left + middles - 0.5)
+    return pixels[rows.astype(int)[:, None], columns.astype(int)[None]]
+
+
+@pytest.mark.parametrize("length", [2, 3, 100, 480])
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_tiles_and_rail_are_the_block_means(
+    studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
+) -> None:
+    trace, weights = known_trace(length)
+    collection = collect([trace])
+    dark = length == 100
+    theme = "dark" if dark else "light"
+    page = (
+        studio.file(collection, theme=theme)
+        if where == "page"
+        else studio.served(serving(collection), theme=theme)
+    )
+    blocks = math.ceil(length / block_of(length))
+    for view, tile in (("h", ".stage .tile canvas"), ("t", ".rail .tile canvas")):
+        page.locator("body").press(view)
+        page.locator(tile).first.wait_for()
+        for head in range(3):
+            same(painted(page, page.locator(tile).nth(head), blocks), weights[head], theme)
+    assert "not shown" not in page.locator("body").inner_text()
+
+
+@pytest.mark.parametrize("length", [100, 480])
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_minimap_and_matrix_are_the_whole_on_the_screen(
+    studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
+) -> None:
+    trace, weights = known_trace(length)
+    collection = collect([trace])
+    count = math.ceil(length / block_of(length))
+    address = "#view=matrix"
+    page = (
+        studio.file(collection, address)
+        if where == "page"
+        else studio.served(serving(collection), address)
+    )
+    for head in range(3):
+        page.locator(".panel h2", has_text=f"L0 H{head}").wait_for()
+        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+        page.locator(".panel", has_text="The whole:").wait_for()
+        page.wait_for_timeout(200)
+        # What is seen, not what the canvas says of itself.
+        screen = pixels_of(page.locator(".minimap canvas").screenshot())
+        step = (screen.shape[1] - 6) / length * block_of(length)
+        same(dots(screen, 3, 3, step, count), weights[head])
+        stage = data_of(page.locator(".stage.matrix canvas"))
+        left, top, zoom = stage_place(stage, length)
+        if where == "page":
+            same(dots(stage, left, top, zoom * block_of(length), count), weights[head])
+        else:
+            assert zoom >= 1  # cells, each at least a pixel
+            found = places_on_the_ramp(dots(stage, left, top, zoom, length))
+            assert np.abs(found - 255 * weights[head].sqrt().numpy()).max() <= 2
+        page.keyboard.press("PageDown")
+
+
+def stage_place(stage: np.ndarray, length: int) -> tuple[float, float, float]:
+    """Where the matrix lies on its canvas, and how large a cell is: as sheet.ts says."""
+    longest = max(len(f"t{length - 1}"), 3)
+    left = max(74, min(longest * 8 + 22, 128))
+    top = 38 + min(longest * 5 + 12, 62)
+    high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - 12
+    return left, top, min(wide / length, high / length, 44)
+
+
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_without_queries_and_keys_each_head_says_what_is_not_shown(
+    studio: Any, serving: Callable[..., Viewer], known_trace: Known, where: str
+) -> None:
+    trace, weights = known_trace(100, queries_keys=False)
+    left_out = (1 - weights.topk(8).values.sum(-1).mean(-1)).tolist()
+    shares = [f"{100 * share:.{0 if share >= 0.1 else 1}f}\u00a0%" for share in left_out]
+    assert left_out[0] > 0.8
+    page = (
+        studio.file(collect([trace]))
+        if where == "page"
+        else studio.served(serving(collect([trace])))
+    )
+    captions = page.locator(".stage .tile")
+    page.locator(".stage .tile .partial").first.wait_for()
+    for head in range(3):
+        expected = f"{shares[head]} not shown"
+        unshown = captions.nth(head).locator(".partial")
+        if left_out[head] >= 5e-4:
+            assert unshown.inner_text() == expected
+            assert expected in captions.nth(head).get_attribute("aria-label")
+        else:
+            assert unshown.count() == 0
+    best = weights.topk(8)
+    edges = torch.zeros_like(weights).scatter(-1, best.indices, best.values)
+    same(painted(page, captions.nth(0).locator("canvas"), 100), edges[0])
+    page.locator("body").press("t")
+    page.locator(".rail .partial").first.wait_for()
+    assert (
+        page.locator(".rail .tile").first.inner_text().split("\n")[-1] == f"{shares[0]} not shown"
+    )
+    page.locator("body").press("m")
+    said = f"of the kept edges: {shares[0]} of the mass is not shown"
+    page.locator(".panel", has_text=said).wait_for()
+    assert f"Drawn from the kept edges: {shares[0]}" in page.locator(".panel").inner_text()
+
+
+def test_until_the_whole_is_worked_out_pictures_say_so(
+    studio: Any,
+    serving: Callable[..., Viewer],
+    known_trace: Known,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace, weights = known_trace(100)
+    monkeypatch.setattr("weft.studio.overviews._CHEAP_CELLS", 0)
+    begun, go = [], []
+    work = Overviews._work
+
+    def held(self: Overviews, number: int, heads: int | None = None) -> None:
+        begun.append(number)
+        while not go:
+            if self._stopped.wait(0.01):
+                return
+        work(self, number, heads)
+
+    monkeypatch.setattr(Overviews, "_work", held)
+    page = studio.served(serving(collect([trace])))
+    tile = page.locator(".stage .tile").first
+    tile.locator(".partial").wait_for()
+    assert "90\u00a0% not shown" in tile.inner_text()
+    assert "exact pictures are being worked out" in page.locator(".stage").inner_text()
+    go.append(True)
+    tile.locator(".partial").wait_for(state="detached")
+    assert begun and set(begun) == {0}
+    for head in range(3):
+        canvas = page.locator(".stage .tile canvas").nth(head)
+        page.locator(".stage .tile .partial").wait_for(state="detached")
+        same(painted(page, canvas, 100), weights[head])
+    assert "not shown" not in page.locator("body").inner_text()

@@ -1,0 +1,105 @@
+"""Links name an example, and say so where they ask for what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.formats.trace import Trace
+from weft.studio.collection import Collection
+from weft.studio.page import collect
+
+
+@pytest.fixture
+def three(make_trace: Callable[..., Trace]) -> Collection:
+    traces = [make_trace(list("abc")), make_trace(list("de")), make_trace(list("fghi"))]
+    return collect(traces, "three", names=["first", "a name & more", "2"])
+
+
+def link_of(page: Any, expected: str) -> None:
+    for _ in range(200):
+        if expected in page.url:
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(f"{expected} is not in {page.url}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "name"),
+    [
+        ("", 3, "first"),
+        ("example=first", 3, "first"),
+        ("example=a+name+%26+more", 2, "a+name+%26+more"),
+        ("example=1", 2, "a+name+%26+more"),  # an old link, by number
+        ("example=2", 4, "2"),  # a name before a number
+    ],
+)
+def test_a_link_holds_the_name(
+    studio: Any, three: Collection, asked: str, tokens: int, name: str
+) -> None:
+    page = studio.file(three, f"#view=threads&{asked}")
+    page.locator(".queries .word").first.wait_for()
+    assert page.locator(".queries .word").count() == tokens
+    link_of(page, f"example={name}")
+    assert page.locator(".notices").count() == 0
+
+
+@pytest.mark.parametrize("asked", ["99", "3", "-1", "gone", "<b>"])
+def test_an_example_that_is_not_there_is_said_and_what_there_is(
+    studio: Any, three: Collection, asked: str
+) -> None:
+    page = studio.file(three, f"#view=threads&example={asked}")
+    page.locator(".message").wait_for()
+    text = page.locator(".message").inner_text()
+    assert f"There is no example “{asked}” here" in text
+    assert page.locator(".message .there button").all_inner_texts() == [
+        "first", "a name & more", "2",
+    ]  # fmt: skip
+    assert page.locator("main").count() == 0  # no other trace in its place
+    page.locator(".there button", has_text="a name").click()
+    page.locator(".queries .word").first.wait_for()
+    assert page.locator(".queries .word").count() == 2
+    link_of(page, "example=a+name+%26+more")
+
+
+@pytest.mark.parametrize(
+    ("asked", "notice"),
+    [
+        ("layer=99", "There is no layer 99 here: there are layers 0 to 0."),
+        ("head=7", "There is no head 7 here: there are heads 0 to 1."),
+        ("head=-1", "There is no head -1 here: there are heads 0 to 1."),
+        ("heads=0.5", "There is no head 5 here: there are heads 0 to 1."),
+        ("query=44", "There is no query 44 here: there are queries 0 to 2."),
+        ("head=x", "The link says head=x; expected a whole number."),
+        ("scale=cubic", "The link says scale=cubic; there are root, linear, log."),
+    ],
+)
+def test_a_place_that_is_not_there_is_said(
+    studio: Any, three: Collection, asked: str, notice: str
+) -> None:
+    page = studio.file(three, f"#view=threads&example=first&{asked}")
+    page.locator(".notices").wait_for()
+    assert page.locator(".notices p").all_inner_texts() == [notice]
+    page.locator(".notices button").click()
+    page.locator(".notices").wait_for(state="detached")
+    for _ in range(200):
+        if asked not in page.url:
+            break
+        page.wait_for_timeout(25)
+    assert asked not in page.url
+
+
+def test_a_view_that_is_not_there_is_said(studio: Any, three: Collection) -> None:
+    page = studio.file(three, "#view=training")
+    page.locator(".notices", has_text="There is no training here: this is not a run.").wait_for()
+    page.goto(page.url.split("#")[0] + "#view=graph")
+    said = "The link says view=graph; there are heads, threads, matrix, training."
+    page.locator(".notices", has_text=said).wait_for()
+
+
+def test_two_traces_of_one_name_have_two(make_trace: Callable[..., Trace]) -> None:
+    traces = [make_trace(["a"]), make_trace(["b"]), make_trace(["c"])]
+    found = collect(traces, names=["x", "x", "x (2)"])
+    assert found.opening()["examples"] == ["x", "x (2)", "x (2) (2)"]
