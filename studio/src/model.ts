@@ -2,6 +2,7 @@
 
 import { Overview } from "./overview";
 import type { Source } from "./source";
+import { visible } from "./text";
 
 export interface Opening {
   title: string;
@@ -38,6 +39,8 @@ interface Description {
   sequences: Record<string, string[]>;
   special: Record<string, boolean[]>;
   deviation: number | null;
+  /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
+  verification: { unverified?: string; difference?: number; tokens?: number; whole?: boolean } | null;
   layers: LayerDescription[];
 }
 
@@ -246,6 +249,20 @@ export const KINDS: Record<Kind, [title: string, two: string, one: string]> = {
 export function headName(example: Example, layer: Layer, head: number): string {
   const several = new Set(example.layers.map((other) => other.kind)).size > 1;
   return `${several ? `${KINDS[layer.kind]?.[0] ?? layer.kind} ` : ""}L${layer.index} H${head}`;
+}
+
+/** From here on a difference from the model is no rounding. */
+const FAR = 0.05;
+
+/** How far the weights were verified; "exact" only where every picture is of the whole matrix. */
+export function verifiedWords({ description }: Example): string {
+  const { verification, deviation, layers } = description;
+  if (verification?.unverified) return `not verified: ${visible(verification.unverified, 100)}`;
+  const found = [verification?.difference, deviation].filter((one): one is number => typeof one === "number");
+  if (!found.length) return "";
+  const most = Math.max(...found), number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
+  if (!(most < FAR)) return `differs from the model by up to ${number}`;
+  return `${layers.every((layer) => layer.picture === "means") ? "exact" : "kept edges"}, verified to ${number}`;
 }
 
 /** What is known of the heads before they are measured: nothing. */

@@ -134,7 +134,7 @@ def test_kept_edges_alone_say_what_is_not_shown() -> None:
     left_out = 1 - weights.topk(2).values.sum(-1).mean(-1)
     expected = [f"{100 * float(share):.0f} % not shown" for share in left_out]
     shown = [text.get_text() for text in heads(trace).texts]
-    assert [text for text in shown if "not shown" in text][0] == expected[0]
+    assert next(text for text in shown if "not shown" in text) == expected[0]
     assert any("drawn from the kept edges" in text for text in shown)
     layer = trace.layers[0]
     for figure in (alignment(layer, 0), alignment(layer.graph, 0)):

@@ -85,12 +85,13 @@ def test_the_address_restores_a_view(studio, pair_trace):
     assert "Cross L0 H3" in panel(page)
     expected = float(pair_trace.layer("cross", 0).graph.dense()[3, 1, 5])
     assert float(page.locator(".value").inner_text()) == pytest.approx(expected, abs=6e-5)
-    # What does not exist is left out.
+    # What does not exist is left out, and said: see test_links.
     page = studio.file(
-        collect([pair_trace]), "#view=nowhere&example=9&layer=-1&head=x&query=1e9&heads=a.9.-1"
+        collect([pair_trace]), "#view=nowhere&layer=-1&head=x&query=1e9&heads=a.9.-1"
     )
     page.locator(".stage .tile").first.wait_for()
     assert page.locator(".stage .tile").count() == 12
+    assert page.locator(".notices p").count() == 3
 
 
 def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace):

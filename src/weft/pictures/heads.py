@@ -107,8 +107,8 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
                 )  # fmt: skip
                 bare(axes, colours)
                 figure.text(
-                    across / width, 1 - (down + tile + 0.03) / height, not_shown(view.left_out[head]),
-                    fontsize=5, va="top", color=colours.faint,
+                    across / width, 1 - (down + tile + 0.03) / height,
+                    not_shown(view.left_out[head]), fontsize=5, va="top", color=colours.faint,
                 )  # fmt: skip
             down += tile + below
     weight_scale(figure, (left / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)

@@ -107,6 +107,7 @@ class Example:
                 if "special" in known
             },
             "deviation": trace.deviation,
+            "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {
                     "name": layer.name,

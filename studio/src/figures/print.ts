@@ -1,6 +1,6 @@
 // The small print of a figure: what it shows and what made it.
 
-import type { Example } from "../model";
+import { verifiedWords, type Example } from "../model";
 import type { Studio } from "../studio.svelte";
 import { modelName, visible } from "../text";
 
@@ -8,7 +8,7 @@ export function smallPrint(studio: Studio, example: Example | null): string {
   const parts = [studio.opening?.title ?? ""];
   if (example && (studio.opening?.examples.length ?? 0) > 1) parts.push(example.description.name);
   if (example) parts.push(modelName(example.description.model.name));
-  if (example?.description.deviation != null) parts.push(`exact, verified to ${example.description.deviation.toExponential(0).replace("e-", "e−")}`);
+  if (example && verifiedWords(example)) parts.push(verifiedWords(example));
   parts.push(`weft ${studio.opening?.weft ?? ""}`);
   return parts.map((part) => visible(part, 80)).filter((part) => part !== "∅").join(" · ");
 }
