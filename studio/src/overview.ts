@@ -31,7 +31,8 @@ export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root")
 /** What a dot of such a picture is, in words. */
 export function dotOf(layer: { rows: number; columns: number }): string {
   const { down, across } = blocksOf(layer);
-  return down * across === 1 ? "each dot is a weight" : `each dot is the mean of ${down} × ${across} weights`;
+  if (down * across === 1) return "each dot is a weight";
+  return `each dot is ${across === 1 ? "a weight" : `the mass of a row in ${across} keys`}${down === 1 ? "" : `, the mean of ${down} rows`}`;
 }
 
 const WAIT = 300, LONGEST_WAIT = 4000;

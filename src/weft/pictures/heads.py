@@ -112,8 +112,11 @@ def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> 
                 )  # fmt: skip
             down += tile + below
     weight_scale(figure, (left / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)
-    notes = [f"{rows} × {columns}" for rows, columns in sorted({view.sizes for view in seen})]
-    dot = "" if notes == ["1 × 1"] else f"a dot: the mean of {' or '.join(notes)} weights"
+    sizes = sorted({view.sizes for view in seen if view.sizes != (1, 1)})
+    dot = "; ".join(
+        f"a dot: the mass of a row in {columns} keys, mean of {rows} rows"
+        for rows, columns in sizes
+    )
     kept = "drawn from the kept edges" if partial else ""
     figure.text(
         (left + 1.8) / width, 0.08 / height, "; ".join(filter(None, (dot, kept))), fontsize=6.5,
