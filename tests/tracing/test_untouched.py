@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 import weft
 from weft.mechanism.masks import causal
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
 from weft.tracing import catcher, interface
 from weft.tracing.prefix import prefix_of
 
@@ -228,3 +230,60 @@ def test_other_types_are_verified_too(
                 sabotage(patched, lambda mask: None)
                 with pytest.raises(weft.VerificationError):
                     weft.trace(model, inputs)
+
+
+def test_watch_verifies_the_first_text_once_and_changes_nothing(
+    family_named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = family_named("Llama")
+    model, ids = family.build(), family.inputs(padded=False)["input_ids"]
+    options = {"max_new_tokens": 4, "do_sample": True, "eos_token_id": None}
+    torch.manual_seed(5)
+    expected = model.generate(ids, **options)
+    read: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    torch.manual_seed(5)
+    with weft.watch(model) as watched, torch.no_grad():
+        found = model.generate(ids, **options)
+        model(input_ids=ids[:, :5])
+    assert torch.equal(found, expected)
+    assert sorted(read) == [1, 1, 1, 5, 12, 12, 12]
+    first, second = watched.traces
+    assert first.verification["layers"] == 2
+    assert first.verification["tokens"] == 12
+    assert "on another text" in repr(second)
+    assert model.config._attn_implementation == "eager"
+    sabotage(monkeypatch, lambda mask: None)
+    with pytest.raises(weft.VerificationError), weft.watch(model):
+        model.generate(ids, **options)
+    assert model.config._attn_implementation == "eager"
+    assert not any(module._forward_hooks for module in model.modules())
+    with weft.watch(model, verify=False) as watched, torch.no_grad():
+        model(input_ids=ids)
+    assert watched.trace.verification is None
+
+
+def test_watch_verifies_an_encoder_and_its_decoder(family_named: Named) -> None:
+    model = transformers.BartForConditionalGeneration(family_named("BART").build().config).eval()
+    inputs = family_named("BART").inputs(padded=False)
+    del inputs["decoder_input_ids"]
+    with weft.watch(model) as watched, torch.no_grad():
+        model.generate(**inputs, max_new_tokens=4, do_sample=False, num_beams=1)
+    assert watched.trace.verification["layers"] == 6
+
+
+def test_models_of_weft_are_verified_when_they_are_watched(translator) -> None:
+    ids = torch.tensor([[3, 4, 5, 6]])
+    architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
+    language_model = LanguageModel(30, architecture).eval()
+    translator.eval()
+    with weft.watch(language_model) as watched, torch.no_grad():
+        language_model.step(ids, language_model.start())
+        language_model(ids)
+    assert watched.traces[0].verification["layers"] == len(watched.traces[0].layers)
+    assert "on another text" in watched.traces[1].verification["unverified"]
+    with weft.watch(translator) as watched, torch.no_grad():
+        translator(ids, ids[:, :2])
+    assert watched.trace.verification["layers"] == len(watched.trace.layers)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from weft.cli.tracing import Opened, Options, open_model, trace_opened
+from weft.cli.tracing import Opened, Options, Verified, open_model, trace_opened
 from weft.errors import DataError, InputError, WeftError
 from weft.formats.files import read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
@@ -119,7 +119,11 @@ def trace_corpus(
 
 def _remember(folder: Path, model: str, options: Options, texts: dict[str, str]) -> None:
     """Write what is traced here, or check that it is the same as before."""
-    asked = {name: value for name, value in asdict(options).items() if name != "overwrite"}
+    asked = {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in ("overwrite", "verify")
+    }
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     content: dict[str, Any] = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
                                "texts": digests}  # fmt: skip
@@ -170,15 +174,21 @@ def _here(
 ) -> Iterator[tuple[str, str | None]]:
     if texts:
         opened = open_model(model, options)
+        verified = Verified(opened, options)
         for name, text in texts.items():
-            yield name, _one(opened, name, text, folder, options)
+            yield name, _one(opened, verified, name, text, folder, options)
 
 
-def _one(opened: Opened, name: str, text: str, folder: Path, options: Options) -> str | None:
+def _one(
+    opened: Opened, verified: Verified, name: str, text: str, folder: Path, options: Options
+) -> str | None:
     """Trace one text; returns why it could not be, or None."""
     path = folder / f"{name}.weft"
     try:
-        trace_opened(opened, text, path, options)
+        if not text:
+            raise InputError("the text is empty; give at least one character.")
+        known = verified.check(text)
+        trace_opened(opened, text, path, options, verification=known)
     except InputError as error:
         return str(error)
     except DataError:
@@ -189,7 +199,7 @@ def _one(opened: Opened, name: str, text: str, folder: Path, options: Options) -
 
 
 #: In a worker process: the model that its first task opened.
-_worker: list[tuple[Opened, Path, Options]] = []
+_worker: list[tuple[Opened, Verified, Path, Options]] = []
 
 
 def _end_with_parent() -> None:
@@ -217,12 +227,13 @@ _SIGNAL_AT_DEATH_OF_PARENT = 1
 def _begin(model: str, folder: Path, options: Options, threads: int) -> None:
     _end_with_parent()
     torch.set_num_threads(threads)
-    _worker.append((open_model(model, options), folder, options))
+    opened = open_model(model, options)
+    _worker.append((opened, Verified(opened, options), folder, options))
 
 
 def _task(name: str, text: str) -> tuple[str, str | None]:
-    opened, folder, options = _worker[0]
-    return name, _one(opened, name, text, folder, options)
+    opened, verified, folder, options = _worker[0]
+    return name, _one(opened, verified, name, text, folder, options)
 
 
 def _by_processes(

@@ -80,6 +80,13 @@ def trace(
     queries_keys: Annotated[
         bool, typer.Option(help="Keep queries and keys, from which the whole matrix comes back.")
     ] = True,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens that the model reads without weft too, to compare: a number, all or no; "
+            "default: 64. Of --corpus and --window: of the first text."
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a trace that is there.")] = False,
     workers: Annotated[
         int, typer.Option(min=1, max=256, help="Of --corpus: processes, each with the model.")
@@ -99,6 +106,7 @@ def trace(
         dtype=dtype.value if dtype else None,
         queries_keys=queries_keys,
         overwrite=overwrite,
+        verify=_verify(verify),
     )
     if overlap is not None and window is None:
         raise InputError("--overlap is for --window: the tokens that windows share.")
@@ -131,19 +139,34 @@ def trace(
                 "trace": str(output),
                 "layers": len(caught.layers),
                 "deviation": caught.deviation,
+                "verification": caught.verification,
                 "sequences": sequences,
             }
         )
 
 
+def _verify(asked: str | None) -> Any:
+    """How much is verified, as `weft.trace` takes it."""
+    if asked is None or asked == "all":
+        return asked
+    if asked == "no":
+        return False
+    if asked.isascii() and asked.isdigit() and int(asked[:9]) > 0:
+        return int(asked[:9])
+    raise InputError(f"--verify {asked}: expected a number of tokens, 1 or more, all or no.")
+
+
 def _say(caught: Trace, output: Path) -> None:
     from weft.formats.tokens import shown, visible
+    from weft.formats.verification import in_words
 
     out = console()
     for name, tokens in caught.sequences.items():
         first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
         out.print(f"{name}: {len(tokens)} tokens: {first}", markup=False, soft_wrap=True)
     verified = "" if caught.deviation is None else f" Deviation: {caught.deviation:.1e}."
+    if caught.verification is not None:
+        verified += f" {in_words(caught.verification).capitalize()}."
     count = len(caught.layers)
     out.print(
         f"{count} attention layer{'s' if count != 1 else ''}.{verified} Trace: {output}",

@@ -15,11 +15,14 @@ from weft.cli.terminal import tell_unknown
 from weft.errors import DataError, InputError
 from weft.formats.trace import Trace
 from weft.formats.trace_folder import not_a_trace
+from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import Top
 from weft.models.language_model import LanguageModel
 from weft.tracing.capture import trace
 from weft.tracing.description import describe
-from weft.tracing.huggingface import trace_huggingface
+from weft.tracing.huggingface import trace_huggingface, verify_inputs
+from weft.tracing.own_verification import verify_own
+from weft.tracing.prefix import Verify
 from weft.tracing.pretrained import (
     image_inputs,
     load_pretrained,
@@ -32,6 +35,7 @@ from weft.training.tasks.pairs import translate
 __all__ = [
     "Opened",
     "Options",
+    "Verified",
     "check_output",
     "export_trace",
     "open_model",
@@ -58,6 +62,7 @@ class Options:
     dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
     queries_keys: whether to keep queries and keys.
     overwrite: replace a trace that is there, and nothing else.
+    verify: how much of the text is read without weft too: see `weft.trace`.
     """
 
     target: str | None = None
@@ -67,6 +72,7 @@ class Options:
     dtype: str | None = None
     queries_keys: bool = True
     overwrite: bool = False
+    verify: Verify = None
 
     @property
     def wanted(self) -> list[int | str] | None:
@@ -120,6 +126,7 @@ def trace_opened(
     inputs: Any = None,
     description: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
+    verification: Mapping[str, Any] | None = None,
 ) -> Trace:
     """Trace a text into a folder.
 
@@ -127,13 +134,14 @@ def trace_opened(
         where the trace is to have the offsets of its tokens.
     description: what the trace says besides of the model.
     progress: told the path and the number of each layer that is done, of how many.
+    verification: what the trace says of it; None: the model is verified on this text.
     """
     if inputs is None and not text:
         raise InputError("the text is empty; give at least one character.")
     if opened.run is not None:
         if inputs is None:
             inputs = text_of_run(opened.run, text, options)
-        caught = trace_run(opened.run, inputs, options)
+        caught = trace_run(opened.run, inputs, options, verification)
         caught = replace(caught, model={**caught.model, **(description or {})})
         caught.save(output, dtype=options.stored, overwrite=options.overwrite)
         return caught
@@ -153,11 +161,49 @@ def trace_opened(
         dtype=options.stored,
         overwrite=options.overwrite,
         generate=options.generate,
+        verify=options.verify,
+        verification=verification,
         description={**describe(opened.network), **(description or {})},
         progress=progress,
     )
     assert isinstance(found, Trace)
     return found
+
+
+class Verified:
+    """A model that traces many texts is verified once, on the first of them.
+
+    Which text that is depends on what is there already, the bytes of the traces do not: each says
+    the same of it.
+    """
+
+    def __init__(self, opened: Opened, options: Options) -> None:
+        self._opened, self._options, self._done = opened, options, options.verify is False
+
+    def check(self, text: str, inputs: Any = None) -> Mapping[str, Any] | None:
+        """Verify the model on a text, or what it reads instead, unless it is verified.
+
+        Returns: what a trace says of it. Raises: VerificationError.
+        """
+        options = self._options
+        if options.verify is False:
+            return None
+        if not self._done:
+            opened, generates = self._opened, options.generate is not None
+            if opened.run is not None:
+                inputs = text_of_run(opened.run, text, options) if inputs is None else inputs
+                ids = {name: of for name, of in inputs.items() if name != "offset_mapping"}
+                verify_own(opened.run.model, ids, Top(options.keep), options.verify)
+            else:
+                network = opened.network
+                assert network is not None
+                if inputs is None:
+                    inputs = text_inputs(network, opened.tokenizer, text, options.target, generates)
+                verify_inputs(
+                    network, inputs, opened.tokenizer, Top(options.keep), options.verify, generates
+                )
+            self._done = True
+        return ON_ANOTHER_TEXT
 
 
 def trace_model(
@@ -250,7 +296,12 @@ def text_of_run(run: TrainedRun, text: str, options: Options, beam: int = 5) -> 
     }
 
 
-def trace_run(run: TrainedRun, inputs: Mapping[str, Tensor], options: Options) -> Trace:
+def trace_run(
+    run: TrainedRun,
+    inputs: Mapping[str, Tensor],
+    options: Options,
+    verification: Mapping[str, Any] | None = None,
+) -> Trace:
     """Trace a run's model on token ids; see `trace_opened` for the inputs."""
     offsets = inputs.get("offset_mapping")
     caught = trace(
@@ -261,8 +312,11 @@ def trace_run(run: TrainedRun, inputs: Mapping[str, Tensor], options: Options) -
         layers=options.wanted,
         queries_keys=options.queries_keys,
         generate=options.generate,
+        verify=options.verify if verification is None else False,
     )
     assert isinstance(caught, Trace)
+    if verification is not None:
+        caught = replace(caught, verification=verification)
     if offsets is None:
         return caught
     return replace(caught, positions={"tokens": {"offsets": offsets[0].tolist()}})

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from weft.cli.terminal import tell_unknown
-from weft.cli.tracing import Opened, Options, check_output, open_model, trace_opened
+from weft.cli.tracing import (
+    Opened,
+    Options,
+    Verified,
+    check_output,
+    open_model,
+    trace_opened,
+)
 from weft.errors import DataError, InputError
 from weft.formats.files import reason_of
 from weft.formats.folders import own_folder
@@ -89,10 +96,16 @@ def trace_windows(
         ]
         there = len(paths) - len(missing)
         progress(there, len(paths))
+        verified = Verified(opened, options)
         for done, number in enumerate(missing, there + 1):
-            description = {"window": said[number]}
             trace_opened(
-                opened, "", paths[number], options, inputs=parts[number], description=description
+                opened,
+                "",
+                paths[number],
+                options,
+                inputs=parts[number],
+                description={"window": said[number]},
+                verification=verified.check("", parts[number]),
             )
             progress(done, len(paths))
         for path in beyond:
@@ -150,7 +163,11 @@ def _requests(opened: Opened, parts: list[dict[str, Any]], options: Options) -> 
     """SHA-256 for each window of what its trace depends on: weft, weights, options, tokens."""
     network = opened.network if opened.run is None else opened.run.model
     assert network is not None
-    asked = {name: value for name, value in asdict(options).items() if name != "overwrite"}
+    asked = {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in ("overwrite", "verify")
+    }
     same = [__version__, weights_digest(network), asked, len(parts)]
     found = []
     for part in parts:

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["in_words", "is_verification"]
+__all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
+
+#: What a trace says whose model was verified before, on another text.
+ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
 
 
 def in_words(verification: Mapping[str, Any]) -> str:

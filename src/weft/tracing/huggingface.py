@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -19,7 +18,6 @@ from weft.formats.trace_folder import writing_trace
 from weft.mechanism.graph import Keep, Top
 from weft.tracing.at_rest import at_rest
 from weft.tracing.catcher import Catcher
-from weft.tracing.comparison import Comparison
 from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
 from weft.tracing.interface import routed, routes
@@ -28,10 +26,10 @@ from weft.tracing.noticing import noticing, untraced
 from weft.tracing.prefix import Verify
 from weft.tracing.reading import batch_of, check_readable
 from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
-from weft.tracing.untouched import attention_modules, verify_run
+from weft.tracing.transformer_verification import verify_transformer
 from weft.tracing.watch import WatchedTransformer, watching
 
-__all__ = ["token_limit", "trace_huggingface"]
+__all__ = ["token_limit", "trace_huggingface", "verify_inputs"]
 
 
 def trace_huggingface(
@@ -47,6 +45,7 @@ def trace_huggingface(
     overwrite: bool = False,
     generate: int | Mapping[str, Any] | None = None,
     verify: Verify = None,
+    verification: Mapping[str, Any] | None = None,
     description: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Trace | list[Trace]:
@@ -57,6 +56,8 @@ def trace_huggingface(
     Args:
         generate: tokens that the model is to write, greedily, or the options of its `generate`.
             Each token adds its row: see `weft.watch`.
+        verification: what the trace says of it where the model was verified before; None: it is
+            verified here.
         description: what the trace says of its model; None: its name, class and size.
 
     Layers go by the path of their attention module, in the order of the run. First the model is
@@ -69,7 +70,8 @@ def trace_huggingface(
     samples = batch_of(given)
     check_can_be_saved(save, samples)
     says = dict(description or describe(model))
-    verification = verify_transformer(model, given, keep, verify, generate is not None)
+    if verification is None:
+        verification = verify_transformer(model, given, keep, verify, generate is not None)
     if generate is not None:
         options = _generation(model, given, generate)
         watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
@@ -107,50 +109,18 @@ def trace_huggingface(
     return traces[0] if samples == 1 else traces
 
 
-def verify_transformer(
+def verify_inputs(
     model: nn.Module,
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any] | Tensor | str,
+    tokenizer: Any,
     keep: Keep,
     verify: Verify,
     generates: bool = False,
 ) -> dict[str, Any] | None:
-    """Hold a model of Transformers, as it is traced, against itself without weft.
-
-    generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
-
-    Returns, raises: as `verify_run`.
-    """
-    if generates:
-        given = _as_prompt(model, given)
-
-    def traced(part: Mapping[str, Any], comparison: Comparison) -> None:
-        if routes(model):
-            # Every layer, not only those that are wanted: each could be at fault.
-            with routed(model, Catcher(comparison.edges, keep, None, lambda: False)):
-                model(**part)
-            return
-        with warnings.catch_warnings():
-            # It is said once, when the model is traced.
-            warnings.simplefilter("ignore", UserWarning)
-            run_dense(model, part, lambda path, module, weights: None)
-
-    modules = attention_modules(model) if routes(model) else {}
-    return verify_run(model, given, verify, traced, modules)
-
-
-def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the first pass of generation, as a pass of its own."""
-    prompt = {**given, "use_cache": False}
-    config: Any = model.config
-    named = ("decoder_input_ids", "decoder_inputs_embeds")
-    if getattr(config, "is_encoder_decoder", False) and not any(name in prompt for name in named):
-        start = getattr(config, "decoder_start_token_id", None)
-        start = getattr(config, "bos_token_id", None) if start is None else start
-        batch = next(value for value in given.values() if isinstance(value, Tensor))
-        prompt["decoder_input_ids"] = torch.full(
-            (len(batch), 1), start or 0, device=batch.device, dtype=torch.int64
-        )
-    return prompt
+    """As `verify_transformer`, for inputs as `trace_huggingface` takes them."""
+    given, _ = _as_inputs(model, inputs, tokenizer)
+    _check(model, given, generates)
+    return verify_transformer(model, given, keep, verify, generates)
 
 
 def _expected(model: nn.Module) -> int | None:

@@ -29,7 +29,7 @@ from weft.mechanism.masks import Mask, as_mask, causal
 from weft.tracing.lazy_mask import LazyMask, eager_mask
 from weft.tracing.terms import as_rule, ranges_of
 
-__all__ = ["InterfaceCall", "is_transformers_model", "routed", "routes", "transformers"]
+__all__ = ["InterfaceCall", "is_transformers_model", "put_back", "routed", "routes", "transformers"]
 
 
 def transformers() -> Any:
@@ -97,7 +97,7 @@ class InterfaceCall:
 
 
 class _Implementation(str):
-    """The name of an implementation that computes as another one does.
+    """The name of an implementation that computes as another one does, `own`.
 
     Models ask for the name, and take another way for one they do not know. So this one equals the
     name of the implementation it stands for too; under its own name it is looked up.
@@ -109,6 +109,7 @@ class _Implementation(str):
     """
 
     stands_for: str | None = None
+    own: str | None = None
 
     def __eq__(self, other: object) -> bool:
         if self.stands_for is not None and str(other) == self.stands_for:
@@ -279,6 +280,21 @@ def routes(model: nn.Module) -> bool:
 
 
 @contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Within `routed`: the model as it is without it, while the block runs."""
+    configurations = _configurations(model)
+    names = [config._attn_implementation_internal for config in configurations]
+    try:
+        for config, name in zip(configurations, names, strict=True):
+            if isinstance(name, _Implementation):
+                config._attn_implementation_internal = name.own
+        yield
+    finally:
+        for config, name in zip(configurations, names, strict=True):
+            config._attn_implementation_internal = name
+
+
+@contextmanager
 def routed(model: nn.Module, receive: Callable[[InterfaceCall], Tensor]) -> Iterator[None]:
     """Send every attention call of a model to `receive`, which gives the output back.
 
@@ -309,6 +325,7 @@ def routed(model: nn.Module, receive: Callable[[InterfaceCall], Tensor]) -> Iter
             masks.register(name, eager_masks if eager else masking.sdpa_mask)
         for config, own in zip(configurations, before, strict=True):
             named = _Implementation(names[_is_eager(own)])
+            named.own = own
             # Where GPT-2 scales its scores in another order it does so beside the interface.
             if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
                 named.stands_for = own

@@ -98,6 +98,8 @@ def _span(inputs: Mapping[str, Any], text: str, tokens: int) -> slice:
 def _part(value: Tensor, shape: tuple[int, ...], span: slice) -> Tensor | None:
     """The positions of an argument that goes along with a text; None: it does not."""
     batch, length = shape
+    if value.ndim == 1 and len(value) == length:
+        return value[span]
     if value.ndim >= 2 and tuple(value.shape[:2]) == (batch, length):
         return value[:, span]
     if value.ndim == 4 and tuple(value.shape[2:]) == (length, length):

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.observe import layers_of
 from weft.tracing.catcher import Catcher
 from weft.tracing.description import describe
 from weft.tracing.growing import Growing
-from weft.tracing.interface import is_transformers_model, routed, routes
+from weft.tracing.interface import is_transformers_model, put_back, routed, routes
 from weft.tracing.keeping import Keeper
+from weft.tracing.prefix import Verify
 from weft.tracing.noticing import noticing, untraced
 from weft.tracing.reading import batch_of
 from weft.tracing.sequences import Sequences
+from weft.tracing.transformer_verification import verify_transformer
 from weft.tracing.watched import Watched, WatchedOwn
 from weft.tracing.wrapping import unwrapped
 
@@ -38,8 +41,12 @@ class WatchedTransformer(Watched):
         layers: Sequence[int | str] | None,
         description: Mapping[str, Any] | None,
         offsets: list[list[int]] | None = None,
+        verify: Verify = False,
     ) -> None:
         super().__init__()
+        #: False from when the model is verified, or where that is not wanted.
+        self._verify: Verify = verify
+        self._verifying = False
         self._model, self._tokenizer, self._offsets = model, tokenizer, offsets
         self._queries_keys = queries_keys
         self._options = keep, layers
@@ -93,12 +100,47 @@ class WatchedTransformer(Watched):
         keeper.finish(untraced(self._model, self.ran, text.catcher.paths, keeper.refused))
         self.ran.clear()
         self.traces.extend(keeper.traces(self._description, self.verification))
+        if self.verification is not None and not self.one_text:
+            self.verification = ON_ANOTHER_TEXT if self._verify is False else None
+
+    def _check(
+        self, arguments: Mapping[str, Any], before: int, part: nn.Module | None = None
+    ) -> None:
+        """Verify the model on the first text that it reads, and its encoder on what that reads."""
+        if self._verify is False:
+            return
+        if before:
+            self.verification = {"unverified": "it began with a cache that was filled before"}
+            return
+        # The run that is verified fills no cache of the model's.
+        given = {name: of for name, of in arguments.items() if name != "past_key_values"}
+        self._verifying = True
+        try:
+            with put_back(self._model):
+                found = verify_transformer(
+                    self._model, {**given, "use_cache": False} if part is None else given,
+                    self._options[0], self._verify, part=part,
+                )  # fmt: skip
+        finally:
+            self._verifying = False
+        known = self.verification
+        if part is None:
+            self._verify = False
+        if known is not None and found is not None and "unverified" not in known:
+            # Of the encoder, before.
+            found["layers"] += known["layers"]
+            for name in ("difference", "weights"):
+                found[name] = max((n for n in (found[name], known[name]) if n is not None),
+                                  default=None)  # fmt: skip
+        self.verification = found
 
     # Hooks
 
     def _before_model(
         self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
     ) -> None:
+        if self._verifying:
+            return
         arguments = dict(given)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
@@ -109,10 +151,13 @@ class WatchedTransformer(Watched):
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
         if text is None or not (before or reads):
             text = self._start()
+        self._check(arguments, before)
         text.new_pass(arguments, before, model=True)
         self._inside = True
 
     def _after_model(self, *_: Any) -> None:
+        if self._verifying:
+            return
         self._inside = False
         self.progress("of the text that is written", self._passes)
         self._passes += 1
@@ -120,12 +165,14 @@ class WatchedTransformer(Watched):
     def _before_encoder(
         self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
     ) -> None:
-        if self._inside:
+        if self._inside or self._verifying:
             return
         arguments = dict(given)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
-        self._start().new_pass(arguments, 0, model=False)
+        text = self._start()
+        self._check(arguments, 0, module)
+        text.new_pass(arguments, 0, model=False)
 
 
 class _Text:
@@ -201,6 +248,7 @@ def watch(
     queries_keys: bool = True,
     layers: Sequence[int | str] | None = None,
     description: Mapping[str, Any] | None = None,
+    verify: Verify = None,
 ) -> Iterator[Watched]:
     """Trace whatever a model does in a block of code.
 
@@ -218,6 +266,7 @@ def watch(
             of weft's attention layers.
         tokenizer, keep, queries_keys, layers: as for `weft.trace`.
         description: what the traces say of the model; None: its name, class and size.
+        verify: how much of the first text the model reads without weft too: see `weft.trace`.
 
     Yields: a `Watched`; its `traces` are there for each text when the next begins, or the block
     ends.
@@ -242,11 +291,13 @@ def watch(
             "Call model.eval() first."
         )
     if own:
-        seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers)
+        seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers, verify)
         with seen.watching():
             yield seen
         return
-    watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, description)
+    watched = WatchedTransformer(
+        model, tokenizer, keep, queries_keys, layers, description, verify=verify
+    )
     with watching(model, watched):
         yield watched
 

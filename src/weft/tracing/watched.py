@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.formats.trace import Trace
+from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.observe import Recorder
 from weft.mechanism.observe import watching as observing
 from weft.tracing.growing import joined_calls
 from weft.tracing.own import as_inputs, sequences_of, traces_of
+from weft.tracing.own_verification import verify_own
+from weft.tracing.prefix import Verify
 
 __all__ = ["Watched", "WatchedOwn"]
 
@@ -50,8 +53,12 @@ class WatchedOwn(Watched):
         keep: Keep,
         queries_keys: bool,
         layers: Sequence[int | str] | None,
+        verify: Verify = None,
     ) -> None:
         super().__init__()
+        self._verify: Verify = verify
+        self._verifying = False
+        self._verification: Mapping[str, Any] | None = None
         self._model, self._keep = model, keep
         self._options: dict[str, Any] = {
             "tokenizer": tokenizer, "queries_keys": queries_keys, "layers": layers
@@ -87,16 +94,48 @@ class WatchedOwn(Watched):
         return Top(length) if isinstance(self._keep, All) else self._keep
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if self._verifying:
+            return
         self._finish()
+        self._check(self._arguments(args, given))
         longest = max(ids.shape[1] for ids in self._arguments(args, given).values())
         self._recorder.keep = self._keep_of(longest)
 
     def _after(
         self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any
     ) -> None:
+        if self._verifying:
+            return
         sequences = self._arguments(args, given)
         calls, self._recorder.calls = self._recorder.calls, []
-        self.traces += traces_of(self._model, calls, sequences, **self._options)
+        self._add(calls, sequences)
+
+    def _check(self, sequences: Mapping[str, Tensor]) -> None:
+        """Verify the model on the first text that it reads."""
+        if self._verify is False:
+            return
+        self._verifying = True
+        try:
+            self._verification = verify_own(
+                self._model, sequences, self._recorder.keep, self._verify
+            )
+        finally:
+            self._verifying = False
+        self._verify = False
+
+    def _add(
+        self, calls: Sequence[Any], sequences: Mapping[str, Tensor], prompt: int | None = None
+    ) -> None:
+        self.traces += traces_of(
+            self._model,
+            calls,
+            sequences,
+            prompt=prompt,
+            verification=self._verification,
+            **self._options,
+        )
+        if self._verification is not None:
+            self._verification = ON_ANOTHER_TEXT
 
     def _stepping(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """The model's `step`, noting what it reads."""
@@ -104,6 +143,7 @@ class WatchedOwn(Watched):
         def watched(tokens: Tensor, state: Any) -> Tensor:
             if not state.position:
                 self._finish()
+                self._check({next(iter(inspect.signature(self._model.forward).parameters)): tokens})
             self._recorder.keep = self._keep_of(state.position + tokens.shape[1])
             self._steps.append(tokens.detach().cpu())
             return step(tokens, state)
@@ -116,10 +156,8 @@ class WatchedOwn(Watched):
         calls, self._recorder.calls = self._recorder.calls, []
         if not steps:
             return
-        self.traces += traces_of(
-            self._model,
+        self._add(
             joined_calls(calls),
             {"tokens": torch.cat(steps, 1)},
             prompt=steps[0].shape[1] if len(steps) > 1 else None,
-            **self._options,
         )
