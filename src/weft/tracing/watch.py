@@ -18,8 +18,8 @@ from weft.tracing.description import describe
 from weft.tracing.growing import Growing
 from weft.tracing.interface import is_transformers_model, put_back, routed, routes
 from weft.tracing.keeping import Keeper
-from weft.tracing.prefix import Verify
 from weft.tracing.noticing import noticing, untraced
+from weft.tracing.prefix import Verify
 from weft.tracing.reading import batch_of
 from weft.tracing.sequences import Sequences
 from weft.tracing.transformer_verification import verify_transformer
