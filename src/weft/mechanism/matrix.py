@@ -63,7 +63,9 @@ class AttentionMatrix:
         backend: as for `weft.attention`.
 
     Making one takes one pass, which finds each row's log-sum-exp and entropy; with lse it takes
-    none. Half-precision queries and keys are computed, and questions answered, in float32.
+    none. Half-precision queries and keys are computed, and questions answered, in float32: of a
+    row whose log-sum-exp is 1e5, weights are within a hundredth of themselves, and of one beyond
+    1e9 they may overflow. Give float64 there.
 
     >>> tokens = torch.eye(3)[None]
     >>> matrix = AttentionMatrix(tokens, tokens, scale=math.log(2))    # e^score is 2 or 1
