@@ -151,7 +151,13 @@ def _generation(
     new = options["max_new_tokens"]
     if not isinstance(new, int) or new < 1:
         raise InputError(f"trace: generate={new!r}; expected a number of tokens, 1 or more.")
-    if not hasattr(model, "generate") or not routes(model):
+    if hasattr(model, "generate") and not routes(model):
+        raise InputError(
+            f"trace: {type(model).__name__} does not use the attention interface of Transformers, "
+            "so its generation cannot be traced. Leave generate= out, and trace the text that "
+            "model.generate wrote."
+        )
+    if not hasattr(model, "generate"):
         raise InputError(
             f"trace: {type(model).__name__} does not generate. Open the model with its head, as by "
             "AutoModelForCausalLM, or leave generate= out."

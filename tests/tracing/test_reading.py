@@ -1,0 +1,179 @@
+"""Models and inputs that cannot be read, or come in wrappers: traced, or one clear line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.conftest import SIZES
+from torch import Tensor, nn
+
+import weft
+from weft.mechanism.scores import Score
+from weft.tracing.pretrained import load_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.tensor([[5, 9, 4, 7]])
+
+
+def bert() -> Any:
+    torch.manual_seed(5)
+    return transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": IDS.float()}, "holds torch.float32; expected integers"),
+        ({"input_ids": torch.tensor([[5, 60]])}, "holds 60; BertModel has the tokens 0 to 59"),
+        ({"input_ids": torch.tensor([[5, -1]])}, "holds -1; BertModel has the tokens 0 to 59"),
+        (
+            {"input_ids": IDS, "attention_mask": torch.ones(1, 3)},
+            r"attention_mask has the shape \(1, 3\), input_ids \(1, 4\)",
+        ),
+        (
+            {"input_ids": IDS, "attention_mask": torch.ones(2, 4)},
+            r"attention_mask has the shape \(2, 4\), input_ids \(1, 4\)",
+        ),
+    ],
+)
+def test_inputs_that_cannot_be_read_say_so_in_one_line(inputs: Any, message: str) -> None:
+    with pytest.raises(weft.InputError, match=message) as error:
+        weft.trace(bert(), inputs)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_numbers_says_so() -> None:
+    with torch.device("meta"):
+        model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    with pytest.raises(weft.InputError, match="on the device meta"):
+        weft.trace(model, IDS)
+
+
+def test_what_is_no_model_is_not_called_its_input() -> None:
+    with pytest.raises(weft.InputError, match="the model is a str 'bert-base-uncased'"):
+        weft.trace("bert-base-uncased", "a text")  # type: ignore[arg-type]
+
+
+def in_place(model: Any) -> Any:
+    model.compile()
+    return model
+
+
+# The compiler's own modules.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, in_place])
+def test_a_model_in_a_wrapper_is_traced_as_without(wrap: Any) -> None:
+    expected = weft.trace(bert(), IDS, keep=weft.All())
+    model = wrap(bert())
+    compiled = getattr(model, "_compiled_call_impl", None)
+    trace = weft.trace(model, IDS, keep=weft.All())
+    assert getattr(model, "_compiled_call_impl", None) is compiled
+    assert isinstance(trace, weft.Trace) and isinstance(expected, weft.Trace)
+    for one, other in zip(trace.layers, expected.layers, strict=True):
+        assert one.name == other.name
+        assert torch.equal(one.graph.weights, other.graph.weights)
+    with (
+        pytest.raises(weft.InputError, match="would run past the watch"),
+        weft.watch(model),
+    ):
+        pass
+
+
+def test_detr_has_no_decoder_input_ids_to_give() -> None:
+    torch.manual_seed(5)
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, out_features=["stage4"]
+    )
+    config = transformers.DetrConfig(
+        backbone_config=backbone, use_timm_backbone=False, backbone=None,
+        use_pretrained_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, num_queries=5,
+    )  # fmt: skip
+    model = transformers.DetrModel._from_config(config, attn_implementation="eager").eval()
+    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    trace = weft.trace(model, {"pixel_values": image}, keep=weft.All())
+    assert isinstance(trace, weft.Trace)
+    with torch.no_grad():
+        own = model(image, output_attentions=True)
+    for layer in trace.layers:
+        weights = {
+            "encoder": own.encoder_attentions,
+            "decoder": own.decoder_attentions,
+            "cross": own.cross_attentions,
+        }[layer.kind][layer.index][0]
+        assert (layer.graph.dense() - weights).abs().max() <= 2e-6
+
+
+def test_speech_without_decoder_input_ids_is_traced() -> None:
+    torch.manual_seed(5)
+    config = transformers.FastSpeech2ConformerConfig(
+        hidden_size=32, vocab_size=60, encoder_layers=1, decoder_layers=1,
+        encoder_num_attention_heads=2, decoder_num_attention_heads=2, encoder_linear_units=48,
+        decoder_linear_units=48, num_mel_bins=8, speech_decoder_postnet_units=16,
+        duration_predictor_channels=16, energy_predictor_channels=16,
+        pitch_predictor_channels=16,
+    )  # fmt: skip
+    model = transformers.FastSpeech2ConformerModel(config).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trace = weft.trace(model, IDS)
+    assert isinstance(trace, weft.Trace)
+    assert {layer.kind for layer in trace.layers} == {"encoder", "decoder"}
+
+
+def test_models_off_the_interface_are_not_said_to_generate_nothing() -> None:
+    config = transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
+    model = transformers.BloomForCausalLM(config).eval()
+    with pytest.raises(weft.InputError, match="its generation cannot be traced"):
+        weft.trace(model, IDS, generate=2)
+
+
+def test_a_window_decoder_with_eager_attention_generates() -> None:
+    torch.manual_seed(5)
+    config = transformers.ModernBertDecoderConfig(
+        **SIZES, cls_token_id=1, sep_token_id=2, local_attention=4,
+        layer_types=["full_attention", "sliding_attention"],
+    )  # fmt: skip
+    model = transformers.ModernBertDecoderForCausalLM._from_config(
+        config, attn_implementation="eager"
+    ).eval()
+    ids = torch.randint(3, 60, (1, 9), generator=torch.Generator().manual_seed(3))
+    trace = weft.trace(model, ids, generate=3, keep=weft.All())
+    assert isinstance(trace, weft.Trace)
+    whole = torch.tensor([[int(name[1:]) for name in trace.tokens]])
+    assert whole.shape == (1, 12)
+    again = weft.trace(model, whole, keep=weft.All())
+    assert isinstance(again, weft.Trace)
+    for one, other in zip(trace.layers, again.layers, strict=True):
+        assert (one.graph.dense() - other.graph.dense()).abs().max() <= 5e-6
+
+
+class Doubled(Score):
+    """A score of a user's own, no dataclass."""
+
+    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return 2 * queries @ keys.mT
+
+
+def test_a_score_of_ones_own_needs_no_decorator() -> None:
+    queries = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(3))
+    out = weft.attention(queries, queries, queries, score=Doubled())
+    expected = torch.softmax(2 * queries @ queries.mT, -1) @ queries
+    assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_a_configuration_with_a_wrong_type_is_one_line(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**config, "vocab_size": "a"}), "utf-8")
+    with pytest.raises(weft.DataError, match=r"cannot load this model: .*vocab_size") as error:
+        load_pretrained(tmp_path, text=False)
+    assert "\n" not in str(error.value)
