@@ -145,7 +145,13 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--json", type=Path, help="write the results to a file")
     parser.add_argument("--page", action="store_true", help="write docs/families.md")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", help="run nothing: take the results from --json files"
+    )
     options = parser.parse_args()
+    if options.results:
+        files = [json.loads(path.read_text("utf-8")) for path in options.results]
+        return report([result for file in files for result in file], options)
     preload()
     families = model_names()
     if options.only:
@@ -155,12 +161,26 @@ def main() -> int:
             for family, name in families.items()
             if any(fnmatchcase(family, pattern) for pattern in patterns)
         }
-    results = survey(families, options.workers)
+    return report(survey(families, options.workers), options)
+
+
+def report(results: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    """Write what was asked for and print the summary; the exit code."""
+    results = list({result["family"]: result for result in results}.values())
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     counts = {outcome: sum(r["outcome"] == outcome for r in results) for outcome in OUTCOMES}
     listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    print(f"{len(results)} families: {listed}")
+    summary = f"{len(results)} families: {listed}"
+    if options.page:
+        import transformers
+
+        from survey.page import page
+
+        results.sort(key=lambda result: result["family"].lower())
+        path = ROOT / "docs" / "families.md"
+        path.write_text(page(results, transformers.__version__, summary), "utf-8")
+    print(summary)
     return 1 if counts["wrong"] else 0
 
 

@@ -63,7 +63,14 @@ _COMPILED = [(re.compile(pattern), number) for pattern, number in _RULES]
 _SPECIAL = re.compile(r"\w+_token_(id|index)|\w+_(start|end)_id")
 
 #: What single families want beside their names' rules: fields by the type of a configuration.
-FIELDS: dict[str, dict[str, Any]] = {}
+FIELDS: dict[str, dict[str, Any]] = {
+    "swin": {"embed_dim": 16, "num_heads": [2, 2, 4, 4], "patch_size": 2, "window_size": 4},
+    "donut-swin": {"embed_dim": 16, "num_heads": [2, 2, 4, 4], "patch_size": 2, "window_size": 4},
+    "vjepa2": {
+        "crop_size": 16, "frames_per_clip": 4, "patch_size": 8, "pred_num_mask_tokens": 2,
+        "pred_hidden_size": 32, "pred_num_hidden_layers": 1, "pred_num_attention_heads": 4,
+    },
+}  # fmt: skip
 
 
 def small_number(name: str, value: int) -> int:
