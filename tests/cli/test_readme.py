@@ -1,0 +1,98 @@
+"""What the README says, done word for word: its Python, and its commands on a run."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.conftest import Command, run_weft
+
+import weft
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+#: What a test cannot do as it stands: minutes of training, a browser, a model from the network.
+NOT_HERE = (
+    "weft train ",
+    "weft view ",
+    "weft trace bert-base-uncased",
+    "weft evaluate runs/multi30k",
+    "weft generate runs/shakespeare",
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line]
+    return [line for line in lines if line.startswith(("weft ", "echo "))]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run that `make demo` leaves, if it had stopped after a few steps."""
+    folder = tmp_path_factory.mktemp("readme")
+    options = ["--set", "training.max_steps=2", "--set", "training.validate_every=2"]
+    options += ["--set", "training.checkpoint_every=2", "--set", "model.width=32"]
+    run = folder / "runs/demo"
+    done = run_weft("train", ROOT / "examples/dates.toml", *options, "--run", run)
+    assert done.code == 0, done.err
+    shutil.copytree(run, folder / "runs/dates")
+    return folder
+
+
+def test_the_commands_run_as_they_stand(
+    demo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    weft_main: Command,
+) -> None:
+    monkeypatch.chdir(demo)
+    ran = 0
+    for line in commands():
+        if any(part in line for part in NOT_HERE):
+            continue
+        before, _, command = line.rpartition(" | ")
+        words = shlex.split(command, comments=True)
+        typed = shlex.split(before)[1] + "\n" if before else ""
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), "utf-8"))
+        result = weft_main(*words[1:])
+        assert result.code == 0, f"{line}\n{result.err}"
+        ran += 1
+    assert ran == 9
+    assert {path.name for path in demo.iterdir()} >= {"t.weft", "u.weft", "page.html", "heads.png"}
+
+
+def test_the_python_runs_as_it_stands(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(demo)
+    torch.manual_seed(0)
+    shown: list[weft.Trace] = []
+    monkeypatch.setattr(weft.Trace, "view", lambda trace: shown.append(trace))
+    q, k, v = torch.randn(3, 2, 6, 40, 16)
+    names: dict[str, Any] = {"q": q, "k": k, "v": v}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert len(shown) == 1
+    graph = names["graph"]
+    dense = (q[0] @ k[0].mT / 4).masked_fill(torch.ones(40, 40).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(names["weights"][0], (q[0] @ k[0].mT / 4).softmax(-1))
+    torch.testing.assert_close(graph.lse, dense.logsumexp(-1))
+
+
+def test_the_matrix_that_is_named_is_the_matrix_of_one_input() -> None:
+    (call,) = re.findall(r"`(weft\.AttentionMatrix\(.*?\))`", README)
+    q, k = torch.randn(2, 2, 6, 40, 16)
+    matrix = eval(call, {"weft": weft, "q": q, "k": k})
+    torch.testing.assert_close(
+        matrix.dense(), (q[0].double() @ k[0].double().mT / 4).softmax(-1).float()
+    )
