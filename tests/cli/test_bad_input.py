@@ -90,6 +90,29 @@ def test_configurations(train: Command, weft_main: Command, tmp_path: Path) -> N
     assert_one_line(weft_main("train", tmp_path / "c.toml"), "c.toml: not TOML")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty, so there is nothing to learn"),
+        ("# nothing but words\n", "is empty"),
+        ("[model]\nwidth = 16\nheads = 2\n", "names no task"),
+        ("[training]\nmax_steps = 1\n", "names no task"),
+        ("[task]\n", "task.kind is None; expected one of dates"),
+    ],
+)
+def test_a_configuration_without_a_task(
+    weft_main: Command, tmp_path: Path, content: str, message: str
+) -> None:
+    config, run = tmp_path / "c.toml", tmp_path / "run"
+    config.write_text(content)
+    result = weft_main("train", config, "--run", run)
+    assert_one_line(result, str(config), message)
+    assert not run.exists()
+    result = weft_main("train", config, "--run", run, "--set", "training.max_steps=1")
+    assert result.code == 2
+    assert not run.exists()
+
+
 def test_another_configuration_in_the_same_folder(
     weft_main: Command, data: Path, runs: Path
 ) -> None:

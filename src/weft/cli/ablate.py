@@ -13,7 +13,14 @@ import typer
 
 from weft.cli.asking import given_text, masked_place, one_token
 from weft.cli.output import exact_output
-from weft.cli.terminal import AsJson, Threads, console, print_table, use_threads
+from weft.cli.terminal import (
+    AsJson,
+    Threads,
+    console,
+    print_table,
+    tell_unknown,
+    use_threads,
+)
 from weft.errors import InputError
 
 if TYPE_CHECKING:
@@ -116,16 +123,24 @@ def ablate(
                 experiment.network, experiment.measure, other.measure, heads=heads,
                 progress=progress,
             )  # fmt: skip
+    if experiment.run is not None and text is not None:
+        tell_unknown(experiment.run, "the text", text + (target or "") + (patch or ""))
     _report(found, model, experiment.name, limit, as_csv, as_json)
 
 
 class _Experiment:
-    """A model, and a function that runs it and measures."""
+    """A model, and a function that runs it and measures; of a run, that run."""
 
     def __init__(
-        self, network: nn.Module, measure: Callable[[], float], name: str, loaded: Any
+        self,
+        network: nn.Module,
+        measure: Callable[[], float],
+        name: str,
+        loaded: Any,
+        run: TrainedRun | None = None,
     ) -> None:
         self.network, self.measure, self.name, self.loaded = network, measure, name, loaded
+        self.run = run
 
 
 def _experiment(
@@ -141,7 +156,8 @@ def _experiment(
         from weft.training.inference import open_run
 
         run = open_run(Path(model)) if loaded is None else loaded
-        return _Experiment(run.model, *_of_run(run, text, target, logit, against, tokens), run)
+        measured = _of_run(run, text, target, logit, against, tokens)
+        return _Experiment(run.model, *measured, run, run)
     if text is None:
         raise InputError("ablate: give the text that the model reads, by --text or --file.")
     from weft.tracing.pretrained import load_pretrained

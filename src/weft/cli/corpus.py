@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from weft.cli.terminal import tell_unknown
 from weft.cli.tracing import Opened, Options, Verified, open_model, trace_opened
 from weft.errors import DataError, InputError, WeftError
 from weft.formats.files import read_json, read_text, remove_leftovers, write_json
@@ -103,10 +104,14 @@ def trace_corpus(
             else:
                 missing[name] = text
         progress(done.there, len(texts))
+        if not missing:
+            return done
+        # Also where workers open it, so that an error of the model is one line, not one of each.
+        opened = open_model(model, options)
         finished = (
             _by_processes(model, folder, options, missing, workers, threads)
             if workers > 1 and len(missing) > 1
-            else _here(model, folder, options, missing)
+            else _here(opened, folder, options, missing)
         )
         for name, reason in finished:
             if reason is None:
@@ -114,6 +119,8 @@ def trace_corpus(
             else:
                 done.failed[name] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
+    if opened.run is not None:
+        tell_unknown(opened.run, "the corpus", "".join(missing.values()))
     return done
 
 
@@ -170,13 +177,11 @@ def _is_there(path: Path) -> bool:
 
 
 def _here(
-    model: str, folder: Path, options: Options, texts: dict[str, str]
+    opened: Opened, folder: Path, options: Options, texts: dict[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    if texts:
-        opened = open_model(model, options)
-        verified = Verified(opened, options)
-        for name, text in texts.items():
-            yield name, _one(opened, verified, name, text, folder, options)
+    verified = Verified(opened, options)
+    for name, text in texts.items():
+        yield name, _one(opened, verified, name, text, folder, options)
 
 
 def _one(
@@ -245,8 +250,6 @@ def _by_processes(
     threads: int | None,
 ) -> Iterator[tuple[str, str | None]]:
     each = threads or max(1, (os.cpu_count() or 1) // workers)
-    # Opened here first, so that an error of the model is one line, not one of each worker.
-    open_model(model, options)
     # A process of its own, not a copy of this one: threads of torch do not survive a fork.
     with ProcessPoolExecutor(
         min(workers, len(texts)),

@@ -1,0 +1,183 @@
+"""Every verb, every option, values that it cannot take: one line, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import typer.main
+from tests.cli.conftest import Command, Result
+
+import weft
+import weft.cli.commands
+from weft.formats.trace import Held, Trace, TraceLayer
+
+#: The same commands as those of `app`, made once: typer makes all of them anew at each call.
+COMMANDS: Any = typer.main.get_command(weft.cli.commands.app)
+VERBS: dict[str, Any] = COMMANDS.commands
+#: What each verb needs besides: T is a trace, N nothing that is there, F a file that can be made.
+NEEDED = {
+    "demo": "--run N/run", "train": "N", "translate": "N", "generate": "N --prompt a",
+    "evaluate": "N", "export": "T --graphml F", "heads": "T", "ablate": "N",
+    "relevance": "N --text a", "trace": "N --text a -o N/t", "view": "N --no-browser",
+    "query": "T select+1", "measures": "T", "rollout": "T", "flow": "T", "weights": "N",
+    "compare": "T T",
+}  # fmt: skip
+
+#: What is no whole number, and no number, whatever its bounds.
+NO_INTEGERS = ("x", "", "1.5", "1e3", "0x10", "--", "nan", "1,2", "\x1b[31m", "²", "9" * 5_000)
+NO_FRACTIONS = ("x", "", "1,5", "0x10", "--", "\u202e1")
+NO_CHOICES = ("x", "", "\x1b[31m")
+#: Numbers that some options take; a command that takes one ends well.
+HUGE = ("99999999999999999999", "-99999999999999999999", str(10**30), "2147483648")
+STRANGE_FRACTIONS = ("nan", "inf", "-inf", "1e400", "-1e308")
+STRANGE_TEXTS = ("", "\x1b[31m\u202e", "x" * 5_000, "\udcff")
+
+
+@pytest.fixture(autouse=True)
+def made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(weft.cli.commands, "app", COMMANDS)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    queries, keys, values = torch.randn(3, 2, 4, 2, generator=torch.Generator().manual_seed(1))
+    _, graph = weft.attend(queries, keys, values, keep=weft.Top(2))
+    tokens = list("abcd")
+    layer = TraceLayer(
+        "layer", "encoder", 0, (2, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
+        Held(graph), mask="all",
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("options") / "t.weft"
+    Trace({"tokens": tokens}, (layer,)).save(path)
+    return path
+
+
+def _options(verb: str) -> Iterator[tuple[str, type]]:
+    """The options of a verb that take a value, and the type of it."""
+    for option in VERBS[verb].params:
+        if option.param_type_name == "option" and not option.is_flag:
+            kind = option.type_descriptor.annotation
+            while args := [part for part in get_args(kind) if part is not type(None)]:
+                kind = args[0]  # of a list, or of what may be left out
+            yield max(option.opts, key=len), kind
+
+
+def _values(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Values that no option of a kind takes, and such as some do."""
+    if issubclass(kind, int):
+        return NO_INTEGERS, HUGE
+    if issubclass(kind, float):
+        return NO_FRACTIONS, STRANGE_FRACTIONS
+    if issubclass(kind, Enum):
+        return NO_CHOICES, ()
+    return (), STRANGE_TEXTS
+
+
+def _call(weft_main: Command, verb: str, trace: Path, *more: str) -> Result:
+    places = {"T": str(trace), "N": "./no-such", "N/run": "./no-such/run", "N/t": "./no-such/t"}
+    needed = [places.get(word, word.replace("+", " ")) for word in NEEDED[verb].split()]
+    result: Result = weft_main(verb, *needed, *more)
+    return result
+
+
+def _assert_ends_well(result: Result, what: object) -> None:
+    assert result.code in (0, 2), (what, result)
+    assert "Traceback" not in result.err, (what, result)
+    if result.code == 2:
+        assert result.err.count("\n") == 1, (what, result)
+        assert result.err.startswith("weft: "), (what, result)
+        assert len(result.err) < 2_000, what
+    assert not set("\x1b\x07\u202e") & set(result.out + result.err), (what, result)
+
+
+def _assert_refused(result: Result, what: object) -> None:
+    _assert_ends_well(result, what)
+    assert result.code == 2, (what, result)
+
+
+def test_every_verb_and_every_kind_of_option_is_tried() -> None:
+    assert set(NEEDED) == set(VERBS)
+    options = [kind for verb in VERBS for _, kind in _options(verb)]
+    assert len(options) > 60
+    # A new kind of option needs values here that it cannot take.
+    assert all(issubclass(kind, int | float | str | Path | Enum) for kind in options), options
+
+
+@pytest.mark.parametrize("verb", sorted(NEEDED))
+def test_values_that_no_option_takes(
+    weft_main: Command, verb: str, small_trace: Path, tmp_path: Path
+) -> None:
+    for name, kind in _options(verb):
+        for value in _values(kind)[0]:
+            result = _call(weft_main, verb, small_trace, f"{name}={value}")
+            _assert_refused(result, (verb, name, value))
+            assert f"'{name}'" in result.err, (verb, name, value, result.err)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", sorted(set(NEEDED) - {"demo"}))  # which would train
+def test_values_that_some_options_take(
+    weft_main: Command, verb: str, small_trace: Path, tmp_path: Path
+) -> None:
+    for name, kind in _options(verb):
+        for value in _values(kind)[1]:
+            result = _call(weft_main, verb, small_trace, f"{name}={value}")
+            _assert_ends_well(result, (verb, name, value))
+    assert not [path for path in tmp_path.rglob("*") if "weft" in path.name]
+
+
+@pytest.mark.parametrize("verb", sorted(NEEDED))
+def test_words_that_are_out_of_place(weft_main: Command, verb: str, small_trace: Path) -> None:
+    for word in ("--no-such-option", "--no-such-option=1", "-q", "--\x1b[31m", "--hlep", "-\u202e"):
+        _assert_refused(_call(weft_main, verb, small_trace, word), (verb, word))
+    too_many = ("one", "word", "too", "many", "\x1b")
+    _assert_refused(_call(weft_main, verb, small_trace, *too_many), (verb, too_many))
+    for name, _ in _options(verb):
+        # A value is missing at the end of the line.
+        _assert_refused(_call(weft_main, verb, small_trace, name), (verb, name))
+    if verb != "demo":
+        _assert_refused(weft_main(verb), verb)
+
+
+def test_verbs_that_are_none(weft_main: Command) -> None:
+    for verb in ("", "x", "tarce", "\x1b[31m", "-", "TRACE", "trace ", "x" * 5_000, "\udcff"):
+        _assert_refused(weft_main(verb), verb)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "generate R --prompt the --length 1 --top H",
+        "generate R --prompt the --length 3 --temperature 1e308",
+        "generate R --prompt the --length 3 --temperature 1e-320",
+        "trace R --text the -o F --layers H",
+        "trace R --text the -o F --layers -1",
+        "trace R --text the -o F --layers ²",
+        "trace R --file X --window H -o F",
+        "trace R --file X --window 8 --overlap H -o F",
+        "relevance R --text the --position H",
+        "relevance R --text the --position -H",
+        "relevance R --text the --top H",
+        "relevance R --text the --logit H",
+        "ablate R --text the --layer H",
+        "ablate R --text the --limit H",
+        "ablate R --tokens H --limit 1 --layer 0 --together",
+        "weights R --by H",
+    ],
+)
+def test_values_that_reach_a_model(
+    weft_main: Command, runs: Path, tmp_path: Path, words: str
+) -> None:
+    (tmp_path / "x.txt").write_text("the cat sees the dog")
+    places = {"R": str(runs / "language"), "F": "./f", "X": "x.txt"}
+    line = [places.get(word, word.replace("H", "9" * 20)) for word in words.split()]
+    result = weft_main(*line)
+    _assert_ends_well(result, line)
+    if result.code == 2:
+        assert not (tmp_path / "f").exists()
