@@ -31,17 +31,17 @@ import torch
 import weft
 from dense_measures import compare, compare_relevance, compare_two_sequences
 from weft.analysis.compare import distance
-from weft.analysis.components import components
-from weft.analysis.flow import attention_flow
+from weft.analysis.graphs.components import components
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.norms import given_by_rows, norms_of_heads
+from weft.analysis.graphs.pagerank import pagerank
+from weft.analysis.graphs.reciprocity import reciprocity
+from weft.analysis.graphs.rollout import rollout_columns, rollout_rows, whole_rollout
+from weft.analysis.graphs.spectrum import energy_rank
+from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source
-from weft.analysis.norms import given_by_rows, norms_of_heads
-from weft.analysis.pagerank import pagerank
-from weft.analysis.query import ask
-from weft.analysis.received import heavy_hitters, received
-from weft.analysis.reciprocity import reciprocity
-from weft.analysis.relevance import relevance
-from weft.analysis.rollout import rollout_columns, rollout_rows, whole_rollout
-from weft.analysis.spectrum import energy_rank
+from weft.analysis.sql.query import ask
+from weft.experiments.relevance import relevance
 from weft.formats.trace import Trace, TraceLayer
 
 Measure = Callable[[Trace, bool], Any]
@@ -98,7 +98,7 @@ OF_EDGES: dict[str, Measure] = {
 
 
 def heads_of_edges(trace: Trace) -> Any:
-    from weft.analysis.roles import heads
+    from weft.analysis.heads.roles import heads
 
     return heads(trace, exact=False)
 

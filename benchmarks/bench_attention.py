@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import weft
 from side_by_side import side_by_side
-from weft.mechanism import native
+from weft.mechanism.backends import native
 
 
 def main() -> None:

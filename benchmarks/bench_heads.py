@@ -2,7 +2,7 @@
 
 A model of GPT-2 small's shape (12 layers of 12 heads, random weights) reads tokens that repeat as
 words do (Zipf), is traced with Top(32) and queries and keys, and its trace read again from disk by
-`weft.analysis.roles.head_roles`: from the kept edges alone, by default (masses on patterns exact),
+`weft.analysis.heads.roles.head_roles`: from the kept edges alone, by default (masses on patterns exact),
 and exactly to the last measure. Each in a process of its own, reading included; seconds and peak
 memory. The model's own plain forward (sdpa) stands beside them. At N = 1,024 the same measures
 come from the dense matrices too, and the largest differences are printed.
@@ -63,7 +63,7 @@ def trace(length: int, path: Path) -> dict[str, Any]:
 
 def roles(way: str, path: Path) -> dict[str, Any]:
     import weft
-    from weft.analysis.roles import head_roles
+    from weft.analysis.heads.roles import head_roles
 
     start = time.perf_counter()
     found = head_roles(weft.open(path), exact=WAYS[way])
@@ -78,7 +78,7 @@ def roles(way: str, path: Path) -> dict[str, Any]:
 
 def alike(way: str, path: Path) -> dict[str, Any]:
     import weft
-    from weft.analysis.similarity import similarity
+    from weft.analysis.heads.similarity import similarity
 
     start = time.perf_counter()
     found = similarity(weft.open(path), exact=way == "similarity-exact")

@@ -21,18 +21,18 @@ from torch import Tensor
 
 import weft
 from weft.analysis.compare import distance
-from weft.analysis.components import components
-from weft.analysis.flow import attention_flow
+from weft.analysis.graphs.components import components
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.norms import given_by_rows, norms_of_heads
+from weft.analysis.graphs.pagerank import pagerank
+from weft.analysis.graphs.reciprocity import reciprocity
+from weft.analysis.graphs.rollout import Rollout, rollout_columns, rollout_rows, whole_rollout
+from weft.analysis.graphs.spectrum import effective_rank, energy_rank
+from weft.analysis.graphs.strength import heavy_hitters, received
+from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.heads.roles import layer_scores
 from weft.analysis.interval import Interval, Source
-from weft.analysis.layer_weights import LayerWeights
-from weft.analysis.norms import given_by_rows, norms_of_heads
-from weft.analysis.pagerank import pagerank
-from weft.analysis.received import heavy_hitters, received
-from weft.analysis.reciprocity import reciprocity
-from weft.analysis.relevance import relevance
-from weft.analysis.roles import layer_scores
-from weft.analysis.rollout import Rollout, rollout_columns, rollout_rows, whole_rollout
-from weft.analysis.spectrum import effective_rank, energy_rank
+from weft.experiments.relevance import relevance
 from weft.formats.trace import Trace, TraceLayer
 from weft.mechanism.reference import graphs as reference
 

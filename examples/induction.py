@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 import weft
-from weft.analysis.ablation import Ablation, ablate
-from weft.analysis.formation import formation, trace_of_snapshot
-from weft.analysis.roles import HeadRole, head_roles
+from weft.analysis.heads.formation import formation, trace_of_snapshot
+from weft.analysis.heads.roles import HeadRole, head_roles
+from weft.experiments.ablation import Ablation, ablate
 from weft.formats.history import History
 from weft.formats.trace import Trace
 from weft.pictures import history as history_picture

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.analysis.ablation import Ablation, ablate
-from weft.analysis.head_scores import HeadScores
-from weft.analysis.retrieval import Needle, needle_mass, retrieval_score
+from weft.analysis.heads.retrieval import Needle, needle_mass, retrieval_score
+from weft.analysis.heads.scores import HeadScores
+from weft.experiments.ablation import Ablation, ablate
 from weft.training.config import load_config
 from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train

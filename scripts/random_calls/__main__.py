@@ -22,7 +22,7 @@ import torch
 from comparing import FAULTS, problems
 from drawing import draw
 
-from weft.mechanism import native
+from weft.mechanism.backends import native
 
 #: Calls between two looks at what was found.
 PORTION = 50

@@ -13,7 +13,7 @@ from formula import ROUNDING, STORED, Answer, answer, bounds, leaves
 from torch import Tensor
 
 import weft
-from weft.mechanism import native
+from weft.mechanism.backends import native
 
 __all__ = ["FAULTS", "problems"]
 

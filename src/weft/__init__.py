@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weft.mechanism.function import attend, attention
     from weft.mechanism.graph import All, AttentionGraph, Top
     from weft.mechanism.masks import Mask, causal, padding, window
-    from weft.mechanism.matrix import AttentionMatrix
+    from weft.mechanism.matrix.attention_matrix import AttentionMatrix
     from weft.mechanism.packed import packed
     from weft.mechanism.positions import ALiBi, Buckets, Shaw, alibi_slopes, rotary, sinusoidal
     from weft.mechanism.scores import (
@@ -92,7 +92,7 @@ _LAZY = {
     "weft.mechanism.graph": ("All", "AttentionGraph", "Top"),
     "weft.mechanism.adjacency": ("neighbours",),
     "weft.mechanism.masks": ("Mask", "causal", "padding", "window"),
-    "weft.mechanism.matrix": ("AttentionMatrix",),
+    "weft.mechanism.matrix.attention_matrix": ("AttentionMatrix",),
     "weft.mechanism.packed": ("packed",),
     "weft.mechanism.positions": (
         "ALiBi", "Buckets", "Shaw", "alibi_slopes", "rotary", "sinusoidal",

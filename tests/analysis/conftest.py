@@ -14,7 +14,7 @@ from torch import Tensor
 import weft
 from weft.formats.trace import Trace
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
 

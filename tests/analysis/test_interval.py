@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import weft
-from weft.analysis.components import components
-from weft.analysis.norms import given_by_rows
-from weft.analysis.pagerank import pagerank
-from weft.analysis.received import heavy_hitters, received
-from weft.analysis.reciprocity import reciprocity
-from weft.analysis.spectrum import effective_rank, energy_rank
+from weft.analysis.graphs.components import components
+from weft.analysis.graphs.norms import given_by_rows
+from weft.analysis.graphs.pagerank import pagerank
+from weft.analysis.graphs.reciprocity import reciprocity
+from weft.analysis.graphs.spectrum import effective_rank, energy_rank
+from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.errors import InputError
 
 MEASURES = {

@@ -11,7 +11,7 @@ from weft.analysis import overview as module
 from weft.analysis.overview import block_sizes, matrix_means, overview
 from weft.formats.terms import Terms
 from weft.formats.trace import Held, TraceLayer
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
 def dense(queries: torch.Tensor, keys: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

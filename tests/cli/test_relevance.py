@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.analysis.relevance import relevance
+from weft.experiments.relevance import relevance
 from weft.training.inference import open_run
 
 Command = Callable[..., Any]

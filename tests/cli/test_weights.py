@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.analysis.weight_measures import history_measures
+from weft.analysis.matrices.table import history_measures
 from weft.formats.history import History
 
 

@@ -18,7 +18,7 @@ import weft
 from weft import mechanism
 from weft.mechanism import scores
 from weft.mechanism.masks import as_mask
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import packed
 

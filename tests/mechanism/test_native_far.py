@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.mechanism import native, native_call
+from weft.mechanism.backends import native
+from weft.mechanism.backends import native_request as native_call
 
 INSTRUCTION_SETS = native.instruction_sets()
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import weft
-from weft.mechanism import native, native_call
+from weft.mechanism.backends import native
+from weft.mechanism.backends import native_request as native_call
 from weft.mechanism.packed import packed
 
 INSTRUCTION_SETS = native.instruction_sets()

@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from weft.analysis.ablation import ablate
-from weft.analysis.formation import formation
-from weft.analysis.roles import head_roles
+from weft.analysis.heads.formation import formation
+from weft.analysis.heads.roles import head_roles
+from weft.experiments.ablation import ablate
 from weft.formats.history import History
 from weft.training.inference import TrainedRun
 

@@ -29,7 +29,7 @@ from weft.errors import InputError
 from weft.formats.tokens import shown
 from weft.formats.trace import Trace, TraceLayer
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 if TYPE_CHECKING:
     import pandas

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 __all__ = ["Interval", "Source", "check_numbers", "column_maxima", "left_out", "to_others"]
 

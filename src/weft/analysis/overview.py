@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.formats.trace import TraceLayer
 from weft.mechanism.masks import Window
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 __all__ = ["Overview", "block_sizes", "edge_means", "matrix_means", "overview"]
 

@@ -26,7 +26,7 @@ from weft.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from weft.analysis.ablation import Ablation
+    from weft.experiments.ablation import Ablation
     from weft.training.inference import TrainedRun
 
 __all__ = ["ablate"]
@@ -86,9 +86,9 @@ def ablate(
     as_json: AsJson = False,
 ) -> None:
     """Take heads away one after the other, and print how the loss changes."""
-    from weft.analysis.ablation import ablate as take_away
-    from weft.analysis.ablation import attention_layers
-    from weft.analysis.ablation import patch as patch_heads
+    from weft.experiments.ablation import ablate as take_away
+    from weft.experiments.ablation import attention_layers
+    from weft.experiments.ablation import patch as patch_heads
 
     use_threads(threads)
     text = given_text("ablate", text, file)
@@ -178,7 +178,7 @@ def _of_run(
     """The measure of a training run, and its name."""
     import torch
 
-    from weft.analysis.ablation import chosen_logit
+    from weft.experiments.ablation import chosen_logit
     from weft.training.batches import Batch
     from weft.training.tasks import make_task
     from weft.training.tasks.pairs import translate
@@ -231,8 +231,8 @@ def _of_pretrained(
     against: str | None,
 ) -> tuple[Callable[[], float], str]:
     """The measure of a model of Hugging Face, and its name."""
-    from weft.analysis.ablation import chosen_logit, next_token_loss
-    from weft.analysis.prediction import masked_loss, output_change, target_loss
+    from weft.experiments.ablation import chosen_logit, next_token_loss
+    from weft.experiments.prediction import masked_loss, output_change, target_loss
 
     given = dict(tokenizer(text, return_tensors="pt", verbose=False))
     ids = given["input_ids"]

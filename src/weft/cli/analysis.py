@@ -48,7 +48,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Ask traces in SQL; views: edges, rows, keys, tokens, layers, heads, named."""
-    from weft.analysis.query import WRITERS, ask, finite, open_traces, shown
+    from weft.analysis.sql.query import WRITERS, ask, finite, open_traces, shown
 
     if output is not None and output.suffix.lower() not in WRITERS:
         raise InputError(f"{output}: expected a file name that ends in {', '.join(WRITERS)}.")
@@ -78,7 +78,7 @@ def measures(
     as_json: AsJson = False,
 ) -> None:
     """Graph measures: who receives, heavy hitters, PageRank, reciprocity, rank, connected parts."""
-    from weft.analysis.graph_measures import graph_measures
+    from weft.analysis.graphs.table import graph_measures
     from weft.formats.trace import Trace
 
     table = graph_measures(Trace.open(path), by=by, exact=exact, share=share, threshold=threshold)
@@ -100,7 +100,7 @@ def rollout(
     as_json: AsJson = False,
 ) -> None:
     """Rollout: how much of each input position is in an output position, through all layers."""
-    from weft.analysis.rollout import ends, rollout_columns, rollout_rows
+    from weft.analysis.graphs.rollout import ends, rollout_columns, rollout_rows
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import Trace
 
@@ -133,8 +133,8 @@ def flow(
     as_json: AsJson = False,
 ) -> None:
     """Attention flow: how much can flow from a position to input positions, through all layers."""
-    from weft.analysis.flow import attention_flow
-    from weft.analysis.rollout import ends
+    from weft.analysis.graphs.flow import attention_flow
+    from weft.analysis.graphs.rollout import ends
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import Trace
 
@@ -173,8 +173,8 @@ def weights(
     as_json: AsJson = False,
 ) -> None:
     """The learned matrices: symmetry and direction of W_Q W_K^T, ranks, norms, copying."""
-    from weft.analysis.weight_measures import history_measures, weight_measures
-    from weft.analysis.weights import matrices_of
+    from weft.analysis.matrices.projections import matrices_of
+    from weft.analysis.matrices.table import history_measures, weight_measures
 
     if (Path(model) / "run.json").exists():
         from weft.formats.history import History
@@ -226,7 +226,7 @@ def _print_frame(table: Any, as_csv: bool) -> None:
     """A DataFrame, aligned or as comma-separated values."""
     import pyarrow as pa
 
-    from weft.analysis.query import shown
+    from weft.analysis.sql.query import shown
 
     if as_csv:
         table.to_csv(exact_output(), index=False)

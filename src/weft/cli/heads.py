@@ -82,8 +82,8 @@ def heads(
     ] = False,
 ) -> None:
     """What each head of a traced model is for, and what chance would score."""
-    from weft.analysis.roles import NO_NUMBER, ROLES
-    from weft.analysis.roles import heads as table_of
+    from weft.analysis.heads.roles import NO_NUMBER, ROLES
+    from weft.analysis.heads.roles import heads as table_of
 
     if history is not None:
         _check_alone(role, layer, sort, limit, exact, clusters, needle)
@@ -147,7 +147,7 @@ def find_traces(paths: list[Path]) -> list[Trace]:
     found = []
     for path in paths:
         if (path / "run.json").is_file():
-            from weft.analysis.formation import trace_of_snapshot
+            from weft.analysis.heads.formation import trace_of_snapshot
 
             past = _history(path)
             found.append(trace_of_snapshot(past[past.steps[-1]]))
@@ -191,7 +191,7 @@ def _along(paths: list[Path], measure: str, as_csv: bool, as_json: bool) -> None
     """Print a measure of every head along a training."""
     from rich.table import Table
 
-    from weft.analysis.formation import formation
+    from weft.analysis.heads.formation import formation
 
     if len(paths) != 1:
         raise InputError("--history: of one run; give one path.")
@@ -234,7 +234,7 @@ def _with_clusters(
     table: pandas.DataFrame, trace: Trace, count: int, exact: bool | None
 ) -> pandas.DataFrame:
     """With a column: the cluster of each head, from 0 for the largest; NaN where there is none."""
-    from weft.analysis.similarity import clusters, similarity
+    from weft.analysis.heads.similarity import clusters, similarity
 
     first = trace.layers[0]
     alike = [
@@ -255,7 +255,7 @@ def _with_needle(table: pandas.DataFrame, trace: Trace, text: str) -> pandas.Dat
     """With columns: the share of the needle that each head copies, its mass there, and chance's."""
     import pandas
 
-    from weft.analysis.retrieval import find_needle, retrieval
+    from weft.analysis.heads.retrieval import find_needle, retrieval
 
     found = retrieval(trace, find_needle(trace.tokens, text or None))
     return table.merge(pandas.DataFrame(found), how="left", on=["layer", "head"])
@@ -264,7 +264,7 @@ def _with_needle(table: pandas.DataFrame, trace: Trace, text: str) -> pandas.Dat
 def _rich_table(table: pandas.DataFrame, every: bool, more: list[str]) -> Table:
     from rich.table import Table
 
-    from weft.analysis.roles import MEASURES
+    from weft.analysis.heads.roles import MEASURES
 
     names = [*_FIRST, *(MEASURES if every else _LAST), *more, "source"]
     shown = Table(box=None, pad_edge=False, header_style="bold")

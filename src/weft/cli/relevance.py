@@ -63,7 +63,7 @@ def relevance(
     as_json: AsJson = False,
 ) -> None:
     """Relevance: which tokens of a text a prediction comes from, by weights and their gradients."""
-    from weft.analysis.relevance import relevance as relevance_of
+    from weft.experiments.relevance import relevance as relevance_of
     from weft.formats.tokens import shown, visible
 
     use_threads(threads)

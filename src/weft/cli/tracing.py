@@ -374,12 +374,12 @@ def export_trace(
         save_picture(heads(opened), picture)
         written.append(picture)
     if parquet is not None:
-        from weft.tracing import exchange
+        from weft.formats import exchange
 
         exchange.write_trace_parquet(opened, parquet)
         written.append(parquet)
     if graphml is not None:
-        from weft.tracing import exchange
+        from weft.formats import exchange
 
         exchange.write_graphml(opened.layers[layer], head, graphml)
         written.append(graphml)

@@ -16,7 +16,7 @@ from weft.formats.terms import Terms
 from weft.formats.tokens import Tokens
 from weft.formats.verification import in_words
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.matrix import AttentionMatrix
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 if TYPE_CHECKING:
     import pandas
@@ -354,19 +354,19 @@ class Trace:
         """How much of each input position is in each output position, (queries, keys).
 
         By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
-        `weft.analysis.rollout.rollout`; rows and columns of long traces are cheaper there.
+        `weft.analysis.graphs.rollout.rollout`; rows and columns of long traces are cheaper there.
         """
-        from weft.analysis.rollout import rollout
+        from weft.analysis.graphs.rollout import rollout
 
         return rollout(self, kind=kind, exact=exact)
 
     def sql(self, query: str) -> pandas.DataFrame:
         """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
 
-        The views are in `weft.analysis.views`. Raises: InputError: the query asks for what there
+        The views are in `weft.analysis.sql.views`. Raises: InputError: the query asks for what there
         is not.
         """
-        from weft.analysis.query import sql
+        from weft.analysis.sql.query import sql
 
         return sql(self, query)
 
@@ -409,8 +409,8 @@ class Trace:
         """What each head is for: one row a head, a column a measure, beside what chance scores.
 
         exact: True: every measure exactly; False: from the kept edges alone; None: exactly where
-            that is cheap. See `weft.analysis.roles.heads`.
+            that is cheap. See `weft.analysis.heads.roles.heads`.
         """
-        from weft.analysis.roles import heads
+        from weft.analysis.heads.roles import heads
 
         return heads(self, exact=exact)

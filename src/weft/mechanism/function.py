@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, Unpack, overload
 from torch import Tensor
 
 from weft.errors import BackendError, InputError
-from weft.mechanism import native, torch_ops
+from weft.mechanism.backends import native, torch_ops
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.native_request import NativeCall, kernels
 from weft.mechanism.native_by_torch import torch_gradients
-from weft.mechanism.native_call import NativeCall, kernels
 from weft.mechanism.native_forward import Rows, request, strided
 from weft.mechanism.recomputed import products_again
 

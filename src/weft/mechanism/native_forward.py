@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.mechanism.native_call import NativeCall, kernels
+from weft.mechanism.backends.native_request import NativeCall, kernels
 
 __all__ = ["Rows", "forward", "request", "strided"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from weft.analysis.roles import MEASURES, HeadRole
-from weft.analysis.roles import head_roles as find_roles
+from weft.analysis.heads.roles import MEASURES, HeadRole
+from weft.analysis.heads.roles import head_roles as find_roles
 from weft.formats.trace import Trace
 
 __all__ = ["head_roles"]
@@ -18,7 +18,7 @@ _LEAST = 5e-5
 def head_roles(trace: Trace) -> list[list[dict[str, Any]]]:
     """By layer a list by head of
 
-    role      of weft.analysis.roles.ROLES, or "broad" or "mixed"
+    role      of weft.analysis.heads.roles.ROLES, or "broad" or "mixed"
     scores    {measure: score} of those that apply
     bounds    which of them are lower bounds
     null      {measure: [mean, standard deviation]} of random weights of the same entropy

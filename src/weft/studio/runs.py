@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.analysis.formation import trace_of_snapshot
+from weft.analysis.heads.formation import trace_of_snapshot
 from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder

@@ -14,7 +14,7 @@ from weft.studio.arrays import Array, LayerArrays
 
 __all__ = ["MEASURES", "NEAR", "layer_measures"]
 
-#: Tokens away that count as local, as in `weft.analysis.measures.local_window`.
+#: Tokens away that count as local, as in `weft.analysis.heads.measures.local_window`.
 NEAR = 4
 #: Mass left out, a row, from which a number that lacks it is called a bound.
 _LEAST = 5e-6

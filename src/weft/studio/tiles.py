@@ -23,8 +23,8 @@ from torch import Tensor
 
 from weft.formats.trace import Trace
 from weft.formats.trace_reader import StoredLayer
-from weft.mechanism.matrix import AttentionMatrix
-from weft.mechanism.matrix_blocks import reduced
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.matrix.blocks import reduced
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
 __all__ = ["SIDE", "MatrixTiles", "Of", "top_level"]

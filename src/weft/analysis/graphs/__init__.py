@@ -1,0 +1,1 @@
+"""Attention as a weighted, directed graph: its measures."""

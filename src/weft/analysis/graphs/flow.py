@@ -1,0 +1,204 @@
+"""Attention flow: how much can flow from an output to an input position, through all layers.
+
+    the largest flow from (L, i) to (0, j) in the network with a node for each position of each
+    layer; the edge from (l, i) to (l - 1, j) can carry 1/2 w_ij, and 1/2 more where i = j
+
+w: the weights of layer l averaged over heads; the residual connection carries the other half. Where
+rollout multiplies along paths, flow lets each edge be as wide as it is, so that the narrowest ones
+decide. Of an encoder-decoder, a cross-attention layer leads from the target to the source as it is
+then, as in `weft.analysis.graphs.rollout`.
+
+From kept edges the flow lies between that of two networks. In the lower one there are the kept
+edges alone. In the upper one, each layer has one more node: from position i it can take the mass
+that row i left out, and to position j give what j can have been given, at most the largest weight
+that each row that left it out can have left out. Every flow of the true network passes through it.
+
+Capacities are whole numbers of 2^-30, rounded down in the lower network and up in the upper one, so
+that the interval holds the true flow even so.
+
+Source: Abnar and Zuidema 2020, section 3. The largest flows are SciPy's, by Dinic's algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import maximum_flow
+
+from weft.analysis.graphs.head_average import average_edges
+from weft.analysis.graphs.rollout import chosen_layers
+from weft.analysis.interval import Interval, check_numbers, left_out, to_others
+from weft.errors import InputError
+from weft.formats.trace import Trace, TraceLayer
+
+__all__ = ["attention_flow"]
+
+#: What a capacity of 1 is, as a whole number.
+ONE = 2**30
+
+#: Cells of a layer up to which all of its weights are taken.
+CHEAP_CELLS = 2**22
+
+
+def attention_flow(
+    trace: Trace,
+    position: int,
+    targets: int | Sequence[int],
+    *,
+    kind: str | None = None,
+    exact: bool | None = None,
+    residual: float = 0.5,
+    edges: int | None = 32,
+) -> Interval:
+    """The largest flow from a position of the last layer to each of some input positions.
+
+    Args:
+        trace: of any model.
+        position: of the last layer; targets: of the input. Negative ones count from the end.
+        kind: as in `weft.analysis.graphs.rollout.rollout`.
+        exact: True: from all weights; False: from the kept edges; None: from all where that is
+            cheap.
+        residual: what the residual connection carries, 0 to 1.
+        edges: strongest edges of each averaged row that are taken one by one; the others count as
+            left out. None: all that there are. More take longer and narrow the interval.
+
+    Returns: (targets,), from 0 to 1.
+
+    Raises: InputError: no such position or layer; no exact weights.
+    """
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    wanted = [targets] if isinstance(targets, int) else list(targets)
+    for place, length in ((position, sizes[queries]), *((j, sizes[keys]) for j in wanted)):
+        if not -length <= place < length:
+            raise InputError(
+                f"flow: no position {place}; the sequence has positions 0 to {length - 1}."
+            )
+    steps = [_step(layer, exact, edges) for layer in layers]
+    start = position % sizes[queries]
+    ends = [j % sizes[keys] for j in wanted]
+    values = np.array(
+        [
+            [_largest(steps, sizes, (queries, start), (keys, end), residual, upper) for end in ends]
+            for upper in (False, True)
+        ]
+    ).reshape(2, -1)
+    lower, upper_ones = torch.from_numpy(values)
+    return Interval(lower, torch.maximum(upper_ones.clamp(max=1), lower))
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """The edges of one layer, averaged over heads, and what it left out.
+
+    missing: of each row, (queries,); given: what each key can have got of it, (keys,).
+    """
+
+    queries: str
+    keys: str
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    missing: NDArray[np.float64]
+    given: NDArray[np.float64]
+
+
+def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
+    _, queries, keys = layer.shape
+    graph = layer.graph
+    if exact is None:
+        exact = layer.shape[0] * queries * keys <= CHEAP_CELLS and layer.matrix is not None
+    if exact:
+        if layer.matrix is None:
+            raise InputError(
+                f"flow: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
+                "edges, exact=False."
+            )
+        graph = layer.matrix.top(keys)
+    check_numbers(graph, f"flow: layer {layer.name}")
+    averaged = average_edges(graph)
+    mass, largest = (part.double() for part in left_out(graph))
+    missing, given = mass.mean(0).numpy(), to_others(graph, largest).mean(0).numpy()
+    rows = np.repeat(np.arange(queries), np.diff(averaged.indptr))
+    columns, weights = averaged.indices.astype(np.int64), averaged.data.astype(np.float64)
+    if edges is not None and not exact:
+        order = np.lexsort((-weights, rows))
+        place = np.arange(len(rows)) - averaged.indptr[rows]
+        kept, others = order[place < edges], order[place >= edges]
+        missing = missing + np.bincount(rows[others], weights[others], queries)
+        given = given + np.bincount(columns[others], weights[others], keys)
+        rows, columns, weights = rows[kept], columns[kept], weights[kept]
+    return _Step(layer.queries_from, layer.keys_from, rows, columns, weights, missing, given)
+
+
+def _largest(
+    steps: Sequence[_Step],
+    sizes: dict[str, int],
+    source: tuple[str, int],
+    target: tuple[str, int],
+    residual: float,
+    upper: bool,
+) -> float:
+    """The largest flow in the lower or the upper network."""
+    # A sequence has new nodes whenever a layer updates it.
+    first = dict(zip(sizes, np.cumsum([0, *sizes.values()][:-1]).tolist(), strict=True))
+    sink = first[target[0]] + target[1]
+    nodes = sum(sizes.values())
+    parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]] = []
+    for step in steps:
+        size, now = sizes[step.queries], nodes
+        nodes += size
+        everyone = np.arange(size)
+        passes = np.full(size, residual)
+        parts.append((now + everyone, first[step.queries] + everyone, passes))
+        share = 1 - residual
+        parts.append((now + step.rows, first[step.keys] + step.columns, share * step.weights))
+        if upper and step.missing.any():
+            between = nodes
+            nodes += 1
+            parts.append((now + everyone, np.full(size, between), share * step.missing))
+            others = np.arange(sizes[step.keys])
+            parts.append(
+                (np.full(len(others), between), first[step.keys] + others, share * step.given)
+            )
+        first[step.queries] = now
+    start = first[source[0]] + source[1]
+    rows, columns, capacity = (np.concatenate(part) for part in zip(*parts, strict=True))
+    # What leads out of the source, and into the sink, is all that matters there.
+    useful = _useful(rows, columns, capacity, nodes, start, sink)
+    rows, columns, capacity = rows[useful], columns[useful], capacity[useful]
+    scaled = np.minimum(capacity, 1) * ONE
+    whole = (np.ceil(scaled) if upper else np.floor(scaled)).astype(np.int64)
+    # Two edges between the same nodes, a weight and the residual, become one.
+    network = scipy.sparse.csr_array((whole, (rows, columns)), shape=(nodes, nodes))
+    network.sum_duplicates()
+    network.data = np.minimum(network.data, np.iinfo(np.int32).max // 2)
+    found = maximum_flow(network.astype(np.int32), start, sink, method="dinic").flow_value
+    return float(found) / ONE
+
+
+def _useful(
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    capacity: NDArray[np.float64],
+    nodes: int,
+    start: int,
+    sink: int,
+) -> NDArray[np.bool_]:
+    """The edges that lie on a way from the source to the sink."""
+    open_edges = capacity > 0
+    forward = scipy.sparse.csr_array(
+        (np.ones(int(open_edges.sum()), np.int8), (rows[open_edges], columns[open_edges])),
+        shape=(nodes, nodes),
+    )
+    reached = scipy.sparse.csgraph.breadth_first_order(forward, start, return_predecessors=False)
+    reaching = scipy.sparse.csgraph.breadth_first_order(
+        forward.T.tocsr(), sink, return_predecessors=False
+    )
+    after, before = np.zeros((2, nodes), bool)
+    after[reached], before[reaching] = True, True
+    return open_edges & after[rows] & before[columns]

@@ -1,0 +1,155 @@
+"""A layer's weights averaged over its heads, as a linear operator: exact, or of the kept edges.
+
+    W = 1/heads sum_h P_h,    rows are queries, columns keys
+
+Two operators with the same methods. `Exact` multiplies by the whole matrix, which is never formed.
+`Kept` has the kept edges alone: each of its cells is at most that of W, and row i lacks a mass of
+``missing[i]`` in all, which `rest` gives. What is computed from it by sums and products of such
+matrices is a lower bound, and `missing` says how far below it can be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from weft.analysis.interval import check_numbers
+from weft.analysis.tiles import row_tiles
+from weft.errors import InputError
+from weft.formats.trace import TraceLayer
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+
+__all__ = ["Averaged", "Exact", "Kept", "average_edges", "averaged"]
+
+
+class Exact:
+    """The mean over heads of an attention matrix; nothing is missing."""
+
+    def __init__(self, matrix: AttentionMatrix, *, causal: bool = False) -> None:
+        self.matrix, self._causal = matrix, causal
+        #: Mass of each row that the operator lacks, (queries,).
+        self.missing = torch.zeros(matrix.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(queries, keys)."""
+        return self.matrix.shape[1:]
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """``W x``; vectors: (keys, columns). Returns: (queries, columns)."""
+        return (self.matrix @ vectors).mean(0)
+
+    def transposed(self, vectors: Tensor) -> Tensor:
+        """``W^T y``; vectors: (queries, columns). Returns: (keys, columns)."""
+        return (self.matrix.T @ vectors).mean(0)
+
+    def dense(self) -> Tensor:
+        """The cells, (queries, keys), formed some rows of one head at a time."""
+        heads, queries, keys = self.matrix.shape
+        found = torch.zeros(queries, keys)
+        for head in range(heads):
+            for rows, columns, tile in row_tiles(self.matrix, head, causal=self._causal):
+                found[rows.start : rows.stop, : len(columns)] += tile
+        return found.div_(max(heads, 1))
+
+
+class Kept:
+    """The mean over heads of the kept edges, sparse; `missing` is what `rest` says.
+
+    >>> import weft
+    >>> tokens = torch.eye(3)[None]                              # e^score is 2 or 1, of 4
+    >>> _, graph = weft.attend(tokens, tokens, tokens, scale=np.log(2), keep=weft.Top(1))
+    >>> kept = Kept(graph)
+    >>> kept @ torch.tensor([[4.0], [0.0], [0.0]]), kept.missing
+    (tensor([[2.],
+            [0.],
+            [0.]]), tensor([0.5000, 0.5000, 0.5000]))
+    """
+
+    def __init__(self, graph: AttentionGraph) -> None:
+        self.edges = average_edges(graph)
+        self.missing = graph.rest.detach().float().cpu().mean(0).clamp(min=0)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(queries, keys)."""
+        queries, keys = self.edges.shape
+        return queries, keys
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        """``W x`` of the kept edges; vectors: (keys, columns). Returns: (queries, columns)."""
+        if vectors.shape[1] >= 16 and self.edges.nnz:
+            return self._torch @ vectors
+        return torch.from_numpy(self.edges @ vectors.numpy())
+
+    def transposed(self, vectors: Tensor) -> Tensor:
+        """``W^T y`` of the kept edges; vectors: (queries, columns). Returns: (keys, columns)."""
+        return torch.from_numpy(self.edges.T @ vectors.numpy())
+
+    def dense(self) -> Tensor:
+        """The cells, (queries, keys)."""
+        return torch.from_numpy(self.edges.toarray())
+
+    @cached_property
+    def _torch(self) -> Tensor:
+        """The same for torch, which is the faster one with many columns."""
+        with warnings.catch_warnings():
+            # That sparse matrices may change their interface.
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.sparse_csr_tensor(
+                torch.from_numpy(self.edges.indptr),
+                torch.from_numpy(self.edges.indices),
+                torch.from_numpy(self.edges.data),
+                size=self.shape,
+            )
+
+
+Averaged = Exact | Kept
+
+
+def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse.csr_array:
+    """The kept weights of a graph without a batch, averaged over heads, (queries, keys).
+
+    merged: whether the edges of several heads between the same positions become one, in order;
+    products with vectors need no such thing, and making it takes most of the time.
+    """
+    heads, queries, places = graph.keys.shape
+    keys = graph.keys.detach().cpu().transpose(0, 1).reshape(queries, heads * places)
+    weights = graph.weights.detach().float().cpu().transpose(0, 1).reshape(queries, heads * places)
+    there = keys >= 0
+    starts = np.zeros(queries + 1, np.int32)
+    np.cumsum(there.sum(-1).numpy(), out=starts[1:])
+    edges = scipy.sparse.csr_array(
+        ((weights[there] / max(heads, 1)).numpy(), keys[there].int().numpy(), starts),
+        shape=(queries, graph.length),
+    )
+    if merged:
+        edges.sum_duplicates()
+    return edges
+
+
+def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
+    """A layer's weights averaged over heads.
+
+    exact: True: all of them, from queries and keys; False: those of the kept edges; None: all of
+    them where the layer knows its queries and keys, or has every edge anyway.
+
+    Raises: InputError: exact is True and the layer has no `matrix`; weights that are not numbers.
+    """
+    if exact is not False and layer.matrix is not None:
+        check_numbers(layer.matrix, f"layer {layer.name}")
+        return Exact(layer.matrix, causal=layer.mask == "causal")
+    if exact:
+        raise InputError(
+            f"layer {layer.name}: it has no exact weights: {layer.no_matrix}. Take the kept edges, "
+            "exact=False."
+        )
+    graph = layer.graph
+    check_numbers(graph, f"layer {layer.name}")
+    return Kept(graph)

@@ -1,0 +1,254 @@
+"""Rollout: how much of each input position is in each output position, through all layers.
+
+    R = (r W_L + (1 - r) I) ... (r W_1 + (1 - r) I),    r = 1/2
+
+W_l: the weights of layer l averaged over heads; rows are positions of the last layer, columns of
+the input. Half of what a position holds comes past the layer, by the residual connection.
+
+Between two sequences the same holds for each layer's update of what a position holds: a
+cross-attention layer gives half of the target's positions what W mixes of the source's,
+
+    C <- 1/2 C + 1/2 W E,    D <- 1/2 D
+
+where E is the encoder's rollout, C what the target holds of the source and D what it holds of
+itself. Each row of [C D] sums to 1, as those of R.
+
+Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence.
+
+A row is one product with a transposed matrix a layer, from the last layer down; a column one
+product a layer, from the first up: exact at any length, in memory linear in it. From kept edges
+alone, everything is a lower bound: weights are not negative, and each kept one is exact. What row
+i lacks in all is known, since a row of the whole rollout sums to 1 (a sink's mass counts as
+missing):
+
+    0 <= R_ij - kept R_ij,    sum_j (R_ij - kept R_ij) <= bound_i = 1 - (sum of what is kept)
+
+with equality where no head has a sink. So no entry of row i is more than bound_i too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.analysis.graphs.head_average import Averaged, averaged
+from weft.errors import InputError
+from weft.formats.trace import Trace, TraceLayer
+
+__all__ = [
+    "Rollout",
+    "chosen_layers",
+    "ends",
+    "rollout",
+    "rollout_columns",
+    "rollout_rows",
+    "whole_rollout",
+]
+
+#: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
+LIMIT = 2**28
+
+#: Columns that are taken through all layers at once.
+COLUMNS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """Rows or columns of a rollout, and how far below the true ones they can be.
+
+    values: (rows, keys), (queries, columns) or (queries, keys).
+    bound: (rows,) or (queries,): no entry of that row is more than this too low, and all of them
+    together are not; 0 but for rounding where weights are exact.
+    """
+
+    values: Tensor
+    bound: Tensor
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One layer's update: ``held[queries] = keep held[queries] + (1 - keep) W held[keys]``."""
+
+    weights: Averaged
+    queries: str
+    keys: str
+
+
+def rollout(
+    trace: Trace,
+    *,
+    kind: str | None = None,
+    exact: bool | None = None,
+    residual: float = 0.5,
+    force: bool = False,
+) -> Tensor:
+    """The whole rollout of a trace, (queries, keys).
+
+    Args:
+        trace: of any model.
+        kind: "encoder" or "decoder": the product over the layers of that kind; "cross": what the
+            target holds of the source, through all layers. None: "cross" where there are such
+            layers, else the kind of the last layer.
+        exact: True: from all weights; False: from the kept edges; None: the former where the
+            trace has them.
+        residual: what comes past a layer, 0 to 1.
+        force: compute it even where it takes more than 1 GiB.
+
+    Returns: (queries, keys), float32: row i is what position i holds of each input position.
+
+    Raises: InputError: no such layers; no exact weights; too large. A row or a column of a long
+    one: `rollout_rows`, `rollout_columns`.
+
+    The time is that of a product of dense matrices a layer. See also `whole_rollout`, with bounds.
+    """
+    return whole_rollout(trace, kind=kind, exact=exact, residual=residual, force=force).values
+
+
+def whole_rollout(
+    trace: Trace,
+    *,
+    kind: str | None = None,
+    exact: bool | None = None,
+    residual: float = 0.5,
+    force: bool = False,
+) -> Rollout:
+    """The whole rollout with the bound of each row. Takes what `rollout` takes."""
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    if sizes[queries] * sizes[keys] > LIMIT and not force:
+        raise InputError(
+            f"rollout: the whole of it is {sizes[queries]:,} x {sizes[keys]:,}. Take some rows or "
+            "columns (rollout_rows, rollout_columns), or force=True."
+        )
+    held: dict[str, Tensor] = {
+        name: torch.eye(sizes[keys]) if name == keys else torch.zeros(size, sizes[keys])
+        for name, size in sizes.items()
+    }
+    total = {name: torch.ones(size, 1) for name, size in sizes.items()}
+    ahead = all(layer.mask == "causal" for layer in layers)
+    for layer in layers:
+        step = _step(layer, exact)
+        total = _forward(step, total, residual)
+        dense = step.weights.dense() if not _sparse(step.weights) else None
+        past, mixed = held[step.queries], held[step.keys]
+        for start in range(0, sizes[keys], COLUMNS):
+            block = slice(start, start + COLUMNS)
+            # Nothing that is causal leads from a column to the rows above it.
+            first = start if ahead else 0
+            if dense is not None:
+                given = dense[first:, first:] @ mixed[first:, block]
+            else:
+                given = (step.weights @ mixed[:, block].contiguous())[first:]
+            new = past[first:, block].mul_(residual).add_(given, alpha=1 - residual)
+            past[first:, block] = new
+    bound = (1 - total[queries][:, 0]).clamp(min=0)
+    return Rollout(held[queries], bound)
+
+
+def rollout_rows(
+    trace: Trace,
+    positions: int | Sequence[int],
+    *,
+    kind: str | None = None,
+    exact: bool | None = None,
+    residual: float = 0.5,
+) -> Rollout:
+    """Some rows of the rollout: what these positions of the last layer hold of the input.
+
+    Takes what `rollout` takes, and the positions. One product with a transposed matrix a layer.
+
+    Returns: values (rows, keys) and bound (rows,).
+    """
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    wanted = _positions(positions, sizes[queries])
+    held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
+    held[queries][wanted, torch.arange(len(wanted))] = 1
+    for layer in reversed(layers):
+        step = _step(layer, exact)
+        given = step.weights.transposed(held[step.queries])
+        held[step.queries] = residual * held[step.queries]
+        held[step.keys] = held[step.keys] + (1 - residual) * given
+    kept = torch.stack([of.sum(0) for of in held.values()]).sum(0)
+    return Rollout(held[keys].T.contiguous(), (1 - kept).clamp(min=0))
+
+
+def rollout_columns(
+    trace: Trace,
+    positions: int | Sequence[int],
+    *,
+    kind: str | None = None,
+    exact: bool | None = None,
+    residual: float = 0.5,
+) -> Rollout:
+    """Some columns of the rollout: where these positions of the input went.
+
+    Takes what `rollout` takes, and the positions. One product a layer.
+
+    Returns: values (queries, columns) and bound (queries,).
+    """
+    layers, queries, keys, sizes = chosen_layers(trace, kind)
+    wanted = _positions(positions, sizes[keys])
+    # The last vector asks how much of each row there is in all.
+    held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
+    held[keys][wanted, torch.arange(len(wanted))] = 1
+    for of in held.values():
+        of[:, -1] = 1
+    for layer in layers:
+        held = _forward(_step(layer, exact), held, residual)
+    values = held[queries]
+    return Rollout(values[:, :-1].contiguous(), (1 - values[:, -1]).clamp(min=0))
+
+
+def ends(trace: Trace, kind: str | None = None) -> tuple[str, str]:
+    """The sequences that the rows and the columns of a rollout are of."""
+    _, queries, keys, _ = chosen_layers(trace, kind)
+    return queries, keys
+
+
+def _forward(step: _Step, held: dict[str, Tensor], residual: float) -> dict[str, Tensor]:
+    given = step.weights @ held[step.keys]
+    return {**held, step.queries: residual * held[step.queries] + (1 - residual) * given}
+
+
+def _sparse(weights: Averaged) -> bool:
+    """Whether the product with many columns is faster by the edges than by cells."""
+    edges = getattr(weights, "edges", None)
+    return edges is not None and edges.nnz * 16 < edges.shape[0] * edges.shape[1]
+
+
+def _step(layer: TraceLayer, exact: bool | None) -> _Step:
+    return _Step(averaged(layer, exact), layer.queries_from, layer.keys_from)
+
+
+def chosen_layers(
+    trace: Trace, kind: str | None
+) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
+    """The layers of a kind, the sequences at both ends, and the lengths of all that take part."""
+    kinds = [layer.kind for layer in trace.layers]
+    if kind is None:
+        kind = "cross" if "cross" in kinds else kinds[-1] if kinds else None
+    layers = [layer for layer in trace.layers if kind in ("cross", layer.kind)]
+    last = next((layer for layer in reversed(layers) if layer.kind == kind), None)
+    if last is None:
+        there = ", ".join(sorted(set(kinds))) or "no layer at all"
+        raise InputError(f"the trace has no {kind} layer; it has {there}.")
+    if kind != "cross":
+        # A model of text and images has layers of one kind for both.
+        layers = [layer for layer in layers if layer.queries_from == last.queries_from]
+    sizes: dict[str, int] = {}
+    for layer in layers:
+        sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
+    return layers, last.queries_from, last.keys_from, sizes
+
+
+def _positions(positions: int | Sequence[int], length: int) -> Tensor:
+    """Positions as indices; negative ones count from the end."""
+    wanted = [positions] if isinstance(positions, int) else list(positions)
+    for position in wanted:
+        if not -length <= position < length:
+            raise InputError(
+                f"rollout: no position {position}; the sequence has positions 0 to {length - 1}."
+            )
+    return torch.tensor(wanted, dtype=torch.long) % max(length, 1)

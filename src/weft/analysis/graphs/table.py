@@ -1,0 +1,202 @@
+"""A table of the graph measures of a trace: a row for each head, or for each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from weft.analysis.graphs.components import components
+from weft.analysis.graphs.pagerank import pagerank
+from weft.analysis.graphs.reciprocity import reciprocity
+from weft.analysis.graphs.spectrum import energy_rank
+from weft.analysis.graphs.strength import heavy_hitters, received
+from weft.analysis.interval import Source, check_numbers, left_out
+from weft.errors import InputError
+from weft.formats.tokens import shown
+from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.graph import AttentionGraph
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["graph_measures"]
+
+#: Cells of a layer up to which measures are taken from all weights without being asked for.
+CHEAP_CELLS = 2**28
+
+
+def graph_measures(
+    trace: Trace,
+    *,
+    by: str = "head",
+    exact: bool | None = None,
+    share: float = 0.9,
+    threshold: float = 0.1,
+) -> pandas.DataFrame:
+    """The graph measures of a trace.
+
+    Args:
+        trace: of any model.
+        by: "head": a row for each head; "layer": a row for each layer.
+        exact: True: from all weights; False: from the kept edges; None: from all of them where
+            that is cheap.
+        share: of the mass, for heavy hitters.
+        threshold: the weight of an edge that connects.
+
+    Returns: a DataFrame with the columns
+
+        layer, kind, head                 by layer without head
+        entropy                           mean over queries, nats
+        received_key, _token, _share, _share_high    who receives most, and its share of all mass
+        hitters, hitters_high             how few keys hold the share
+        reciprocity, reciprocity_high     of self-attention; by layer the mean over heads
+        pagerank_key, _token, pagerank, pagerank_bound    the highest; by layer of the mean
+        rank, rank_high                   directions in use, by energy; by layer the mean
+        parts, largest_part, parts_certain    connected parts, and the size of the largest; not
+                                          certain: edges that were left out may join some of them
+        source                            "exact" or "kept"
+
+    Where two columns stand side by side the true value lies between them; from all weights they
+    are equal, but for the rank.
+
+    Raises: InputError: pandas is not installed, or a layer has no exact weights that were asked
+    for.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise InputError(
+            'measures: pandas is not installed. pip install "weft[exchange]"'
+        ) from None
+    if by not in ("head", "layer"):
+        raise InputError(f'measures: by={by!r}; expected "head" or "layer".')
+    rows: list[dict[str, Any]] = []
+    for number, layer in enumerate(trace.layers):
+        source, name = _source(layer, exact)
+        found = _by_head if by == "head" else _by_layer
+        said = {"layer": number, "kind": layer.kind}
+        if not all(layer.shape):
+            # Of no token there is nothing to measure.
+            rows += [said | ({"head": h} if by == "head" else {}) for h in range(layer.heads)][
+                : None if by == "head" else 1
+            ]
+            continue
+        rows += [said | row | {"source": name} for row in found(layer, source, share, threshold)]
+    return pandas.DataFrame(rows)
+
+
+def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
+    heads, queries, keys = layer.shape
+    if exact is None:
+        exact = heads * queries * keys <= CHEAP_CELLS and layer.matrix is not None
+    if not exact:
+        graph = layer.graph
+        check_numbers(graph, f"measures: layer {layer.name}")
+        return graph, "kept"
+    if layer.matrix is None:
+        raise InputError(
+            f"measures: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
+            "edges, exact=False."
+        )
+    check_numbers(layer.matrix, f"measures: layer {layer.name}")
+    return layer.matrix, "exact"
+
+
+def _by_head(
+    layer: TraceLayer, source: Source, share: float, threshold: float
+) -> list[dict[str, Any]]:
+    heads, queries, keys = layer.shape
+    got, hitters = received(source), heavy_hitters(source, share)
+    rank = energy_rank(source)
+    entropy = layer.graph.entropy.double().mean(-1)
+    rows: list[dict[str, Any]] = []
+    for head in range(heads):
+        best = int(got.middle[head].argmax())
+        rows.append(
+            {
+                "head": head,
+                "entropy": float(entropy[head]),
+                **_named("received", layer, best),
+                **_share(source, got.lower[head], got.upper[head], head, best),
+                "hitters": int(hitters.count.lower[head]),
+                "hitters_high": int(hitters.count.upper[head]),
+                "rank": float(rank.lower[head]),
+                "rank_high": float(rank.upper[head]),
+            }
+        )
+    if queries == keys:
+        mutual, ranks = reciprocity(source), pagerank(source, edges=layer.graph)
+        parts = components(source, threshold)
+        for head, row in enumerate(rows):
+            best = int(ranks.heads[head].argmax())
+            row |= {
+                "reciprocity": float(mutual.lower[head]),
+                "reciprocity_high": float(mutual.upper[head]),
+                **_named("pagerank", layer, best),
+                "pagerank": float(ranks.heads[head, best]),
+                "pagerank_bound": float(ranks.bound[head, best]),
+                "parts": int(parts.count[head]),
+                "largest_part": int(parts.largest[head]),
+                "parts_certain": bool(parts.complete[head]),
+            }
+    return rows
+
+
+def _by_layer(
+    layer: TraceLayer, source: Source, share: float, threshold: float
+) -> list[dict[str, Any]]:
+    _, queries, keys = layer.shape
+    got = received(source)
+    hitters = heavy_hitters(source, share, together=True)
+    rank = energy_rank(source)
+    best = int(got.middle.mean(0).argmax())
+    row: dict[str, Any] = {
+        "entropy": float(layer.graph.entropy.double().mean()),
+        **_named("received", layer, best),
+        **_share(source, got.lower.sum(0), got.upper.sum(0), None, best),
+        "hitters": int(hitters.count.lower[0]),
+        "hitters_high": int(hitters.count.upper[0]),
+        "rank": float(rank.lower.mean()),
+        "rank_high": float(rank.upper.mean()),
+    }
+    if queries == keys:
+        mutual, ranks = reciprocity(source), pagerank(source, edges=layer.graph)
+        parts = components(source, threshold, together=True)
+        top = int(ranks.mean.argmax())
+        row |= {
+            "reciprocity": float(mutual.lower.mean()),
+            "reciprocity_high": float(mutual.upper.mean()),
+            **_named("pagerank", layer, top),
+            "pagerank": float(ranks.mean[top]),
+            "pagerank_bound": float(ranks.mean_bound[top]),
+            "parts": int(parts.count[0]),
+            "largest_part": int(parts.largest[0]),
+            "parts_certain": bool(parts.complete[0]),
+        }
+    return [row]
+
+
+def _share(
+    source: Source, lower: Tensor, upper: Tensor, head: int | None, key: int
+) -> dict[str, float]:
+    """Between which bounds the share lies that a key has of all mass on keys.
+
+    A row that sees no key has none; a sink's is on no key, and part of what was left out.
+    head: None: of all together.
+    """
+    kept = float(lower.double().sum())
+    missing = 0.0
+    if isinstance(source, AttentionGraph):
+        mass = left_out(source)[0].double()
+        missing = float(mass.sum() if head is None else mass[head].sum())
+    least, most = float(lower[key]), min(float(upper[key]), float(lower[key]) + missing)
+    others = kept - least
+    return {
+        "received_share": least / (kept + missing) if kept + missing > 0 else 0.0,
+        "received_share_high": most / (others + most) if others + most > 0 else 0.0,
+    }
+
+
+def _named(measure: str, layer: TraceLayer, key: int) -> dict[str, Any]:
+    return {f"{measure}_key": key, f"{measure}_token": shown(layer.key_tokens)[key]}

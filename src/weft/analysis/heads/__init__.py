@@ -1,0 +1,1 @@
+"""What each head is for: patterns, measures beside chance, roles."""

@@ -1,0 +1,86 @@
+"""When heads become what they are: their scores on the probe of a run, snapshot by snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from weft.analysis.heads.roles import MEASURES, layer_scores
+from weft.errors import InputError
+from weft.formats.history import History, Snapshot
+from weft.formats.trace import Held, Trace, TraceLayer
+
+__all__ = ["Moment", "formation", "trace_of_snapshot"]
+
+#: Which sequences the layers of an encoder-decoder take their queries and keys from.
+_TWO = {
+    "encoder": ("source", "source"),
+    "decoder": ("target", "target"),
+    "cross": ("target", "source"),
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A measure of every head at one step.
+
+    loss: of the step, where it is known.
+    scores: by (layer, head), both from 0; NaN where the measure does not apply.
+    """
+
+    step: int
+    loss: float | None
+    scores: dict[tuple[int, int], float]
+
+
+def trace_of_snapshot(snapshot: Snapshot) -> Trace:
+    """The probe of a snapshot as a trace, without queries and keys."""
+    counts: Counter[str] = Counter()
+    two = any(layer.kind == "cross" for layer in snapshot.layers)
+    sequences: dict[str, list[str]] = {}
+    layers = []
+    for layer in snapshot.layers:
+        queries_from, keys_from = _TWO[layer.kind] if two else ("tokens", "tokens")
+        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        heads, queries, keys = layer.graph.shape
+        layers.append(
+            TraceLayer(
+                name=layer.name,
+                kind=layer.kind,
+                index=counts[layer.kind],
+                shape=(heads, queries, keys),
+                queries_from=queries_from,
+                keys_from=keys_from,
+                query_tokens=layer.query_tokens,
+                key_tokens=layer.key_tokens,
+                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
+                data=Held(layer.graph, None),
+            )
+        )
+        counts[layer.kind] += 1
+    return Trace(sequences, tuple(layers))
+
+
+def formation(history: History, measure: str) -> list[Moment]:
+    """A measure of every head along a training, on the fixed input that its history keeps.
+
+    Args:
+        history: of a run.
+        measure: one of `weft.analysis.heads.roles.MEASURES`.
+
+    Raises: InputError: no such measure, or a history without snapshots.
+    """
+    if measure not in MEASURES:
+        raise InputError(f"formation: no measure {measure!r}; there are {', '.join(MEASURES)}.")
+    if not len(history):
+        raise InputError(f"{history.folder}: this history has no snapshots yet.")
+    moments = []
+    for snapshot in history:
+        scores: dict[tuple[int, int], float] = {}
+        for number, layer in enumerate(trace_of_snapshot(snapshot).layers):
+            found = layer_scores(layer).get(measure)
+            for head in range(layer.heads):
+                scores[number, head] = math.nan if found is None else float(found.score[head])
+        moments.append(Moment(snapshot.step, snapshot.loss, scores))
+    return moments

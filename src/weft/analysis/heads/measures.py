@@ -1,0 +1,341 @@
+"""The measures of a head: how much of each row goes where, one function each.
+
+Direction: row i is the query that looks, column j the key that is looked at. A score is the mean
+over the rows that have such a key, from 0 to 1, and comes with what shuffled weights would score
+(`weft.analysis.heads.chance`).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from weft.analysis.heads.chance import partner_moments
+from weft.analysis.heads.pattern_mass import Between, LayerWeights
+from weft.analysis.heads.patterns import Classes, Diagonals, class_numbers
+from weft.analysis.heads.scores import HeadScores, on_pattern
+from weft.errors import InputError
+from weft.formats.trace import TraceLayer
+
+__all__ = [
+    "SEPARATORS",
+    "breadth",
+    "distance",
+    "duplicate_token",
+    "entropy",
+    "first_token",
+    "induction",
+    "local_window",
+    "next_token",
+    "previous_token",
+    "punctuation",
+    "same_token",
+    "separator",
+    "symmetric_partner",
+]
+
+#: Names of tokens that end or part texts.
+SEPARATORS = frozenset(
+    (
+        *("[SEP]", "</s>", "<end>", "<sep>", "<eos>", "<EOS>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<end_of_turn>"),
+    )
+)
+
+_Layer = TraceLayer | LayerWeights
+
+
+def _weights(layer: _Layer) -> LayerWeights:
+    return layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
+
+
+def _one_sequence(layer: _Layer, measure: str) -> LayerWeights:
+    """The weights of a layer in which a sequence looks at itself."""
+    weights = _weights(layer)
+    _, queries, keys = weights.layer.shape
+    if weights.layer.queries_from != weights.layer.keys_from or queries != keys:
+        raise InputError(
+            f"{measure}: layer {weights.layer.name} looks from one sequence at another, where "
+            "positions do not correspond. Choose a layer in which a sequence looks at itself."
+        )
+    return weights
+
+
+def previous_token(layer: _Layer) -> HeadScores:
+    """Mass on the token before the query.
+
+        mean over i >= 1 of w_(i, i-1)
+
+    Source: Clark et al. 2019, section 3.1; Voita et al. 2019 ("positional heads").
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> before = torch.tensor([[1., 0, 0], [1, 0, 0], [0, 1, 0]])
+    >>> scores = previous_token(layer_of_weights(before[None]))
+    >>> scores.score.item(), round(scores.null.item(), 4)
+    (1.0, 0.3333)
+    """
+    return on_pattern("previous", _one_sequence(layer, "previous_token"), Diagonals(-1, -1))
+
+
+def next_token(layer: _Layer) -> HeadScores:
+    """Mass on the token after the query; nowhere in a causal layer.
+
+        mean over i < N - 1 of w_(i, i+1)
+
+    Source: Clark et al. 2019, section 3.1.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> after = torch.tensor([[0., 1, 0], [0, 0.5, 0.5], [0, 0, 1]])
+    >>> next_token(layer_of_weights(after[None])).score.item()
+    0.75
+    """
+    return on_pattern("next", _one_sequence(layer, "next_token"), Diagonals(1, 1))
+
+
+def same_token(layer: _Layer) -> HeadScores:
+    """Mass on the query's own position.
+
+        mean of w_ii
+
+    Source: Clark et al. 2019, section 3.1.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> same_token(layer_of_weights(torch.eye(3)[None])).score.item()
+    1.0
+    """
+    return on_pattern("same", _one_sequence(layer, "same_token"), Diagonals(0, 0))
+
+
+def first_token(layer: _Layer) -> HeadScores:
+    """Mass on the first token, where heads put what they have no use for: an attention sink.
+
+        mean of w_i0
+
+    Source: Xiao et al. 2024; Clark et al. 2019, section 3.2 ([CLS]).
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> weights = torch.tensor([[1., 0], [0.5, 0.5]])
+    >>> first_token(layer_of_weights(weights[None], mask="causal")).score.item()
+    0.75
+    """
+    weights = _weights(layer)
+    return on_pattern("first", weights, _columns(weights, [0]))
+
+
+def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
+    """Mass on the special tokens that end or part texts, [SEP] or </s>, but for the first token.
+
+        mean of sum_(j in S) w_ij
+
+    Args:
+        layer: of a trace.
+        at: which keys; None: those named in `SEPARATORS`.
+
+    Source: Clark et al. 2019, section 3.2.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> weights = torch.tensor([[0., 0, 1], [0, 0, 1], [0, 1, 0]])
+    >>> round(separator(layer_of_weights(weights[None], ["[CLS]", "a", "[SEP]"])).score.item(), 4)
+    0.6667
+    """
+    weights = _weights(layer)
+    if at is None:
+        names = weights.layer.key_tokens
+        at = [j for j, name in enumerate(names) if j and name in SEPARATORS]
+    return on_pattern("separator", weights, _columns(weights, at))
+
+
+def punctuation(layer: _Layer) -> HeadScores:
+    """Mass on full stops, commas and the like: tokens of Unicode's punctuation alone.
+
+        mean of sum_(j in S) w_ij
+
+    Source: Clark et al. 2019, section 3.2.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> weights = torch.tensor([[0., 0.5, 0.5], [0, 0, 1], [1, 0, 0]])
+    >>> punctuation(layer_of_weights(weights[None], ["a", "b", "."])).score.item()
+    0.5
+    """
+    weights = _weights(layer)
+    at = [j for j, name in enumerate(weights.layer.key_tokens) if _is_punctuation(name)]
+    return on_pattern("punctuation", weights, _columns(weights, at))
+
+
+def local_window(layer: _Layer, reach: int = 4) -> HeadScores:
+    """Mass on the tokens around the query.
+
+        mean of sum_(|i - j| <= reach) w_ij
+
+    Source: Clark et al. 2019, section 3.1; Child et al. 2019 (local patterns).
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> far = torch.eye(3).flip(1)
+    >>> round(local_window(layer_of_weights(far[None]), reach=1).score.item(), 4)
+    0.3333
+    """
+    return on_pattern("local", _one_sequence(layer, "local_window"), Diagonals(-reach, reach))
+
+
+def duplicate_token(layer: _Layer) -> HeadScores:
+    """Mass on the other places where the query's token stands; in a causal layer, earlier ones.
+
+        mean of sum_(j: t_j = t_i, j != i) w_ij, over the i whose token stands elsewhere too
+
+    Between two sequences: on all places of the other where the token stands.
+
+    Source: Wang et al. 2022 ("duplicate token heads").
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> other = torch.tensor([[0., 0, 1], [0, 1, 0], [0.5, 0, 0.5]])
+    >>> duplicate_token(layer_of_weights(other[None], ["a", "b", "a"])).score.item()
+    0.75
+    """
+    weights = _weights(layer)
+    same = _classes(weights, shifted=False)
+    return on_pattern("duplicate", weights, same)
+
+
+def induction(layer: _Layer) -> HeadScores:
+    """Mass on the tokens that followed earlier copies of the query's token.
+
+        mean of sum_(j: t_(j-1) = t_i, j != i + 1) w_ij, over the i that have such a j
+
+    A head that looks there can repeat what came next the last time. In a causal layer j <= i; the
+    token right after the query follows the query itself, and does not count.
+
+    Source: Olsson et al. 2022 ("prefix matching score").
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> after = torch.tensor([[1., 0, 0], [0, 1, 0], [0, 1, 0]])
+    >>> induction(layer_of_weights(after[None], ["a", "b", "a"], mask="causal")).score.item()
+    1.0
+    """
+    weights = _weights(layer)
+    return on_pattern("induction", weights, _classes(weights, shifted=True))
+
+
+def symmetric_partner(layer: _Layer) -> HeadScores:
+    """How much each token is looked back at by those it looks at.
+
+        mean of sum_(j != i) w_ij w_ji
+
+    Only where every token may look at every other: there is no looking back under a causal mask.
+
+    Source: reciprocity of a weighted graph, Squartini et al. 2013, here in its rows.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> pairs = torch.tensor([[0., 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    >>> symmetric_partner(layer_of_weights(pairs[None])).score.item()
+    1.0
+    """
+    weights = _one_sequence(layer, "symmetric_partner")
+    heads, queries, keys = weights.layer.shape
+    rows = torch.full((heads,), queries, dtype=torch.float64)
+    if not bool((weights.allowed.count == keys).all()):
+        nothing = torch.zeros(heads, dtype=torch.float64)
+        return HeadScores("partner", *[nothing] * 7)
+    found = weights.partners()
+    mean, variance, of_terms = partner_moments(weights.allowed.count, weights.squares.upper)
+    # A pair counts twice, and is at most the product of the two largest weights of all.
+    top = weights.largest.topk(min(2, queries), dim=-1).values
+    cap = 2 * top.prod(-1)
+    return HeadScores(
+        "partner",
+        rows,
+        found.lower.sum(-1),
+        found.upper.sum(-1),
+        mean,
+        variance,
+        of_terms,
+        cap,
+    )
+
+
+def entropy(layer: _Layer) -> HeadScores:
+    """Entropy of a row's weights, in nats; always exact.
+
+        mean of - sum_j w_ij log w_ij
+
+    Source: Clark et al. 2019, section 3.3.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> round(entropy(layer_of_weights(torch.full((1, 4, 4), 0.25))).score.item(), 4)    # log 4
+    1.3863
+    """
+    weights = _weights(layer)
+    value = weights.graph.entropy
+    return _without_null("entropy", weights, Between.exactly(value))
+
+
+def breadth(layer: _Layer) -> HeadScores:
+    """The share of its keys that a row effectively looks at: 1 for a row that is uniform.
+
+        mean of e^(entropy_i) / n_i, over the rows that may look at more than one key
+
+    Source: the perplexity of the row; Clark et al. 2019, section 3.3 ("broad heads").
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> uniform, one_key = torch.full((4, 4), 0.25), torch.eye(4)
+    >>> breadth(layer_of_weights(torch.stack((uniform, one_key)))).score.round(decimals=4)
+    tensor([1.0000, 0.2500], dtype=torch.float64)
+    """
+    weights = _weights(layer)
+    counts = weights.graph.count
+    share = weights.graph.entropy.double().exp() / counts.clamp(min=1)
+    return _without_null("broad", weights, Between.exactly(share), counts > 1)
+
+
+def distance(layer: _Layer) -> HeadScores:
+    """How far away a head looks, in tokens.
+
+        mean of sum_j w_ij |i - j|
+
+    Source: Vig and Belinkov 2019, section 5.2.
+
+    >>> from weft.analysis.dense_layer import layer_of_weights
+    >>> far = torch.eye(3).flip(1)
+    >>> round(distance(layer_of_weights(far[None])).score.item(), 4)     # 2, 0 and 2 tokens
+    1.3333
+    """
+    weights = _one_sequence(layer, "distance")
+    return _without_null("distance", weights, weights.distance())
+
+
+def _columns(weights: LayerWeights, at: Sequence[int]) -> Classes:
+    """The same keys for every query."""
+    _, queries, keys = weights.layer.shape
+    of_keys = torch.full((keys,), -1)
+    chosen = torch.as_tensor(list(at), dtype=torch.long)
+    of_keys[chosen[chosen < keys]] = 0
+    return Classes(torch.zeros(queries, dtype=torch.long), of_keys)
+
+
+def _classes(weights: LayerWeights, *, shifted: bool) -> Classes:
+    """Keys by their token, or by the token before them; queries by theirs."""
+    layer = weights.layer
+    known: dict[str, int] = {}
+    of_queries = class_numbers(layer.query_tokens, known)
+    of_keys = class_numbers(layer.key_tokens, known)
+    if shifted:
+        of_keys = torch.cat((torch.tensor([-1]), of_keys))[: len(of_keys)]
+    one_sequence = layer.queries_from == layer.keys_from
+    return Classes(of_queries, of_keys, int(shifted) if one_sequence else None)
+
+
+def _is_punctuation(token: str) -> bool:
+    """Whether a token is punctuation and nothing else, the mark of a word's start left out."""
+    bare = token.strip(" \u0120\u2581")
+    return bool(bare) and all(unicodedata.category(letter).startswith("P") for letter in bare)
+
+
+def _without_null(
+    measure: str, weights: LayerWeights, value: Between, counted: Tensor | None = None
+) -> HeadScores:
+    counted = weights.graph.count > 0 if counted is None else counted
+    lower, upper = (torch.where(counted, part, 0).sum(-1) for part in (value.lower, value.upper))
+    none = torch.full_like(lower, torch.nan)
+    return HeadScores(measure, counted.sum(-1).double(), lower, upper, *[none] * 4)

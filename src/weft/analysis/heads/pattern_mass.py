@@ -1,0 +1,365 @@
+"""The weights of a traced layer, as far as they are known: exactly, or between two bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.analysis.heads.patterns import Allowed, Classes, Diagonals, Pattern, allowed_keys
+from weft.errors import InputError
+from weft.formats.trace import TraceLayer
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.masks import causal
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import repeat_kv_heads
+
+__all__ = ["Between", "LayerWeights"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+#: Cells computed at a time: 64 MiB of float32.
+BLOCK_CELLS = 2**24
+
+#: Cells of a layer up to which a pass over the whole matrix is made without being asked for.
+CHEAP_CELLS = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class Between:
+    """A number for each row, (heads, queries), known to lie between two bounds; float64."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @classmethod
+    def exactly(cls, value: Tensor) -> Between:
+        """Both bounds at the value."""
+        return cls(value.double(), value.double())
+
+
+class LayerWeights:
+    """What can be said of the weights of a layer, cell by cell and row by row.
+
+    Args:
+        layer: of a trace.
+        exact: None: masses on patterns are exact wherever queries and keys were kept, since few
+            cells have to be computed; what needs the whole matrix is exact where that is cheap,
+            and else has bounds from the kept edges. True: everything is exact, or an error says
+            why it cannot be. False: the kept edges alone.
+
+    An unkept weight is at most the smallest kept one of its row, and all of them together are
+    `rest`: those are the bounds.
+    """
+
+    def __init__(self, layer: TraceLayer, *, exact: bool | None = None) -> None:
+        # A copy reads from disk for itself, and takes what it read with it when it goes.
+        self.layer = layer if "graph" in layer.__dict__ else replace(layer)
+        self.graph: AttentionGraph = self.layer.graph
+        self.allowed: Allowed = allowed_keys(self.layer)
+        self.complete = bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
+        self.exact = exact
+        if exact and not self.complete and self.matrix is None:
+            raise InputError(
+                f"layer {layer.name}: its weights are not known exactly: {layer.no_matrix}. Trace "
+                "the model with queries_keys=True or keep=All(), or leave exact out for bounds."
+            )
+
+    @cached_property
+    def _queries_keys(self) -> tuple[Tensor, Tensor] | None:
+        """In float32, (heads, positions, depth) both."""
+        queries, keys = self.layer.queries, self.layer.keys
+        if queries is None or keys is None:
+            return None
+        return queries.float(), repeat_kv_heads(keys.float()[None], queries.shape[0])[0]
+
+    @cached_property
+    def _cells_known(self) -> bool:
+        """Whether the score of a cell is its query times its key, and nothing is added."""
+        if self.layer.no_matrix is not None or not self.allowed.known:
+            return False
+        terms = self.layer.terms
+        return terms is not None and terms.relative is None and terms.bias is None
+
+    @property
+    def matrix(self) -> AttentionMatrix | None:
+        """The exact operator, where the trace has what it takes."""
+        return self.layer.matrix
+
+    @property
+    def source(self) -> str:
+        """Where masses come from: "exact"; "rounded" (of stored half precision); or "bound"."""
+        if self.complete:
+            return "exact"
+        if self.exact is False or not (self._cells_known or (self._whole and self.matrix)):
+            return "bound"
+        assert self.layer.queries is not None
+        return "rounded" if self.layer.queries.dtype in _HALF else "exact"
+
+    @property
+    def _whole(self) -> bool:
+        """Whether passes over the whole matrix are to be made."""
+        if self.complete or self.exact is False:
+            return False
+        heads, queries, keys = self.graph.shape
+        return bool(self.exact) or heads * queries * keys <= CHEAP_CELLS
+
+    # Rows
+
+    @cached_property
+    def row_mass(self) -> Tensor:
+        """What a row has on all its keys: 1, less what a sink takes where that is known."""
+        looks = (self.graph.count > 0).double()
+        terms = self.layer.terms
+        if terms is not None and terms.sinks is not None:
+            taken = (terms.sinks[:, None].double() - self.graph.lse.double()).exp()
+            return looks * (1 - taken).clamp(0, 1)
+        return looks - self.graph.rest.double().clamp(0, 1) if self.complete else looks
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """The largest weight of each row, (heads, queries)."""
+        if not self.graph.k:
+            return self.row_mass
+        return self.graph.weights[..., 0].double()
+
+    @cached_property
+    def smallest_kept(self) -> Tensor:
+        """What no weight that was left out exceeds, (heads, queries)."""
+        if not self.graph.k:
+            return self.row_mass
+        kept = (self.graph.keys >= 0).sum(-1)
+        last = self.graph.weights.gather(-1, (kept - 1).clamp(min=0)[..., None])[..., 0]
+        return torch.where(kept < self.graph.count, last, 0).double()
+
+    @cached_property
+    def left_out(self) -> Tensor:
+        """The mass on edges that were not kept, (heads, queries)."""
+        kept = self.graph.weights.sum(-1, dtype=torch.float64)
+        return torch.where(self.smallest_kept > 0, (self.row_mass - kept).clamp(0, 1), 0)
+
+    @cached_property
+    def squares(self) -> Between:
+        """``sum_j w_ij^2``: one over it is the row's effective number of keys."""
+        if self._whole and self.matrix is not None:
+            return Between.exactly(self.matrix.sum_of_squares())
+        kept = self.graph.weights.double().square().sum(-1)
+        return Between(kept, kept + self.left_out * self.smallest_kept)
+
+    # Masses
+
+    def mass(self, pattern: Pattern) -> Between:
+        """What each row has on a pattern's keys."""
+        return self.masses([pattern])[0]
+
+    def masses(self, patterns: list[Pattern]) -> list[Between]:
+        """What each row has on the keys of each pattern."""
+        if self.source == "bound" or self.complete:
+            return [self._from_edges(pattern) for pattern in patterns]
+        if self._cells_known:
+            return [Between.exactly(self._from_cells(pattern)) for pattern in patterns]
+        return [Between.exactly(mass) for mass in self._from_tiles(patterns)]
+
+    def _from_edges(self, pattern: Pattern) -> Between:
+        inside = pattern.contains(self.graph.keys)
+        lower = torch.where(inside, self.graph.weights, 0).sum(-1, dtype=torch.float64)
+        missing = (pattern.sizes(self.allowed) - inside.sum(-1)).clamp(min=0)
+        more = torch.minimum(self.left_out, missing * self.smallest_kept)
+        return Between(lower, lower + more)
+
+    def _from_cells(self, pattern: Pattern) -> Tensor:
+        total = torch.zeros(self.graph.shape[:2], dtype=torch.float64)
+        if isinstance(pattern, Diagonals):
+            queries, keys = self.graph.shape[1:]
+            for offset in range(pattern.lowest, pattern.highest + 1):
+                rows = torch.arange(max(0, -offset), max(0, min(queries, keys - offset)))
+                self._add_pairs(total, rows, rows + offset)
+            return total
+        few: list[tuple[Tensor, Tensor]] = []
+        for rows, columns in _blocks_of(pattern):
+            if len(rows) * len(columns) <= 64:
+                few.append((rows.repeat_interleave(len(columns)), columns.repeat(len(rows))))
+            else:
+                self._add_block(total, rows, columns, pattern.without)
+        if few:
+            rows, columns = (torch.cat(parts) for parts in zip(*few, strict=True))
+            if pattern.without is not None:
+                others = columns != rows + pattern.without
+                rows, columns = rows[others], columns[others]
+            self._add_pairs(total, rows, columns)
+        return total
+
+    def _add_pairs(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
+        """Add the weights of single cells to their rows."""
+        assert self._queries_keys is not None
+        inside = (columns >= self.allowed.first[rows]) & (columns < self.allowed.end[rows])
+        rows, columns = rows[inside], columns[inside]
+        queries, keys = self._queries_keys
+        size = max(1, BLOCK_CELLS // max(1, queries.shape[0] * queries.shape[2]))
+        for start in range(0, len(rows), size):
+            i, j = rows[start : start + size], columns[start : start + size]
+            products = (queries[:, i] * keys[:, j]).sum(-1)
+            total.index_add_(1, i, self._weights(products, self.graph.lse[:, i]).double())
+
+    def _add_block(self, total: Tensor, rows: Tensor, columns: Tensor, without: int | None) -> None:
+        """Add the weights of every given column to every given row."""
+        assert self._queries_keys is not None
+        queries, keys = self._queries_keys
+        of_columns = keys[:, columns].transpose(1, 2)
+        size = max(1, BLOCK_CELLS // max(1, queries.shape[0] * len(columns)))
+        for start in range(0, len(rows), size):
+            i = rows[start : start + size]
+            weights = self._weights(queries[:, i] @ of_columns, self.graph.lse[:, i, None])
+            inside = (columns >= self.allowed.first[i, None]) & (
+                columns < self.allowed.end[i, None]
+            )
+            if without is not None:
+                inside &= columns != i[:, None] + without
+            total[:, i] += torch.where(inside, weights, 0).sum(-1, dtype=torch.float64)
+
+    def _weights(self, products: Tensor, lse: Tensor) -> Tensor:
+        """Weights from products of queries and keys."""
+        scores = products * self.layer.scale
+        if self.layer.softcap is not None:
+            scores = self.layer.softcap * torch.tanh(scores / self.layer.softcap)
+        return (scores - lse.masked_fill(lse == -torch.inf, torch.inf)).exp()
+
+    def _from_tiles(self, patterns: list[Pattern]) -> list[Tensor]:
+        """Masses from every cell of the matrix, some rows at a time."""
+        assert self.matrix is not None
+        heads, queries, keys = self.matrix.shape
+        totals = [torch.zeros(heads, queries, dtype=torch.float64) for _ in patterns]
+        size = max(1, BLOCK_CELLS // max(1, keys))
+        for start in range(0, queries, size):
+            rows = range(start, min(start + size, queries))
+            members = [_members(pattern, rows, keys) for pattern in patterns]
+            for head in range(heads):
+                tile = self.matrix[head, rows.start : rows.stop, :]
+                for total, member in zip(totals, members, strict=True):
+                    total[head, rows.start : rows.stop] = torch.where(member, tile, 0).sum(
+                        -1, dtype=torch.float64
+                    )
+        return totals
+
+    def roots(self, start: int, end: int, columns: int, out: Tensor) -> None:
+        """Square roots of the weights of some queries on the first keys, exactly.
+
+            sqrt(w_ij) = e^((s_ij - lse_i) / 2)
+
+        out: where they go, (heads, end - start, columns).
+        """
+        if not self._cells_known or self.layer.softcap is not None:
+            assert self.matrix is not None
+            for head in range(self.layer.heads):
+                torch.sqrt(self.matrix[head, start:end, :columns], out=out[head])
+            return
+        assert self._queries_keys is not None
+        queries, keys = self._queries_keys
+        lse = self.graph.lse[:, start:end, None]
+        shift = (-lse / 2).masked_fill(lse == -torch.inf, -torch.inf).expand(-1, -1, columns)
+        of_rows = queries[:, start:end] * (self.layer.scale / 2)
+        torch.baddbmm(shift, of_rows, keys[:, :columns].transpose(1, 2), out=out)
+        out.exp_()
+        j = torch.arange(columns)
+        first, last = self.allowed.first[start:end, None], self.allowed.end[start:end, None]
+        out.masked_fill_((j < first) | (j >= last), 0)
+
+    # Whole matrix
+
+    def distance(self) -> Between:
+        """``sum_j w_ij |i - j|`` of each row, in tokens."""
+        position = torch.arange(self.graph.shape[1])
+        if self._whole and self.matrix is not None:
+            return Between.exactly(_distance(self.layer))
+        places = self.graph.keys
+        away = (places - position[:, None]).abs().where(places >= 0, 0)
+        lower = (self.graph.weights.double() * away).sum(-1)
+        farthest = torch.maximum(position - self.allowed.first, self.allowed.end - 1 - position)
+        return Between(lower, lower + self.left_out * farthest.clamp(min=0))
+
+    def partners(self) -> Between:
+        """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
+        if self._whole and self.matrix is not None:
+            itself = self.mass(Diagonals(0, 0)).lower
+            both = self.matrix.reciprocity().double() - itself.square()
+            return Between.exactly(both.clamp(min=0))
+        heads, queries, _ = self.graph.shape
+        lower = torch.zeros(heads, queries, dtype=torch.float64)
+        upper = torch.zeros(heads, queries, dtype=torch.float64)
+        for head in range(heads):
+            weights: Any = self.graph.adjacency(head).astype("float64")
+            weights.setdiag(0)
+            weights.eliminate_zeros()
+            back = weights.T.tocsr()
+            both_kept = weights.astype(bool).multiply(back.astype(bool)).astype("float64")
+            mutual = weights.multiply(back).sum(1)
+            most, rest = self.smallest_kept[head].numpy(), self.left_out[head].numpy()
+            # Where one of the two was kept, the other is at most the smallest kept of its row.
+            one_way = (weights - weights.multiply(both_kept)) @ most
+            other_way = (back - back.multiply(both_kept)).sum(1) * most
+            lower[head] = torch.as_tensor(mutual)
+            upper[head] = torch.as_tensor(mutual + one_way + other_way + rest * most.max(initial=0))
+        return Between(lower, upper)
+
+
+def _blocks_of(pattern: Classes) -> Iterator[tuple[Tensor, Tensor]]:
+    """The queries and the keys of each class that has both."""
+    rows, columns = pattern.of_queries.argsort(stable=True), pattern.of_keys.argsort(stable=True)
+    row_classes, column_classes = pattern.of_queries[rows], pattern.of_keys[columns]
+    classes = torch.unique(column_classes[column_classes >= 0])
+    edges = [
+        torch.searchsorted(sorted_classes, classes, right=right).tolist()
+        for sorted_classes in (row_classes, column_classes)
+        for right in (False, True)
+    ]
+    for first_row, end_row, first_column, end_column in zip(*edges, strict=True):
+        if first_row < end_row:
+            yield rows[first_row:end_row], columns[first_column:end_column]
+
+
+def _members(pattern: Pattern, rows: range, keys: int) -> Tensor:
+    """Whether each key is in the set of each of some queries, (rows, keys)."""
+    i, j = torch.arange(rows.start, rows.stop)[:, None], torch.arange(keys)[None, :]
+    if isinstance(pattern, Diagonals):
+        return (j - i >= pattern.lowest) & (j - i <= pattern.highest)
+    wanted = pattern.of_queries[rows.start : rows.stop, None]
+    inside = (pattern.of_keys[None, :] == wanted) & (wanted >= 0)
+    return inside if pattern.without is None else inside & (j != i + pattern.without)
+
+
+def _distance(layer: TraceLayer) -> Tensor:
+    """Mean distance of each row, from products of the matrix with the positions.
+
+        sum_j w_ij |i - j| = 2 sum_(j <= i) w_ij (i - j) - sum_j w_ij (i - j)
+
+    The keys up to i are those that a causal mask leaves.
+    """
+    whole, terms = layer.matrix, layer.terms
+    assert whole is not None
+    assert terms is not None
+    _, queries, keys = layer.shape
+    position = torch.arange(queries, dtype=torch.float64)
+    # Products lose less where the numbers are small.
+    columns = torch.stack((torch.ones(keys), torch.arange(keys) / max(keys, 1)), -1)
+
+    def behind(matrix: AttentionMatrix) -> Tensor:
+        mass, place = (matrix @ columns).double().unbind(-1)
+        return mass * position - place * max(keys, 1)
+
+    if terms.mask == causal():
+        return behind(whole)
+    up_to = AttentionMatrix(
+        whole.queries,
+        whole.keys,
+        mask=causal() if terms.mask is None else terms.mask & causal(),
+        bias=terms.bias,
+        relative=terms.relative,
+        scale=layer.scale,
+        softcap=layer.softcap,
+        lse=whole.lse,
+    )
+    return 2 * behind(up_to) - behind(whole)

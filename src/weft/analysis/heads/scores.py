@@ -1,0 +1,128 @@
+"""What the heads of a layer score on a measure, beside what chance would score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.analysis.heads.chance import bennett, set_moments
+from weft.analysis.heads.pattern_mass import Between, LayerWeights
+from weft.analysis.heads.patterns import Pattern
+
+__all__ = ["HeadScores", "on_pattern"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """The scores of all heads of a layer on one measure; sums over rows, so that texts add up.
+
+    rows           (heads,): how many rows count: those that have a key of the pattern at all
+    total          (heads,): sum of the rows; a lower bound where they are not known exactly
+    upper_total    (heads,): the upper bound
+    null_total     (heads,): what shuffled weights of the same entropy add up to in the mean
+    null_variance  (heads,): and its variance; NaN for a measure without a null distribution
+    cap            (heads,): how far above its mean one shuffled row can be; infinite where
+                   rows are not independent of each other
+    """
+
+    measure: str
+    rows: Tensor
+    total: Tensor
+    upper_total: Tensor
+    null_total: Tensor
+    null_variance: Tensor
+    tail_variance: Tensor
+    cap: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """The mean over rows, (heads,); NaN where no row has a key of the pattern."""
+        return self.total / self.rows
+
+    @property
+    def upper(self) -> Tensor:
+        """What the score is at most, (heads,)."""
+        return self.upper_total / self.rows
+
+    @property
+    def null(self) -> Tensor:
+        """The mean score of shuffled weights, (heads,)."""
+        return self.null_total / self.rows
+
+    @property
+    def null_sd(self) -> Tensor:
+        """The standard deviation of the score of shuffled weights, (heads,)."""
+        return self.null_variance.sqrt() / self.rows
+
+    @property
+    def z(self) -> Tensor:
+        """Standard deviations between the score and the null's mean; 0 where nothing varies."""
+        apart, sd = self.total - self.null_total, self.null_variance.sqrt()
+        z = torch.where(sd > 1e-9, apart / sd.clamp(min=1e-9), 0.0)
+        return torch.where(self.null_variance.isnan() | (self.rows == 0), torch.nan, z)
+
+    @property
+    def p(self) -> Tensor:
+        """A bound of the chance that shuffled weights score as much; NaN without a null."""
+        bound = bennett(self.total - self.null_total, self.tail_variance, self.cap)
+        return torch.where(self.null_variance.isnan() | (self.rows == 0), torch.nan, bound)
+
+    @property
+    def effect(self) -> Tensor:
+        """The score as a share of what chance leaves: (score - null) / (1 - null), (heads,)."""
+        return (self.score - self.null) / (1 - self.null).clamp(min=1e-12)
+
+    @property
+    def information(self) -> Tensor:
+        """How much more the pattern says than chance, in nats a row, (heads,).
+
+            s log(s / e) + (1 - s) log((1 - s) / (1 - e))
+
+        the divergence of a score s from the null's mean e, 0 where s is below it. A score on a few
+        keys says more than the same score on many.
+        """
+        s, e = self.score.clamp(0, 1), self.null.clamp(1e-12, 1 - 1e-12)
+        found = torch.xlogy(s, s / e) + torch.xlogy(1 - s, (1 - s) / (1 - e))
+        return torch.where(s.isnan(), torch.nan, torch.where(s > e, found, 0.0))
+
+    def __add__(self, other: HeadScores) -> HeadScores:
+        """The scores over the rows of both, as of two texts."""
+        return HeadScores(
+            self.measure,
+            self.rows + other.rows,
+            self.total + other.total,
+            self.upper_total + other.upper_total,
+            self.null_total + other.null_total,
+            self.null_variance + other.null_variance,
+            self.tail_variance + other.tail_variance,
+            torch.maximum(self.cap, other.cap),
+        )
+
+
+def on_pattern(
+    measure: str, weights: LayerWeights, pattern: Pattern, mass: Between | None = None
+) -> HeadScores:
+    """The mean mass of the rows of each head on a pattern, over the rows that have a key of it.
+
+    mass: what each row has there, where it is known already.
+    """
+    mass = weights.mass(pattern) if mass is None else mass
+    sizes = pattern.sizes(weights.allowed)
+    counts = (sizes > 0).double()
+    expected, variance = set_moments(
+        sizes, weights.allowed.count, weights.squares.upper, weights.row_mass
+    )
+    most = torch.minimum(weights.row_mass, sizes * weights.largest)
+    cap = ((most - expected) * counts).clamp(min=0)
+    return HeadScores(
+        measure,
+        counts.sum(-1),
+        (mass.lower * counts).sum(-1),
+        (mass.upper * counts).sum(-1),
+        (expected * counts).sum(-1),
+        (variance * counts).sum(-1),
+        (variance * counts).sum(-1),
+        cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
+    )

@@ -1,0 +1,110 @@
+"""A table of the learned matrices: of a model, or of each snapshot of a run's history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of_snapshot
+from weft.errors import InputError
+from weft.formats.history import History
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["history_measures", "weight_measures"]
+
+
+def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pandas.DataFrame:
+    """Measures of W_Q W_K^T and W_V W_O, a row for each layer, or for each head.
+
+    Columns: layer, name, kind, (head); symmetry, directionality (of W_Q W_K^T, by layer of all
+    heads side by side: Saponati et al. 2025), qk_norm, qk_rank, ov_norm, ov_rank, copying (of
+    W_V W_O), norm_W_Q, norm_W_K, norm_W_V, norm_W_O. By layer, ranks and copying are means over
+    heads. Ranks are effective ones (Roy and Vetterli 2007).
+
+    Args: layers: as `weft.analysis.matrices.projections.matrices_of` gives them; by: "layer" or "head".
+
+    Raises: InputError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise InputError('weights: pandas is not installed. pip install "weft[exchange]"') from None
+    if by not in ("head", "layer"):
+        raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
+    rows: list[dict[str, Any]] = []
+    for number, layer in enumerate(layers):
+        said = {"layer": number, "name": layer.name, "kind": layer.kind}
+        found = _by_head(layer)
+        if by == "head":
+            rows += [
+                said | {"head": head} | {name: float(of[head]) for name, of in found.items()}
+                for head in range(layer.heads)
+            ]
+        else:
+            rows.append(said | _by_layer(layer, found))
+    return pandas.DataFrame(rows)
+
+
+def history_measures(
+    history: History, *, by: str = "layer", steps: Iterable[int] | None = None
+) -> pandas.DataFrame:
+    """`weight_measures` of each snapshot of a run, with a first column `step`.
+
+    steps: which; None: all of them.
+    """
+    import pandas
+
+    tables = []
+    for step in history.steps if steps is None else steps:
+        table = weight_measures(matrices_of_snapshot(history[step]), by=by)
+        table.insert(0, "step", step)
+        tables.append(table)
+    if not tables:
+        raise InputError("weights: the history has no snapshot. Train with a history.")
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _by_head(layer: LayerMatrices) -> dict[str, Any]:
+    qk = qk_circuit(layer)
+    found: dict[str, Any] = {}
+    if _is_square(qk):
+        found["symmetry"] = qk.symmetry()
+    found |= {
+        "directionality": qk.directionality(),
+        "qk_norm": qk.norm(),
+        "qk_rank": qk.effective_rank(),
+    }
+    if layer.W_O is not None:
+        ov = ov_circuit(layer)
+        found |= {"ov_norm": ov.norm(), "ov_rank": ov.effective_rank()}
+        if _is_square(ov):
+            found["copying"] = ov.copying()
+    repeated = layer.repeated()
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        matrix = getattr(repeated, name)
+        if matrix is not None:
+            found[f"norm_{name}"] = matrix.norm(dim=(1, 2))
+    return found
+
+
+def _by_layer(layer: LayerMatrices, of_heads: dict[str, Any]) -> dict[str, float]:
+    qk = qk_circuit(layer).together()
+    found = {name: float(of.mean()) for name, of in of_heads.items()}
+    if "symmetry" in found:
+        found["symmetry"] = float(qk.symmetry()[0])
+    found["directionality"] = float(qk.directionality()[0])
+    found["qk_norm"] = float(qk.norm()[0])
+    if layer.W_O is not None:
+        found["ov_norm"] = float(ov_circuit(layer).together().norm()[0])
+    for name in ("W_Q", "W_K", "W_V", "W_O"):
+        matrix = getattr(layer, name)
+        if matrix is not None:
+            found[f"norm_{name}"] = float(matrix.norm())
+    return found
+
+
+def _is_square(circuit: Circuit) -> bool:
+    return circuit.shape[1] == circuit.shape[2]

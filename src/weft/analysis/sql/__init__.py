@@ -1,0 +1,1 @@
+"""Questions to traces in SQL."""

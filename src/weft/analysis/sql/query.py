@@ -1,0 +1,266 @@
+"""Questions to traces in SQL: to one, or to a folder of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weft.analysis.sql.views import VIEWS, make_views
+from weft.errors import DataError, InputError
+from weft.formats.files import atomic_file
+from weft.formats.tokens import visible
+from weft.formats.trace import Trace
+from weft.formats.trace_folder import MANIFEST
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["WRITERS", "Answer", "ask", "finite", "open_traces", "sql"]
+
+
+def sql(trace: Trace | Mapping[str, Trace], query: str) -> pandas.DataFrame:
+    """The answer to a query as a DataFrame.
+
+    Takes what `ask` takes.
+
+    Raises: InputError: the query is none, or asks for what there is not; pandas is missing.
+    """
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        raise InputError('sql: pandas is not installed. pip install "weft[exchange]"') from None
+    frame: pandas.DataFrame = ask(trace, query).table().to_pandas()
+    return frame
+
+
+def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
+    """Ask a trace a question in SQL.
+
+    Args:
+        trace: one; or several by name, and then every view has a column `trace`.
+        query: one SELECT statement over the views of `weft.analysis.sql.views`.
+
+    Returns: the answer, which is computed while it is read.
+
+    Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
+    """
+    traces = {"trace": trace} if isinstance(trace, Trace) else trace
+    with _one_line():
+        import duckdb
+
+        connection = duckdb.connect(":memory:")
+        statements = connection.extract_statements(query)
+        if len(statements) != 1 or statements[0].type.name not in ("SELECT", "EXPLAIN"):
+            found = (
+                f"a {statements[0].type.name} statement"
+                if len(statements) == 1
+                else f"{len(statements)} statements"
+            )
+            raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
+        asked = _asked_for(connection, query)
+        make_views(connection, traces, column=not isinstance(trace, Trace), asked=asked)
+        relation = connection.sql(statements[0])
+        return Answer(relation.to_arrow_reader(100_000), connection)
+
+
+def _asked_for(connection: Any, query: str) -> set[str]:
+    """The views that a query needs, and perhaps others."""
+    import duckdb
+
+    try:
+        asked = {name.lower() for name in connection.get_table_names(query)}
+    except duckdb.Error:
+        # As of `join ... using`, which looks for columns of views that are not there yet.
+        asked = {view for view in VIEWS if view in query.lower()}
+    return asked | {"edges"} if "named" in asked else asked
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to a query: read it once, by one of its methods."""
+
+    reader: pa.RecordBatchReader
+    connection: Any
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names; of ``select a.layer, b.layer`` layer and layer_2."""
+        seen: dict[str, int] = {}
+        names = []
+        for name in self.reader.schema.names:
+            seen[name] = seen.get(name, 0) + 1
+            names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        return names
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types."""
+        return self.reader.schema.empty_table().rename_columns(self.columns).schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Some rows at a time."""
+        schema = self.schema
+        with _one_line():
+            for batch in self.reader:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    def table(self) -> pa.Table:
+        """The whole of it."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def write(self, path: Path | str) -> int:
+        """Write it to a file whose suffix chooses the format: .csv, .parquet or .json.
+
+        Returns: how many rows.
+
+        Raises: InputError: another suffix; DataError: the file cannot be written.
+        """
+        path = Path(path)
+        writer = WRITERS.get(path.suffix.lower())
+        if writer is None:
+            raise InputError(f"{path}: expected a file name that ends in {', '.join(WRITERS)}.")
+        with atomic_file(path) as temporary:
+            return writer(self, temporary)
+
+
+def _write_csv(answer: Answer, path: Path) -> int:
+    import pyarrow.csv
+    import pyarrow.types as types
+
+    # Lists and the like have no form of their own in CSV: they are written as JSON.
+    nested = [types.is_nested(field.type) for field in answer.schema]
+    schema = pa.schema(
+        [
+            pa.field(field.name, pa.string()) if is_nested else field
+            for field, is_nested in zip(answer.schema, nested, strict=True)
+        ]
+    )
+    count = 0
+    with _one_line(), pyarrow.csv.CSVWriter(path, schema) as writer:
+        for batch in answer.batches():
+            columns = [
+                pa.array(
+                    [None if cell is None else _json(cell) for cell in column.to_pylist()],
+                    pa.string(),
+                )
+                if is_nested
+                else column
+                for column, is_nested in zip(batch.columns, nested, strict=True)
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            count += batch.num_rows
+    return count
+
+
+def _write_parquet(answer: Answer, path: Path) -> int:
+    count = 0
+    with pq.ParquetWriter(path, answer.schema, compression="zstd") as writer:
+        for batch in answer.batches():
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _write_json(answer: Answer, path: Path) -> int:
+    rows = answer.table().to_pylist()
+    path.write_text(_json(rows, indent=1) + "\n", encoding="utf-8")
+    return len(rows)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, which has no number that is none."""
+    return json.dumps(
+        finite(value), ensure_ascii=False, default=str, indent=indent, allow_nan=False
+    )
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON: null instead of NaN and infinity, at any depth.
+
+    >>> finite([{"a": 1.5, "b": float("nan")}])
+    [{'a': 1.5, 'b': None}]
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+#: How an answer is written, by the suffix of the file.
+WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".json": _write_json}
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """DuckDB's errors, which draw an arrow under the query, as one line."""
+    try:
+        import duckdb
+    except ImportError:
+        raise InputError('query: DuckDB is not installed. pip install "weft[exchange]"') from None
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException) as error:
+        # Without the copy of the query, and without where in DuckDB it was.
+        said = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
+        _, _, rest = said.partition("Error: ")
+        message = " ".join((rest or said).split()).rstrip(" .!")
+        if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
+            raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
+        raise InputError(f"query: {message}. The views are {', '.join(VIEWS)}.") from None
+
+
+def open_traces(path: Path | str) -> Trace | dict[str, Trace]:
+    """A trace; or, of a folder that holds traces at any depth, all of them by their paths in it.
+
+    Raises: DataError: there is none, or one is damaged.
+    """
+    folder = Path(path)
+    if (folder / MANIFEST).exists() or not folder.is_dir():
+        return Trace.open(folder)
+    found = sorted(
+        manifest.parent
+        for manifest in folder.rglob(MANIFEST)
+        # A trace that is being written has a hidden name.
+        if not any(part.startswith(".") for part in manifest.relative_to(folder).parts)
+    )
+    if not found:
+        return Trace.open(folder)
+    return {str(trace.relative_to(folder)): Trace.open(trace) for trace in found}
+
+
+def shown(table: pa.Table, limit: int) -> str:
+    """A table as text with aligned columns, cut after so many rows.
+
+    >>> print(shown(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10))
+    token  weight
+    dog      0.25
+    ␣cat    1e-09
+    """
+    import pyarrow.types as types
+
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        numeric = types.is_integer(column.type) or types.is_floating(column.type)
+        cells = [visible(name), *(_cell(value) for value in column.slice(0, limit).to_pylist())]
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if numeric else cell.ljust(width) for cell in cells])
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    more = table.num_rows - limit
+    return "\n".join([*lines, f"... and {more:,} more rows"] if more > 0 else lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value, 60) if isinstance(value, str) else str(value)

@@ -1,0 +1,253 @@
+"""A trace, or many, as views of a DuckDB database: read where they lie, never changed.
+
+    edges     layer, head, query, key, score, weight: the kept edges
+    rows      layer, head, query, lse, entropy, rest, count
+    keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
+    tokens    sequence, position, token, text, special, start, end: token as the vocabulary spells
+              it, text what it says; end is exclusive, both are null where the trace does not
+              know them
+    layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
+              positions, mask, softcap, deviation
+    heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
+    named     edges with the tokens at both ends, query_token and key_token, their texts,
+              query_text and key_text, and the layer's kind
+
+Positions count from 0. Of several traces, every view has a first column, `trace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from weft.formats.tokens import shown
+from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace_files import edge_table, key_table, row_table
+from weft.formats.trace_folder import EDGES, KEYS, ROWS
+from weft.formats.trace_reader import StoredLayer
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["VIEWS", "make_views", "stored_folder"]
+
+VIEWS = ("edges", "rows", "keys", "tokens", "layers", "heads", "named")
+
+_NAMED = """
+    select e.*, q.token as query_token, k.token as key_token,
+        q.text as query_text, k.text as key_text, l.kind
+    from edges e join layers l on {same}l.layer = e.layer
+    left join tokens q on {q_same}q.sequence = l.queries_from and q.position = e.query
+    left join tokens k on {k_same}k.sequence = l.keys_from and k.position = e.key
+"""
+
+
+def stored_folder(trace: Trace) -> Path | None:
+    """The folder that a trace lies in, whole; None: it is in memory, or a part of another."""
+    folders = set()
+    for number, layer in enumerate(trace.layers):
+        if not isinstance(layer.data, StoredLayer) or layer.data.number != number:
+            return None
+        folders.add(layer.data.folder)
+    return folders.pop() if len(folders) == 1 else None
+
+
+def make_views(
+    connection: duckdb.DuckDBPyConnection,
+    traces: Mapping[str, Trace],
+    *,
+    column: bool,
+    asked: Collection[str],
+) -> None:
+    """Give a database in memory the views, and close it to everything else.
+
+    Saved traces are read straight from their Parquet files, unsaved ones from their memory, and
+    only what a query needs of them. No other file can be read, none can be written, no extension
+    loaded, and none of that be turned on again.
+
+    Args:
+        connection: a new one.
+        traces: by name.
+        column: whether the views have the column `trace`.
+        asked: the views that will be read: their files are held against their digests first, and
+            `heads` is made, which has to be computed.
+
+    Raises: DataError: a file that will be read is not as it was written.
+    """
+    files: list[str] = []
+    tables: tuple[tuple[str, str, Callable[[int, TraceLayer], pa.Table | None]], ...] = (
+        ("edges", EDGES, lambda number, layer: edge_table(number, layer.graph)),
+        ("rows", ROWS, lambda number, layer: row_table(number, layer.graph)),
+        ("keys", KEYS, _keys),
+    )
+    for view, file, table in tables:
+        if view in asked:
+            _verify(traces, file)
+        _make_view(connection, traces, view, file, table, column, files)
+    _register(connection, "tokens", _stack(traces, _tokens, column))
+    _register(connection, "layers", _stack(traces, _layers, column))
+    if "heads" in asked:
+        _register(connection, "heads", _stack(traces, _heads, column))
+    same = {"same": "l", "q_same": "q", "k_same": "k"}
+    joins = {name: f"{of}.trace = e.trace and " if column else "" for name, of in same.items()}
+    connection.execute("create view named as" + _NAMED.format(**joins))
+    allowed = ", ".join(files)
+    for setting in (
+        f"allowed_paths = [{allowed}]",
+        "python_enable_replacements = false",
+        "autoinstall_known_extensions = false",
+        "autoload_known_extensions = false",
+        "temp_directory = ''",
+        "enable_external_access = false",
+        "lock_configuration = true",
+    ):
+        connection.execute(f"set {setting}")
+
+
+def _verify(traces: Mapping[str, Trace], file: str) -> None:
+    """Hold a file of every saved trace against its digest."""
+    for trace in traces.values():
+        folder, data = stored_folder(trace), trace.layers[0].data if trace.layers else None
+        if folder is not None and isinstance(data, StoredLayer) and (folder / file).exists():
+            data.verify(file)
+
+
+def _make_view(
+    connection: Any,
+    traces: Mapping[str, Trace],
+    view: str,
+    file: str,
+    table: Callable[[int, TraceLayer], pa.Table | None],
+    column: bool,
+    files: list[str],
+) -> None:
+    """One view over a Parquet file of each saved trace and a table of each other one."""
+    saved, parts = {}, []
+    for number, (name, trace) in enumerate(traces.items()):
+        folder = stored_folder(trace)
+        if folder is None:
+            found = [table(place, layer) for place, layer in enumerate(trace.layers)]
+            there = [part for part in found if part is not None]
+            if there:
+                _register(connection, f"{view}_{number}", pa.concat_tables(there))
+                named = f"{_text(name)} as trace, " if column else ""
+                parts.append(f"select {named}* from {view}_{number}")
+        elif (folder / file).exists():
+            saved[str((folder / file).absolute())] = name
+    if saved:
+        names = pa.table({"file": list(saved), "trace": list(saved.values())})
+        _register(connection, f"{view}_files", names)
+        # A path is a pattern to DuckDB, which asks for permission by both.
+        patterns = [_text(_pattern(path)) for path in saved]
+        files += {*patterns, *map(_text, saved)}
+        read = f"read_parquet([{', '.join(patterns)}], filename = 'file')"
+        parts.append(
+            f"select n.trace, e.* exclude (file) from {read} e join {view}_files n on n.file = "
+            "e.file"
+            if column
+            else f"select * exclude (file) from {read}"
+        )
+    if not parts:
+        empty = pa.table({"layer": pa.array([], pa.int16()), "kv_head": pa.array([], pa.int16()),
+                          "key": pa.array([], pa.int32()),
+                          "value_norm": pa.array([], pa.float32())})  # fmt: skip
+        if column:
+            empty = empty.add_column(0, "trace", pa.array([], pa.string()))
+        _register(connection, f"{view}_none", empty)
+        parts = [f"select * from {view}_none"]
+    connection.execute(f"create view {view} as {' union all by name '.join(parts)}")
+
+
+def _register(connection: Any, name: str, table: pa.Table) -> None:
+    connection.register(name, table)
+
+
+def _text(value: str) -> str:
+    """A string as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _pattern(path: str) -> str:
+    """A file pattern that matches this path and no other."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
+
+
+def _stack(
+    traces: Mapping[str, Trace], table: Callable[[Trace], pa.Table], column: bool
+) -> pa.Table:
+    parts = []
+    for name, trace in traces.items():
+        part = table(trace)
+        if column:
+            part = part.add_column(0, "trace", pa.repeat(name, part.num_rows))
+        parts.append(part)
+    return pa.concat_tables(parts, promote_options="default")
+
+
+def _keys(number: int, layer: TraceLayer) -> pa.Table | None:
+    return None if layer.value_norms is None else key_table(number, layer.value_norms)
+
+
+def _clean(token: str) -> str:
+    """UTF-8 has no lone surrogates."""
+    return token.encode("utf-8", "replace").decode()
+
+
+def _heads(trace: Trace) -> pa.Table:
+    from weft.analysis.heads.roles import heads
+
+    return pa.Table.from_pandas(heads(trace), preserve_index=False)
+
+
+def _tokens(trace: Trace) -> pa.Table:
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end")
+    }
+    for name, tokens in trace.sequences.items():
+        known = trace.positions.get(name, {})
+        nothing = [None] * len(tokens)
+        offsets = known.get("offsets")
+        columns["sequence"] += [name] * len(tokens)
+        columns["position"] += range(len(tokens))
+        columns["token"] += map(_clean, tokens)
+        columns["text"] += map(_clean, shown(tokens))
+        columns["special"] += known.get("special", nothing)
+        columns["start"] += nothing if offsets is None else [pair[0] for pair in offsets]
+        columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
+    types = {
+        "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
+        "text": pa.string(), "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
+    }  # fmt: skip
+    return pa.table({name: pa.array(columns[name], of) for name, of in types.items()})
+
+
+def _layers(trace: Trace) -> pa.Table:
+    rows = [
+        {
+            "layer": number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "index": layer.index,
+            "heads": layer.shape[0],
+            "queries": layer.shape[1],
+            "keys": layer.shape[2],
+            "queries_from": layer.queries_from,
+            "keys_from": layer.keys_from,
+            "scale": layer.scale,
+            "positions": layer.positions,
+            "mask": layer.mask,
+            "softcap": layer.softcap,
+            "deviation": layer.deviation,
+        }
+        for number, layer in enumerate(trace.layers)
+    ]
+    whole, real, text = pa.int32(), pa.float64(), pa.string()
+    schema = {
+        "layer": whole, "name": text, "kind": text, "index": whole, "heads": whole,
+        "queries": whole, "keys": whole, "queries_from": text, "keys_from": text, "scale": real,
+        "positions": text, "mask": text, "softcap": real, "deviation": real,
+    }  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=pa.schema(list(schema.items())))

@@ -1,0 +1,1 @@
+"""Experiments that run a model: ablation, relevance, interventions."""

@@ -1,0 +1,306 @@
+"""What a head is needed for: take it away, or give it another input's output, and see what changes.
+
+A role says where a head looks. Whether the model uses that is another question, and one that only
+an experiment answers: the model runs again with the output of the head replaced, and the change in
+its loss, or in a logit, is what the head was worth.
+
+Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patching).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from weft.errors import InputError, ShapeError
+from weft.experiments.interventions import Intervention, Kind, editing_heads, intervening
+from weft.mechanism.observe import HeadOutputs
+from weft.mechanism.shapes import describe
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "Ablation",
+    "HeadEffect",
+    "RanLayer",
+    "ablate",
+    "attention_layers",
+    "chosen_logit",
+    "next_token_loss",
+    "patch",
+]
+
+
+@dataclass(frozen=True)
+class RanLayer:
+    """An attention layer that a model ran: its path in the model, and how many heads it has."""
+
+    name: str
+    heads: int
+
+
+@dataclass(frozen=True)
+class HeadEffect:
+    """What replacing some heads did.
+
+    heads: (layer, head), both from 0; usually one.
+    value: the measure without them; change: less the measure of the whole model.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    value: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The measure of the whole model, and the effect of each head, in the order asked."""
+
+    kind: Kind
+    baseline: float
+    layers: tuple[RanLayer, ...]
+    effects: tuple[HeadEffect, ...]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row an effect: layer, head (of several heads: the first), heads, value, change, name.
+
+        Raises: InputError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise InputError('pandas is not installed. pip install "weft[exchange]"') from None
+        rows = [
+            {
+                "layer": effect.heads[0][0],
+                "head": effect.heads[0][1],
+                "heads": " ".join(f"{layer}.{head}" for layer, head in effect.heads),
+                "value": effect.value,
+                "change": effect.change,
+                "name": self.layers[effect.heads[0][0]].name,
+            }
+            for effect in self.effects
+        ]
+        return pandas.DataFrame(rows, columns=["layer", "head", "heads", "value", "change", "name"])
+
+
+def attention_layers(model: nn.Module, run: Callable[[], Any]) -> list[RanLayer]:
+    """The attention layers of a model in the order of a run, each once."""
+    found: dict[str, RanLayer] = {}
+
+    def see(path: str, heads: HeadOutputs) -> Tensor:
+        found.setdefault(path, RanLayer(path, heads.output.shape[1]))
+        return heads.output
+
+    with editing_heads(model, see):
+        run()
+    return list(found.values())
+
+
+Group = tuple[int, int] | Sequence[tuple[int, int]]
+
+
+def ablate(
+    model: nn.Module,
+    measure: Callable[[], float],
+    *,
+    kind: Kind = "zero",
+    heads: Sequence[Group] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Ablation:
+    """The change of a measure when heads are taken away, one after the other.
+
+        change = measure without the head - measure
+
+    Args:
+        model: of weft's attention layers, or an unmodified model of Transformers.
+        measure: runs the model, as often as it likes, and gives a number: a loss, a logit.
+        kind: what a head gives instead: "zero": nothing; "mean": its mean over all positions of
+            the runs of `measure`; "uniform": the mean of the values it may look at.
+        heads: (layer, head), both from 0, layers in the order of the run; or several such pairs
+            that are taken away together. None: each head.
+        progress: told how many of how many are done.
+
+    Returns: the measure of the whole model and the change for each head.
+
+    Raises: InputError: no such head; a model whose heads cannot be reached.
+
+    >>> import torch
+    >>> from weft.mechanism.multihead import MultiHeadAttention
+    >>> layer = MultiHeadAttention(4, heads=2)
+    >>> inputs = torch.ones(1, 3, 4)
+    >>> found = ablate(layer, lambda: float(layer(inputs).norm()), heads=[[(0, 0), (0, 1)]])
+    >>> found.effects[0].value                           # without any head nothing is left
+    0.0
+    """
+    if kind not in ("zero", "mean", "uniform"):
+        raise InputError(f'ablate: kind={kind!r}; expected "zero", "mean" or "uniform".')
+    sums = _Sums()
+    with editing_heads(model, sums):
+        baseline = float(measure())
+    layers = sums.layers()
+    effects = []
+    groups = _groups(layers, heads)
+    for done, group in enumerate(groups, 1):
+        interventions = [
+            Intervention(
+                layers[layer].name,
+                head,
+                kind,
+                sums.mean(layers[layer].name, head) if kind == "mean" else None,
+            )
+            for layer, head in group
+        ]
+        with intervening(model, interventions):
+            value = float(measure())
+        effects.append(HeadEffect(group, value, value - baseline))
+        progress(done, len(groups))
+    return Ablation(kind, baseline, tuple(layers), tuple(effects))
+
+
+def patch(
+    model: nn.Module,
+    measure: Callable[[], float],
+    source: Callable[[], Any],
+    *,
+    heads: Sequence[Group] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Ablation:
+    """The change of a measure when heads give what they gave on another input.
+
+    Args:
+        model: as for `ablate`.
+        measure: runs the model once, and gives a number.
+        source: runs the model once on the other input, of as many tokens.
+        heads: as for `ablate`.
+        progress: likewise.
+
+    Returns: as `ablate`.
+
+    Raises: InputError: inputs of different lengths; no such head.
+    """
+    outputs: dict[str, Tensor] = {}
+
+    def keep(path: str, heads: HeadOutputs) -> Tensor:
+        outputs[path] = heads.output
+        return heads.output
+
+    with editing_heads(model, keep):
+        source()
+    layers = [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
+    with editing_heads(model, lambda path, heads: heads.output):
+        baseline = float(measure())
+    effects = []
+    groups = _groups(layers, heads)
+    for done, group in enumerate(groups, 1):
+        interventions = [
+            Intervention(layers[layer].name, head, "patch", outputs[layers[layer].name][:, head])
+            for layer, head in group
+        ]
+        with intervening(model, interventions):
+            value = float(measure())
+        effects.append(HeadEffect(group, value, value - baseline))
+        progress(done, len(groups))
+    return Ablation("patch", baseline, tuple(layers), tuple(effects))
+
+
+class _Sums:
+    """What each head gives in the mean, over all positions of all runs."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, path: str, heads: HeadOutputs) -> Tensor:
+        batch, _, queries, _ = heads.output.shape
+        total = heads.output.double().sum((0, 2))
+        self._sums[path] = self._sums[path] + total if path in self._sums else total
+        self._counts[path] = self._counts.get(path, 0) + batch * queries
+        return heads.output
+
+    def layers(self) -> list[RanLayer]:
+        return [RanLayer(path, len(total)) for path, total in self._sums.items()]
+
+    def mean(self, path: str, head: int) -> Tensor:
+        return self._sums[path][head] / self._counts[path]
+
+
+def _groups(
+    layers: Sequence[RanLayer], heads: Sequence[Group] | None
+) -> list[tuple[tuple[int, int], ...]]:
+    """The heads to replace, those of a group together."""
+    if heads is None:
+        return [
+            ((number, head),) for number, layer in enumerate(layers) for head in range(layer.heads)
+        ]
+    groups: list[tuple[tuple[int, int], ...]] = []
+    for group in heads:
+        pairs: Any = [group] if group and isinstance(group[0], int) else group
+        chosen = tuple((int(layer), int(head)) for layer, head in pairs)
+        for layer, head in chosen:
+            if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):
+                of_layer = layers[layer].heads if 0 <= layer < len(layers) else 0
+                raise InputError(
+                    f"no head {layer}.{head}: the model has layers 0 to {len(layers) - 1}"
+                    + (f", this one heads 0 to {of_layer - 1}." if of_layer else ".")
+                )
+        if chosen:
+            groups.append(chosen)
+    return groups
+
+
+def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -> float:
+    """Mean cross-entropy of each token given those before it, in nats.
+
+    Args:
+        logits: (batch, length, vocabulary), of the model that read `tokens`.
+        tokens: ids, (batch, length).
+        ignore: an id that does not count, as of padding.
+
+    >>> import torch
+    >>> round(next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]])), 4)     # log 8
+    2.0794
+    """
+    if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
+        raise ShapeError(
+            f"next_token_loss: logits {describe(logits)} for tokens {describe(tokens)}; expected "
+            "(batch, length, vocabulary) and (batch, length)."
+        )
+    targets = tokens[:, 1:].flatten()
+    losses = nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(),
+        targets,
+        ignore_index=-100 if ignore is None else ignore,
+    )
+    return float(losses)
+
+
+def chosen_logit(
+    logits: Tensor, token: int, *, minus: int | None = None, position: int = -1
+) -> float:
+    """The logit of a token at a position, less that of another; the mean over a batch.
+
+    Args:
+        logits: (batch, length, vocabulary).
+        token: whose.
+        minus: whose logit is taken off; None: nobody's.
+        position: where; -1: the last.
+
+    >>> import torch
+    >>> chosen_logit(torch.tensor([[[0.5, 2.0, 1.0]]]), token=1, minus=0)
+    1.5
+    """
+    for name, index, size in (
+        ("position", position, logits.shape[1]),
+        ("token", token, logits.shape[2]),
+        ("minus", minus or 0, logits.shape[2]),
+    ):
+        if not -size <= index < size or (index < 0 and name != "position"):
+            raise InputError(f"chosen_logit: {name} {index}; there are {size}, counted from 0.")
+    there = logits[:, position].float()
+    found = there[:, token] if minus is None else there[:, token] - there[:, minus]
+    return float(found.mean())

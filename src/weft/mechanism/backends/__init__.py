@@ -1,0 +1,1 @@
+"""Where an attention call runs: native kernels, or plain torch."""

@@ -1,0 +1,126 @@
+"""Cells of an attention matrix, recomputed from queries, keys and log-sum-exp.
+
+    P_ij = e^(s_ij - lse_i)
+
+A tile costs its own cells; what needs every cell goes through the matrix some rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.mechanism.matrix.calls import MatrixCall
+
+__all__ = [
+    "block_size_of",
+    "blocks",
+    "cells",
+    "diagonal",
+    "maxima_of_blocks",
+    "ranges_of",
+    "sizes_of_blocks",
+]
+
+#: Cells of a block of rows that is formed on the way: 64 MiB of float32.
+BLOCK_CELLS = 2**24
+
+
+def cells(call: MatrixCall, lse: Tensor, rows: range, columns: range) -> Tensor:
+    """Weights of some rows and columns, (heads, rows, columns)."""
+    scores = call.scores(rows, columns)
+    lse = lse[:, rows.start : rows.stop, None].to(scores.dtype)
+    return (scores - lse.masked_fill(lse == -math.inf, 0)).exp()
+
+
+def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
+    """The matrix, some rows at a time, with which rows these are."""
+    heads, queries, keys = call.shape
+    size = max(1, BLOCK_CELLS // max(1, heads * keys))
+    for start in range(0, queries, size):
+        rows = range(start, min(start + size, queries))
+        yield rows, cells(call, lse, rows, range(keys))
+
+
+def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
+    """``P_{i, i + offset}``, 0 where there is no such key, (heads, queries)."""
+    _, queries, keys = call.shape
+    found = call.queries.new_zeros(call.shape[:2])
+    size = 256
+    for start in range(0, queries, size):
+        first = max(start, -offset)
+        end = min(start + size, queries, keys - offset)
+        if first < end:
+            tile = cells(call, lse, range(first, end), range(first + offset, end + offset))
+            found[:, first:end] = tile.diagonal(dim1=1, dim2=2)
+    return found
+
+
+def maxima_of_blocks(call: MatrixCall, lse: Tensor, size: int) -> Tensor:
+    """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""
+    heads, queries, keys = call.shape
+    found = call.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
+    for rows, block in blocks(call, lse):
+        padded = torch.nn.functional.pad(block, (0, -keys % size))
+        columns = padded.reshape(heads, len(rows), -1, size).amax(3)
+        index = (torch.arange(rows.start, rows.stop) // size)[None, :, None]
+        found.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
+    return found
+
+
+def sizes_of_blocks(queries: int, keys: int, size: int) -> Tensor:
+    """The number of cells of each block, (blocks, blocks): the last may be smaller."""
+    down, across = (
+        torch.full((-(-length // size),), size).cumsum(0).clamp(max=length).diff(prepend=zero)
+        for length, zero in ((queries, torch.zeros(1).long()), (keys, torch.zeros(1).long()))
+    )
+    return down[:, None] * across[None, :]
+
+
+def block_size_of(operation: str, size: int) -> int:
+    """The side of a block as a number, or an InputError."""
+    try:
+        number = operator.index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise InputError(f"{operation}: size={size!r}; expected the side of a block, 1 or more.")
+    return number
+
+
+def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, range, list[int]]:
+    """``matrix[index]`` as a head, a range of queries, a range of keys, and which were numbers.
+
+    Raises: InputError: it is no head, queries, keys, or one of them is not there.
+    """
+    if not (isinstance(index, tuple) and len(index) == 3 and not isinstance(index[0], slice)):
+        raise InputError(
+            f"matrix[{index!r}]: expected matrix[head, queries, keys], the head a number, the "
+            "others numbers or slices."
+        )
+    ranges, numbers = [], []
+    for n, (part, size, name) in enumerate(
+        zip(index, shape, ("head", "query", "key"), strict=True)
+    ):
+        if isinstance(part, slice) and part.step in (None, 1):
+            start, stop, _ = part.indices(size)
+            ranges.append(range(start, max(start, stop)))
+            continue
+        try:
+            number = operator.index(part)
+        except TypeError:
+            number = size
+        if not -size <= number < size:
+            raise InputError(
+                f"matrix[{index!r}]: no such {name}; expected a number below {size}, or a "
+                "slice without a step."
+            )
+        ranges.append(range(number % size, number % size + 1))
+        numbers.append(n)
+    return ranges[0].start, ranges[1], ranges[2], numbers

@@ -1,0 +1,133 @@
+"""Attention flow against NetworkX on the dense network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.graphs.flow import attention_flow
+from weft.cli import analysis, main
+from weft.mechanism.reference import graphs as reference
+
+networkx = pytest.importorskip("networkx")
+
+
+@pytest.fixture
+def trace(language_model):
+    """Two decoder layers over 12 tokens, the three strongest edges of each query."""
+    tokens = torch.tensor([3, 9, 14, 27, 5, 2, 9, 9, 31, 8, 40, 3])
+    with torch.no_grad():
+        for layer in language_model.layers:
+            layer.w_q.weight *= 4
+    return weft.trace(language_model, tokens, keep=weft.Top(3))
+
+
+def test_networkx_finds_the_same_flows(trace):
+    dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
+    layers = [reference.with_residual(weights) for weights in dense]
+    for position in (4, 11):
+        expected = reference.flow(layers, position)
+        found = attention_flow(trace, position, range(12))
+        assert torch.allclose(found.lower, expected, atol=1e-6)
+        assert float(found.width.max()) < 1e-6
+        assert bool((found.lower <= expected + 1e-7).all())
+
+
+def test_kept_edges_give_an_interval(trace):
+    dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
+    expected = reference.flow([reference.with_residual(weights) for weights in dense], 11)
+    widths = []
+    for edges in (1, 3, None):
+        found = attention_flow(trace, 11, range(12), exact=False, edges=edges)
+        assert bool((found.lower <= expected + 1e-7).all())
+        assert bool((expected <= found.upper + 1e-7).all())
+        widths.append(float(found.width.mean()))
+    assert widths[0] > widths[1] > widths[2] > 0.01
+
+
+def test_two_ways_by_hand():
+    """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
+    from weft.formats.trace import Held, Trace, TraceLayer
+
+    layers = []
+    for number, rows in enumerate(([[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]])):
+        scores = torch.tensor(rows).log()[None]
+        _, graph = weft.attend(
+            torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), torch.zeros(1, 2, 1), bias=scores,
+            keep=weft.Top(2),
+        )  # fmt: skip
+        layers.append(
+            TraceLayer(
+                name=str(number),
+                kind="encoder",
+                index=number,
+                shape=(1, 2, 2),
+                queries_from="tokens",
+                keys_from="tokens",
+                query_tokens=["a", "b"],
+                key_tokens=["a", "b"],
+                scale=1.0,
+                data=Held(graph),
+            )
+        )
+    trace = Trace({"tokens": ["a", "b"]}, tuple(layers))
+    found = attention_flow(trace, 1, [0, 1], residual=0.0)
+    assert torch.allclose(found.lower, torch.tensor([0.75, 1.0]).double(), atol=1e-6)
+
+
+def test_between_two_sequences(pair_trace):
+    dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
+    network = networkx.DiGraph()
+
+    def add(start: str, end: str, weights: torch.Tensor) -> None:
+        for i, row in enumerate((0.5 * weights).tolist()):
+            for j, capacity in enumerate(row):
+                before = network.get_edge_data((start, i), (end, j), {"capacity": 0})["capacity"]
+                network.add_edge((start, i), (end, j), capacity=before + capacity)
+
+    add("source 1", "source 0", dense["encoder"] + torch.eye(7))
+    add("target 1", "target 0", dense["decoder"] + torch.eye(4))
+    add("target 2", "target 1", torch.eye(4))
+    add("target 2", "source 1", dense["cross"])
+    expected = [
+        networkx.maximum_flow_value(network, ("target 2", 3), ("source 0", j)) for j in range(7)
+    ]
+    found = attention_flow(pair_trace, 3, range(7))
+    assert found.lower.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_there_is_not(trace, make_trace):
+    with pytest.raises(weft.InputError, match="no position 12"):
+        attention_flow(trace, 0, 12)
+    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+        attention_flow(make_trace(["a"]), 0, 0, exact=True)
+
+
+def run(*arguments: object) -> int:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_command(trace, tmp_path, capsys, monkeypatch):
+    trace.save(tmp_path / "t")
+    assert run("flow", tmp_path / "t", "--token", "-1", "--top", "3", "--json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    said = json.loads(lines[-1])
+    expected = attention_flow(trace, 11, range(12))
+    assert torch.allclose(torch.tensor(said["lower"]).double(), expected.lower)
+    best = int(expected.lower.argmax())
+    assert lines[1].split()[:3] == [*[f"{expected.lower[best]:.4f}"] * 2, str(best)]
+    assert run("flow", tmp_path / "t", "--to", "-1", "--to", "2", "--kept", "--json") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
+    monkeypatch.setattr(analysis, "FLOWS", 11)
+    for options, said in ((("--to", "12"), "no position 12"), ((), "12 input positions")):
+        assert run("flow", tmp_path / "t", *options) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line

@@ -1,0 +1,116 @@
+"""Rollout against the product of dense matrices, exact and with bounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows, whole_rollout
+from weft.mechanism.reference import graphs as reference
+
+
+def test_minilm_known_values(minilm_trace):
+    """The row of [CLS] after the last layer, by the program that made the reference values."""
+    found = minilm_trace.rollout()
+    assert round(float(found[0, 0]), 4) == 0.6555
+    assert round(float(found[0, 18]), 4) == 0.0876
+
+
+def test_whole_rows_and_columns_agree_with_the_product(minilm_trace, minilm_top, minilm_weights):
+    expected = reference.rollout([weights.mean(0).double() for weights in minilm_weights]).float()
+    for trace, exact in ((minilm_trace, None), (minilm_trace, False), (minilm_top, True)):
+        assert torch.allclose(rollout(trace, exact=exact), expected, atol=1e-6)
+        rows = rollout_rows(trace, [0, 7, -1], exact=exact)
+        assert torch.allclose(rows.values, expected[[0, 7, 18]], atol=1e-6)
+        columns = rollout_columns(trace, [3, -2], exact=exact)
+        assert torch.allclose(columns.values, expected[:, [3, 17]], atol=1e-6)
+        for part in (rows, columns):
+            assert float(part.bound.max()) < 1e-5
+
+
+def test_kept_edges_are_below_by_exactly_the_bound(minilm_top, minilm_weights):
+    expected = reference.rollout([weights.mean(0).double() for weights in minilm_weights]).float()
+    whole = whole_rollout(minilm_top, exact=False)
+    short = expected - whole.values
+    assert float(short.min()) > -1e-6
+    assert float(whole.bound.min()) > 0.05  # there is something to be bounded
+    assert torch.allclose(short.sum(1), whole.bound, atol=1e-5)
+    assert bool((short.max(1).values <= whole.bound).all())
+    rows = rollout_rows(minilm_top, range(19), exact=False)
+    columns = rollout_columns(minilm_top, range(19), exact=False)
+    for part in (rows, columns):
+        assert torch.allclose(part.values, whole.values, atol=1e-6)
+        assert torch.allclose(part.bound, whole.bound, atol=1e-6)
+
+
+def test_between_two_sequences(pair_trace):
+    """The recursion of the three kinds, written out with dense matrices."""
+    dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
+    encoder = reference.with_residual(dense["encoder"])
+    decoder = reference.with_residual(dense["decoder"])
+    assert torch.allclose(rollout(pair_trace, kind="encoder"), encoder, atol=1e-6)
+    assert torch.allclose(rollout(pair_trace, kind="decoder"), decoder, atol=1e-6)
+    cross = 0.5 * dense["cross"] @ encoder
+    assert torch.allclose(rollout(pair_trace), cross, atol=1e-6)
+    assert torch.allclose(rollout(pair_trace, exact=True), cross, atol=1e-6)
+    rows = rollout_rows(pair_trace, [1, 3])
+    assert torch.allclose(rows.values, cross[[1, 3]], atol=1e-6)
+    assert float(rows.bound.max()) < 1e-5  # the other half is what the target holds of itself
+    columns = rollout_columns(pair_trace, 2)
+    assert torch.allclose(columns.values, cross[:, [2]], atol=1e-6)
+
+
+def test_a_causal_trace_of_many_tokens(language_model):
+    tokens = torch.randint(1, 50, (300,), generator=torch.Generator().manual_seed(3))
+    trace = weft.trace(language_model, tokens, keep=weft.Top(8))
+    expected = reference.rollout([layer.matrix.dense().mean(0) for layer in trace.layers])
+    assert torch.allclose(rollout(trace), expected, atol=1e-6)
+    kept = whole_rollout(trace, exact=False)
+    short = expected - kept.values
+    assert float(short.min()) > -1e-6
+    assert torch.allclose(short.sum(1), kept.bound, atol=1e-5)
+    assert float(rollout(trace, residual=1.0).sub(torch.eye(300)).abs().max()) == 0
+
+
+def test_sinks_count_as_missing():
+    """A bound stays a bound where a row's mass is partly nowhere."""
+    from weft.formats.trace import Held, Trace, TraceLayer
+
+    generator = torch.Generator().manual_seed(5)
+    layers, dense = [], []
+    for number in range(2):
+        queries, keys = torch.randn(2, 2, 9, 4, generator=generator)
+        sinks = torch.tensor([0.5, -1.0])
+        _, graph = weft.attend(queries, keys, keys, sinks=sinks, keep=weft.Top(3))
+        _, weights = weft.attend(queries, keys, keys, sinks=sinks, keep=weft.All())
+        dense.append(weights.mean(0))
+        tokens = list("abcdefghi")
+        layers.append(
+            TraceLayer(
+                name=f"l{number}",
+                kind="encoder",
+                index=number,
+                shape=(2, 9, 9),
+                queries_from="tokens",
+                keys_from="tokens",
+                query_tokens=tokens,
+                key_tokens=tokens,
+                scale=0.5,
+                data=Held(graph),
+            )
+        )
+    trace = Trace({"tokens": tokens}, tuple(layers))
+    found = whole_rollout(trace)
+    short = reference.rollout(dense) - found.values
+    assert float(short.min()) > -1e-6
+    assert bool((short.sum(1) <= found.bound + 1e-6).all())
+
+
+def test_what_there_is_not(minilm_trace, make_trace):
+    with pytest.raises(weft.InputError, match="no cross layer; it has encoder"):
+        rollout(minilm_trace, kind="cross")
+    with pytest.raises(weft.InputError, match="queries and keys were not kept"):
+        rollout(make_trace(["a", "b"]), exact=True)
+    with pytest.raises(weft.InputError, match="no position 19"):
+        rollout_rows(minilm_trace, 19)

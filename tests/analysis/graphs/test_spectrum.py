@@ -1,0 +1,60 @@
+"""Effective ranks against all singular values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.graphs import spectrum
+from weft.analysis.graphs.spectrum import effective_rank, energy_rank
+from weft.mechanism.reference import graphs as reference
+
+
+def test_effective_rank_is_that_of_the_dense_matrix(case):
+    expected = torch.stack([reference.effective_rank(weights) for weights in case.dense])
+    assert torch.allclose(effective_rank(case.matrix).double(), expected, rtol=1e-3)
+    kept = torch.stack(
+        [reference.effective_rank(case.graph.dense()[head].double()) for head in range(3)]
+    )
+    assert torch.allclose(effective_rank(case.graph).double(), kept, rtol=1e-3)
+
+
+def by_energy(weights: torch.Tensor) -> float:
+    energy = torch.linalg.svdvals(weights.double()).square()
+    share = energy / energy.sum()
+    return float(torch.exp(-torch.xlogy(share, share).sum()))
+
+
+@pytest.mark.parametrize("leading", [1, 4, 16, 60])
+def test_energy_rank_lies_between_its_bounds(case, leading):
+    exact, kept = (energy_rank(source, leading) for source in (case.matrix, case.graph))
+    for head, weights in enumerate(case.dense):
+        expected = by_energy(weights)
+        for found in (exact, kept):
+            assert float(found.lower[head]) <= expected * 1.001
+            assert expected <= float(found.upper[head]) * 1.001
+    if leading == 60:
+        assert torch.allclose(exact.lower, exact.upper, rtol=1e-3)
+
+
+def test_more_directions_narrow_the_bounds(case):
+    widths = [float(energy_rank(case.matrix, leading).width.mean()) for leading in (2, 16, 50)]
+    assert widths[0] > widths[1] > widths[2]
+
+
+def test_too_many_positions_for_all_singular_values(case, monkeypatch):
+    monkeypatch.setattr(spectrum, "DENSE", 59)
+    with pytest.raises(weft.InputError, match="Take energy_rank"):
+        effective_rank(case.matrix)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_without_weights_no_direction_is_in_use(length):
+    tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
+    nobody = torch.zeros(length, length, dtype=torch.bool)
+    _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))
+    for source in (graph, weft.AttentionMatrix(tokens, tokens, mask=nobody)):
+        found = energy_rank(source)
+        assert found.lower.tolist() == found.upper.tolist() == [0, 0]
+        assert effective_rank(source).tolist() == [0, 0]

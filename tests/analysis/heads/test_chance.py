@@ -1,0 +1,114 @@
+"""The null distribution against shuffles that are really made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.analysis.dense_layer import layer_of_weights
+from weft.analysis.heads.chance import bennett, holm, set_moments
+from weft.analysis.heads.measures import (
+    duplicate_token,
+    first_token,
+    induction,
+    previous_token,
+    symmetric_partner,
+)
+from weft.analysis.heads.scores import HeadScores
+
+TOKENS = [str(i * i % 7) for i in range(16)]
+SHUFFLES = 4000
+
+
+def peaked(causal: bool) -> Tensor:
+    """Rows from nearly uniform to nearly on one key, (1, 16, 16)."""
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(16, 16, generator=generator) * torch.linspace(0.1, 6, 16)[:, None]
+    if causal:
+        scores = scores.masked_fill(~torch.ones(16, 16, dtype=torch.bool).tril(), -torch.inf)
+    return scores.softmax(-1)[None]
+
+
+def shuffled(weights: Tensor, causal: bool) -> Tensor:
+    """Each row's weights dealt out anew among its keys, (shuffles, 16, 16)."""
+    generator = torch.Generator().manual_seed(5)
+    found = weights.repeat(SHUFFLES, 1, 1)
+    for i in range(16):
+        end = i + 1 if causal else 16
+        order = torch.rand(SHUFFLES, end, generator=generator).argsort(-1)
+        found[:, i, :end] = found[:, i, :end].gather(-1, order)
+    return found
+
+
+PATTERNS = [previous_token, first_token, duplicate_token, induction]
+
+
+@pytest.mark.parametrize(
+    ("measure", "causal"),
+    [(symmetric_partner, False)] + [(one, rule) for one in PATTERNS for rule in (False, True)],
+)
+def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
+    mask = "causal" if causal else "all"
+    weights = peaked(causal)
+    said: HeadScores = measure(layer_of_weights(weights, TOKENS, mask=mask))  # type: ignore[arg-type]
+    drawn = measure(layer_of_weights(shuffled(weights, causal), TOKENS, mask=mask)).score
+    error = drawn.std() / SHUFFLES**0.5
+    assert said.null.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
+    assert said.null_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
+    # The bound of the tail holds, at every height.
+    for quantile in (0.5, 0.9, 0.99, 0.999):
+        height = drawn.quantile(quantile)
+        at = HeadScores(
+            said.measure,
+            said.rows,
+            height[None] * said.rows,
+            height[None] * said.rows,
+            said.null_total,
+            said.null_variance,
+            said.tail_variance,
+            said.cap,
+        )
+        share = (drawn >= height).double().mean().item()
+        assert at.p.item() >= share - 4 * (share / SHUFFLES) ** 0.5
+
+
+def test_shuffled_heads_are_significant_no_more_often_than_they_may() -> None:
+    heads = shuffled(peaked(False), False)[:1000]
+    p = torch.cat([m(layer_of_weights(heads, TOKENS)).p for m in (previous_token, induction)])
+    assert bool((holm(p) > 0.01).all())
+    assert float((p < 0.05).double().mean()) <= 0.05
+
+
+def test_one_key_in_n_is_a_coin() -> None:
+    mean, variance = set_moments(torch.tensor(3), torch.tensor(10), torch.tensor(1.0))
+    assert mean.item() == pytest.approx(0.3)
+    assert variance.item() == pytest.approx(0.3 * 0.7)
+    # All keys: nothing varies. No key: nothing there.
+    assert set_moments(torch.tensor(10), torch.tensor(10), torch.tensor(0.5))[1].item() == 0
+    assert [x.item() for x in set_moments(*torch.zeros(3, 1).long())] == [0, 0]
+
+
+def test_bennett_bounds_the_binomial_tail() -> None:
+    """Exact tail of 18 rows on one key of 19 each: P(X >= k) by hand."""
+    from math import comb
+
+    chance = 1 / 19
+    for k in range(2, 19):
+        exact = sum(comb(18, j) * chance**j * (1 - chance) ** (18 - j) for j in range(k, 19))
+        bound = bennett(
+            torch.tensor(k - 18 * chance),
+            torch.tensor(18 * chance * (1 - chance)),
+            torch.tensor(1 - chance),
+        ).item()
+        assert exact <= bound <= 40 * exact**0.7
+
+
+def test_more_rows_of_the_same_kind_are_better_evidence() -> None:
+    layer = layer_of_weights(torch.eye(6).roll(-1, 1)[None])
+    scores = previous_token(layer)
+    both = scores + scores
+    assert both.score.item() == scores.score.item()
+    assert both.null.item() == scores.null.item()
+    assert both.null_sd.item() == pytest.approx(scores.null_sd.item() / 2**0.5)
+    assert both.p.item() <= scores.p.item()

@@ -1,0 +1,270 @@
+"""Every measure against loops over the dense matrix; reference values of a real model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.analysis.dense_layer import layer_of_weights
+from weft.analysis.heads import measures
+from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.heads.scores import HeadScores
+from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.multihead import MultiHeadAttention
+
+Make = Callable[..., tuple[TraceLayer, Tensor]]
+
+REACH = 2
+
+
+class Random(torch.nn.Module):
+    """One layer of random weights over tokens that repeat."""
+
+    def __init__(self, heads: int, causal: bool, relative: str, kv_heads: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(8, 16)
+        self.layer = MultiHeadAttention(
+            16,
+            heads,
+            kv_heads=kv_heads,
+            relative=relative,  # type: ignore[arg-type]
+            kind="decoder" if causal else "encoder",
+        )
+        self.mask = weft.causal() if causal else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        state = 3 * self.embedding(tokens)
+        found: torch.Tensor = self.layer(state, mask=self.mask)
+        return found
+
+
+@pytest.fixture
+def random_layer() -> Callable[..., tuple[TraceLayer, torch.Tensor]]:
+    """A function that gives a traced layer of random weights, and these weights, dense."""
+
+    def make(
+        *,
+        length: int = 40,
+        causal: bool = False,
+        relative: str = "none",
+        keep: int = 5,
+        queries_keys: bool = True,
+        kv_heads: int = 4,
+    ) -> tuple[TraceLayer, torch.Tensor]:
+        torch.manual_seed(length + causal)
+        model = Random(4, causal, relative, kv_heads)
+        tokens = torch.randint(0, 8, (length,))
+        whole = weft.trace(model, tokens, keep=weft.All())
+        part = weft.trace(model, tokens, keep=weft.Top(keep), queries_keys=queries_keys)
+        assert isinstance(whole, Trace)
+        assert isinstance(part, Trace)
+        return part.layers[0], whole.layers[0].graph.dense().double()
+
+    return make
+
+
+def keys_of(measure: str, tokens: list[str], i: int, end: int) -> list[int]:
+    """The set of a measure for query i, among the keys 0 to end - 1, as the paper has it."""
+    found = {
+        "previous": [i - 1],
+        "next": [i + 1],
+        "same": [i],
+        "first": [0],
+        "separator": [j for j in range(1, end) if tokens[j] in measures.SEPARATORS],
+        "punctuation": [j for j in range(end) if tokens[j] in ",.!?"],
+        "local": [j for j in range(end) if abs(i - j) <= REACH],
+        "duplicate": [j for j in range(end) if tokens[j] == tokens[i] and j != i],
+        "induction": [j for j in range(1, end) if tokens[j - 1] == tokens[i] and j != i + 1],
+    }[measure]
+    return [j for j in found if 0 <= j < end]
+
+
+FUNCTIONS: dict[str, Callable[..., HeadScores]] = {
+    "previous": measures.previous_token,
+    "next": measures.next_token,
+    "same": measures.same_token,
+    "first": measures.first_token,
+    "separator": measures.separator,
+    "punctuation": measures.punctuation,
+    "local": lambda layer: measures.local_window(layer, REACH),
+    "duplicate": measures.duplicate_token,
+    "induction": measures.induction,
+}
+
+
+def by_loops(measure: str, weights: Tensor, tokens: list[str], causal: bool) -> Tensor:
+    """The score of each head, cell by cell."""
+    rows = []
+    for i in range(len(tokens)):
+        keys = keys_of(measure, tokens, i, i + 1 if causal else len(tokens))
+        if keys:
+            rows.append(weights[:, i, keys].sum(-1))
+    return torch.stack(rows).mean(0) if rows else torch.full((len(weights),), torch.nan).double()
+
+
+@pytest.mark.parametrize("measure", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("causal", "relative", "kv_heads"),
+    [(False, "none", 4), (True, "none", 2), (True, "rotary", 4), (False, "shaw", 4)],
+)
+def test_against_loops(
+    random_layer: Make, measure: str, causal: bool, relative: str, kv_heads: int
+) -> None:
+    options = {"causal": causal, "relative": relative, "kv_heads": kv_heads}
+    layer, weights = random_layer(**options)
+    expected = by_loops(measure, weights, layer.query_tokens, causal)
+    exact = FUNCTIONS[measure](LayerWeights(layer, exact=True))
+    assert torch.allclose(exact.score, expected, atol=2e-6, equal_nan=True)
+    assert torch.allclose(exact.upper, expected, atol=2e-6, equal_nan=True)
+    default = FUNCTIONS[measure](layer)
+    assert torch.allclose(default.score, expected, atol=2e-6, equal_nan=True)
+    kept = FUNCTIONS[measure](LayerWeights(layer, exact=False))
+    assert not bool((kept.score > expected + 2e-6).any())
+    assert not bool((kept.upper < expected - 2e-6).any())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bounds_are_not_trivial(random_layer: Make, causal: bool) -> None:
+    layer, _ = random_layer(causal=causal, keep=20)
+    kept = measures.duplicate_token(LayerWeights(layer, exact=False))
+    assert bool((kept.upper - kept.score < 0.2).all())
+    assert bool((kept.upper > kept.score).any())
+
+
+@pytest.mark.parametrize("relative", ["none", "alibi"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_distance_entropy_breadth_and_partners(
+    random_layer: Make, relative: str, causal: bool
+) -> None:
+    layer, weights = random_layer(causal=causal, relative=relative)
+    positions = torch.arange(40)
+    away = (weights * (positions[:, None] - positions).abs()).sum(-1).mean(-1)
+    entropy = torch.special.entr(weights).sum(-1)
+    counts = positions + 1.0 if causal else torch.full((40,), 40.0)
+    share = (entropy.exp() / counts)[:, counts > 1].mean(-1)
+    for exact in (True, None):
+        read = LayerWeights(layer, exact=exact)
+        assert torch.allclose(measures.distance(read).score, away, atol=1e-4)
+        assert torch.allclose(measures.entropy(read).score, entropy.mean(-1), atol=1e-5)
+        assert torch.allclose(measures.breadth(read).score, share, atol=1e-5)
+    kept = measures.distance(LayerWeights(layer, exact=False))
+    assert bool((kept.score <= away + 1e-5).all())
+    assert bool((kept.upper >= away - 1e-5).all())
+    if causal:
+        assert bool(measures.symmetric_partner(layer).score.isnan().all())
+        return
+    itself = weights.diagonal(dim1=1, dim2=2)
+    back = ((weights * weights.transpose(1, 2)).sum(-1) - itself.square()).mean(-1)
+    assert torch.allclose(
+        measures.symmetric_partner(LayerWeights(layer, exact=True)).score, back, atol=1e-5
+    )
+    kept = measures.symmetric_partner(LayerWeights(layer, exact=False))
+    assert bool((kept.score <= back + 1e-6).all())
+    assert bool((kept.upper >= back - 1e-6).all())
+
+
+def test_between_two_sequences(pair_trace: Trace) -> None:
+    layer = pair_trace.layer("cross", 0)
+    weights = layer.graph.dense()
+    assert torch.allclose(measures.first_token(layer).score.float(), weights[..., 0].mean(-1))
+    with pytest.raises(weft.InputError, match="one sequence at another"):
+        measures.previous_token(layer)
+    layer = layer_of_weights(torch.eye(3)[None, :2], ["a", "b"], key_tokens=["b", "a", "x"])
+    assert measures.duplicate_token(layer).score.item() == pytest.approx(0)
+    # "x" follows "a", query 0; "a" follows "b", query 1.
+    assert measures.induction(layer).score.item() == pytest.approx(0.5)
+
+
+def test_rows_that_see_nothing_and_layers_without_tokens() -> None:
+    empty = layer_of_weights(torch.zeros(2, 0, 0))
+    for function in FUNCTIONS.values():
+        assert bool(function(empty).score.isnan().all())
+    one = layer_of_weights(torch.ones(1, 1, 1))
+    assert measures.same_token(one).score.item() == 1
+    assert measures.previous_token(one).score.isnan().item()
+    assert measures.previous_token(one).p.isnan().item()
+
+
+def strongest(function: Callable[..., HeadScores], trace: Trace) -> tuple[int, int, float]:
+    """Layer and head, from 1, of the highest score, and the score."""
+    scores = torch.stack([function(layer).score for layer in trace.layers])
+    place = int(scores.argmax())
+    return place // 12 + 1, place % 12 + 1, float(scores.flatten()[place])
+
+
+def test_reference_values_of_minilm(minilm_trace: Trace) -> None:
+    """Measured from eager float32 weights by another program, to the digits it gave.
+
+    Each is the mean over the rows that have such a key: 18 for the token before and after, all 19
+    for the first token and the separator, [SEP] alone.
+    """
+    means = [measures.entropy(layer).score.mean().item() for layer in minilm_trace.layers]
+    assert means == pytest.approx([2.2145, 1.3139, 1.3618, 1.7006, 1.3945, 2.0881], abs=5e-5)
+    for function, expected in [
+        (measures.previous_token, (1, 3, 0.9998)),
+        (measures.next_token, (2, 9, 0.5961)),
+        (measures.first_token, (5, 6, 0.8788)),
+        (measures.separator, (4, 12, 0.1427)),
+    ]:
+        layer, head, score = strongest(function, minilm_trace)
+        assert (layer, head) == expected[:2]
+        assert score == pytest.approx(expected[2], abs=5e-5)
+    # Random weights of these sizes: almost log 19.
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (torch.randn(12, 19, 32, generator=generator) * 0.5 for _ in range(2))
+    _, graph = weft.attend(queries, keys, keys, scale=32**-0.5)
+    assert float(graph.entropy.mean()) == pytest.approx(2.937, abs=0.03)
+    assert math.log(19) == pytest.approx(2.944, abs=5e-4)
+
+
+def hand_built(tokens: Tensor, sharpness: float = 40.0) -> TraceLayer:
+    """An induction head with weights set by hand: key j stands for the token before it.
+
+    Token t is the unit vector e_t. Queries are the tokens, keys the tokens one place earlier, as a
+    previous-token head of the layer below would have put them there, so the score of (i, j) is
+    `sharpness` where t_(j-1) = t_i. A key before the first token scores half of that, for queries
+    without a copy.
+    """
+    vectors = torch.eye(int(tokens.max()) + 2)
+    queries = vectors[tokens]
+    queries[:, -1] = 0.5
+    keys = torch.cat((vectors[-1:], vectors[tokens[:-1]]))
+    weights = weft.attend(
+        queries[None], keys[None], keys[None], mask=weft.causal(), scale=sharpness, keep=weft.All()
+    )[1]
+    return layer_of_weights(weights, [str(t) for t in tokens.tolist()], mask="causal")
+
+
+def test_a_hand_built_induction_head_scores_near_one_and_a_random_one_near_chance() -> None:
+    generator = torch.Generator().manual_seed(3)
+    half = torch.randperm(60, generator=generator)[:30]
+    tokens = half.repeat(2)
+    layer = hand_built(tokens)
+    built = measures.induction(layer)
+    assert built.score.item() > 0.999
+    assert built.rows.item() == 30
+    assert built.p.item() < 1e-20
+    random = torch.rand(8, 60, 60, generator=generator).tril()
+    random /= random.sum(-1, keepdim=True)
+    chance = measures.induction(layer_of_weights(random, layer.query_tokens, mask="causal"))
+    expected = torch.tensor([1 / (i + 1) for i in range(30, 60)]).mean().item()
+    assert chance.null[0].item() == pytest.approx(expected, rel=1e-5)
+    assert chance.score.tolist() == pytest.approx([expected] * 8, abs=0.01)
+    assert bool((chance.p > 0.01).all())
+
+
+def test_the_sum_over_all_patterns_that_share_a_row_is_the_row(random_layer: Make) -> None:
+    """Diagonals cover the matrix: the masses on all of them add up to 1."""
+    layer, _ = random_layer(length=12)
+    from weft.analysis.heads.patterns import Diagonals
+
+    read = LayerWeights(layer, exact=None)
+    total = sum(read.mass(Diagonals(o, o)).lower for o in range(-11, 12))
+    assert torch.allclose(total, torch.ones(()).double(), atol=1e-5)  # type: ignore[arg-type]
+    assert list(itertools.islice(FUNCTIONS, 1)) == ["previous"]

@@ -1,0 +1,199 @@
+"""Roles: what a head is called, and when it is called nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.dense_layer import layer_of_weights
+from weft.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
+from weft.formats.trace import Trace, TraceLayer
+from weft.mechanism.multihead import MultiHeadAttention
+
+TOKENS = ["[CLS]", *(["the", "cat", ",", "sat", "on"] * 4), "[SEP]"]
+N = len(TOKENS)
+
+
+def one_head_of_each() -> Trace:
+    """A layer with a head for each role, nine tenths on its pattern and the rest spread."""
+    weights = {name: torch.zeros(N, N) for name in ROLES}
+    for i in range(N):
+        weights["previous"][i, max(i - 1, 0)] = 1
+        weights["next"][i, min(i + 1, N - 1)] = 1
+        weights["same"][i, i] = 1
+        weights["first"][i, 0] = 1
+        weights["separator"][i, N - 1] = 1
+        weights["punctuation"][i, [j for j in range(N) if TOKENS[j] == ","]] = 1
+        for name, copies in (
+            ("duplicate", [j for j in range(N) if TOKENS[j] == TOKENS[i] and j != i]),
+            ("induction", [j for j in range(1, N) if TOKENS[j - 1] == TOKENS[i] and j != i + 1]),
+        ):
+            weights[name][i, copies or range(N)] = 1
+        weights["local"][i, max(i - 4, 0) : i + 5] = 1
+        weights["partner"][i, N - 1 - i] = 1
+    heads = [weights[name] / weights[name].sum(-1, keepdim=True) for name in ROLES]
+    spread = torch.full((N, N), 1 / N)
+    lonely = torch.eye(N)[torch.randperm(N, generator=torch.Generator().manual_seed(9))]
+    stack = torch.stack([0.9 * head + 0.1 * spread for head in heads] + [spread, lonely])
+    return Trace({"tokens": TOKENS}, (layer_of_weights(stack, TOKENS),))
+
+
+def test_each_head_gets_the_role_it_was_made_for() -> None:
+    found = head_roles(one_head_of_each())
+    assert [one.role for one in found] == [*ROLES, "broad", "mixed"]
+    for one in found[:-2]:
+        assert one.p is not None
+        assert one.p < 0.01
+        assert one.score is not None
+        assert one.null is not None
+        assert one.score > 0.8 > one.null
+        assert one.source == "exact"
+    assert found[-1].score is None
+
+
+class Two(torch.nn.Module):
+    """Two layers of attention, of which the second reads what the first one gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 12)
+        self.layers = torch.nn.ModuleList(MultiHeadAttention(12, 3) for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        state: torch.Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            state = state + layer(state)
+        return state
+
+
+@pytest.mark.parametrize("exact", [None, True, False])
+def test_heads_without_numbers_are_called_so(exact: bool | None) -> None:
+    torch.manual_seed(3)
+    model, tokens = Two(), torch.arange(36) % 9
+    clean = head_roles(weft.trace(model, tokens, keep=weft.Top(4)), exact=exact)
+    with torch.no_grad():
+        model.layers[1].w_q.weight[4:8] = torch.nan
+    found = head_roles(weft.trace(model, tokens, keep=weft.Top(4)), exact=exact)
+    for place, (before, after) in enumerate(zip(clean, found, strict=True)):
+        if place == 4:
+            assert after.role == "no number"
+            assert after.score is None
+            assert all(math.isnan(score) for score in after.scores.values())
+        else:
+            assert after.role == before.role != "no number"
+            assert after.scores["previous"] == before.scores["previous"]
+
+
+def test_random_heads_have_no_role() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(48, N, N, generator=generator) * torch.linspace(0, 6, 48)[:, None, None]
+    for mask in ("all", "causal"):
+        hidden = torch.ones(N, N, dtype=torch.bool).tril() if mask == "causal" else True
+        weights = scores.masked_fill(~torch.as_tensor(hidden), -torch.inf).softmax(-1)
+        layer = layer_of_weights(weights, TOKENS, mask=mask)  # type: ignore[arg-type]
+        roles = {one.role for one in head_roles(Trace({"tokens": TOKENS}, (layer,)))}
+        assert roles <= {"broad", "mixed"}
+
+
+def test_the_table(minilm_trace: Trace) -> None:
+    table = minilm_trace.heads()
+    assert len(table) == 72
+    assert list(table.columns)[:3] == ["layer", "head", "role"]
+    assert set(MEASURES) <= set(table.columns)
+    role = table.set_index(["layer", "head"])["role"]
+    # From 0: the reference heads, by what they are for.
+    assert role[0, 2] == "previous"
+    assert role[1, 8] == "next"
+    assert role[4, 5] == "first"
+    # The head with the most on [SEP] has more on the full stop.
+    assert role[3, 11] == "punctuation"
+    assert role[0, 0] == "broad"
+    counts = table["role"].value_counts()
+    assert (counts["previous"], counts["next"], counts["first"]) == (1, 1, 59)
+
+
+def test_bounds_lie_below_and_exact_ones_agree(minilm_trace: Trace, tmp_path: Path) -> None:
+    minilm_trace.save(tmp_path / "t.weft")
+    whole = heads(weft.open(tmp_path / "t.weft"), exact=True)
+    short = _kept(minilm_trace, 3)
+    kept = heads(short, exact=False)
+    again = heads(short)
+    assert set(kept["source"]) == {"bound"}
+    assert set(again["source"]) == set(whole["source"]) == {"exact"}
+    for name in MEASURES:
+        if name not in ("broad", "entropy"):
+            assert bool((kept[name] <= whole[name] + 1e-5).all())
+    columns = [name for name in MEASURES if name != "partner"]
+    assert (again[columns] - whole[columns]).abs().max().max() < 2e-5
+
+
+def _kept(trace: Trace, k: int) -> Trace:
+    """The same with only the k strongest edges of each row."""
+    from dataclasses import replace
+
+    from weft.formats.trace import Held
+
+    layers = []
+    for layer in trace.layers:
+        graph = layer.graph
+        part = replace(
+            graph,
+            keys=graph.keys[..., :k],
+            scores=graph.scores[..., :k],
+            weights=graph.weights[..., :k],
+            rest=1 - graph.weights[..., :k].sum(-1),
+        )
+        assert layer.queries is not None
+        assert layer.keys is not None
+        held = Held(part, (layer.queries, layer.keys), layer.terms, layer.value_norms)
+        layers.append(replace(layer, data=held))
+    return replace(trace, layers=tuple(layers))
+
+
+def test_several_texts_are_put_together() -> None:
+    one = one_head_of_each()
+    twice = head_roles([one, one])
+    for single, double in zip(head_roles(one), twice, strict=True):
+        assert double.role == single.role
+        assert double.scores["first"] == pytest.approx(single.scores["first"])
+        if single.p is not None and double.p is not None:
+            assert double.p <= single.p
+            assert double.z == pytest.approx(single.z * 2**0.5)  # type: ignore[operator]
+    other = layer_of_weights(torch.eye(3)[None])
+    with pytest.raises(weft.InputError, match="one model"):
+        head_roles([one, Trace({"tokens": ["a"] * 3}, (other,))])
+
+
+def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
+    """A layer whose mask is not known: its rows and edges tell which window it was."""
+    from dataclasses import replace
+
+    from weft.analysis.heads.patterns import allowed_keys
+
+    queries = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(2))
+    for mask, first in (
+        (weft.window(3, 0), [max(0, i - 3) for i in range(30)]),
+        (weft.window(5, 5), [max(0, i - 5) for i in range(30)]),
+    ):
+        _, graph = weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(2))
+        layer = layer_of_weights(torch.eye(30).repeat(2, 1, 1))
+        unknown = replace(layer, data=replace(layer.data, attention_graph=graph), mask=None)  # type: ignore[type-var]
+        assert isinstance(unknown, TraceLayer)
+        allowed = allowed_keys(unknown)
+        assert allowed.known
+        assert allowed.first.tolist() == first
+        assert (allowed.end - allowed.first).tolist() == graph.count[0].tolist()
+    dilated = torch.zeros(30, 30, dtype=torch.bool)
+    dilated[:, ::2] = True
+    _, graph = weft.attend(queries, queries, queries, mask=dilated, keep=weft.Top(2))
+    unknown = replace(layer, data=replace(layer.data, attention_graph=graph), mask=None)  # type: ignore[type-var]
+    assert not allowed_keys(unknown).known
+
+
+def test_bad_thresholds() -> None:
+    with pytest.raises(weft.InputError, match="alpha=2"):
+        head_roles(one_head_of_each(), alpha=2)

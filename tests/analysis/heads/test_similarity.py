@@ -1,0 +1,80 @@
+"""Alike heads: against the dense definition, the bound, and clusters that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis.dense_layer import layer_of_weights
+from weft.analysis.heads.similarity import clusters, similarity
+from weft.formats.trace import Trace
+
+
+def test_against_the_definition_and_between_the_bounds(minilm_trace: Trace, minilm_top: Trace):
+    dense = torch.cat([layer.graph.dense() for layer in minilm_trace.layers]).double()
+    roots = dense.sqrt()
+    expected = torch.einsum("aij,bij->ab", roots, roots).numpy() / 19
+    assert np.allclose(similarity(minilm_trace).affinity, expected, atol=1e-5)
+    exact = similarity(minilm_top)
+    assert exact.heads[13] == (1, 1)
+    assert np.allclose(exact.affinity, expected, atol=1e-5)
+    assert np.allclose(np.diag(exact.affinity), 1, atol=1e-5)
+    kept = similarity(minilm_top, exact=False)
+    assert (kept.affinity <= expected + 1e-6).all()
+    assert (kept.upper >= expected - 1e-6).all()
+    # Where nearly all is kept, the bound says something: the previous-token head and others.
+    assert (kept.upper - kept.affinity)[2].mean() < 0.4
+
+
+@pytest.mark.parametrize("layers", [[0], [1], [2], None])
+def test_causal_grouped_and_positioned_heads(layers, translator, language_model) -> None:
+    """Exact from few edges, queries and keys: causal, grouped, rotary, between two sequences."""
+    if layers is None:
+        model, inputs = language_model, torch.tensor([3, 9, 9, 14, 27, 5, 2])
+    else:
+        model = translator
+        inputs = {"source": torch.tensor([3, 9, 9, 14]), "target": torch.tensor([1, 8, 30])}
+    whole, part = (weft.trace(model, inputs, keep=keep) for keep in (weft.All(), weft.Top(1)))
+    expected = similarity(whole, layers=layers)
+    assert np.allclose(np.diag(expected.affinity), 1, atol=1e-6)
+    found = similarity(part, layers=layers, exact=True)
+    assert np.allclose(found.affinity, expected.affinity, atol=1e-5)
+
+
+def test_many_rows_are_put_together_in_blocks(monkeypatch, minilm_top: Trace) -> None:
+    from weft.analysis.heads import similarity as module
+
+    whole, kept = similarity(minilm_top), similarity(minilm_top, exact=False)
+    monkeypatch.setattr(module, "BLOCK_CELLS", 19 * 72 * 3)
+    monkeypatch.setattr(module, "BLOCK_EDGES", 72 * 4 * 5)
+    assert np.allclose(similarity(minilm_top).affinity, whole.affinity, atol=1e-6)
+    assert np.allclose(similarity(minilm_top, exact=False).upper, kept.upper, atol=1e-6)
+
+
+def test_clusters_of_copies() -> None:
+    """Three kinds of heads, slightly different copies, spread over two layers."""
+    generator = torch.Generator().manual_seed(6)
+    kinds = torch.randn(3, 20, 20, generator=generator) * 4
+    order = [0, 1, 2, 0, 0, 1, 0, 2, 1, 0]
+    scores = torch.stack([kinds[k] for k in order])
+    weights = (scores + 0.1 * torch.randn(scores.shape, generator=generator)).softmax(-1)
+    layers = layer_of_weights(weights[:4]), layer_of_weights(weights[4:])
+    found = clusters(similarity(Trace({"tokens": layers[0].query_tokens}, layers)))
+    # The largest cluster is 0; then that of head 1, then that of head 2.
+    assert found.tolist() == order
+    assert len(set(clusters(similarity(Trace({"tokens": ["a"]}, layers)), count=2).tolist())) == 2
+
+
+def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
+    with pytest.raises(weft.InputError, match="different sequences or sizes"):
+        similarity(pair_trace)
+    assert similarity(pair_trace, layers=[1]).affinity.shape == (4, 4)
+    with pytest.raises(weft.InputError, match="layer 6; the trace has 0 to 5"):
+        similarity(minilm_top, layers=[6])
+    alike = similarity(minilm_top)
+    with pytest.raises(weft.InputError, match="count=0"):
+        clusters(alike, count=0)
+    with pytest.raises(weft.InputError, match="distance=3"):
+        clusters(alike, distance=3)

@@ -1,0 +1,107 @@
+"""Circuits of low rank against the matrices they stand for, and known values of a real model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of
+from weft.analysis.matrices.table import weight_measures
+from weft.mechanism.reference import graphs as reference
+
+
+@pytest.fixture
+def layer() -> LayerMatrices:
+    """Four heads of width 20 and depth 3, two of keys and values, in float64."""
+    generator = torch.Generator().manual_seed(9)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return LayerMatrices(
+        "l", "encoder", random(4, 20, 3), random(2, 20, 3), random(2, 20, 3), random(4, 3, 20)
+    )
+
+
+def test_every_measure_is_that_of_the_dense_matrix(layer):
+    for circuit in (qk_circuit(layer), ov_circuit(layer)):
+        for head in range(4):
+            dense = circuit.dense(head)
+            values = torch.linalg.svdvals(dense)
+            assert torch.allclose(circuit.singular_values()[head], values[:3])
+            assert float(circuit.norm()[head]) == pytest.approx(float(dense.norm()))
+            assert float(circuit.symmetry()[head]) == pytest.approx(
+                float(reference.symmetry(dense))
+            )
+            assert float(circuit.directionality()[head]) == pytest.approx(
+                float(reference.directionality(dense)), abs=1e-9
+            )
+            found = np.linalg.eigvals(dense.numpy())
+            found = sorted(found[np.abs(found) > 1e-9], key=lambda x: (x.real, x.imag))
+            own = sorted(circuit.eigenvalues()[head].tolist(), key=lambda x: (x.real, x.imag))
+            assert np.allclose(own, found)
+            assert float(circuit.copying()[head]) == pytest.approx(
+                sum(found).real / np.abs(found).sum()
+            )
+            vector = np.arange(20.0)
+            assert np.allclose(circuit.operator(head) @ vector, dense.numpy() @ vector)
+
+
+def test_from_token_to_token(layer):
+    generator = torch.Generator().manual_seed(2)
+    embedding = torch.randn(7, 20, generator=generator, dtype=torch.float64)
+    out = torch.randn(20, 7, generator=generator, dtype=torch.float64)
+    whole = layer.repeated()
+    expected = embedding @ whole.W_V[3] @ whole.W_O[3] @ out
+    assert torch.allclose(ov_circuit(layer, embedding, out).dense(3), expected)
+    looks = embedding @ whole.W_Q[1] @ (embedding @ whole.W_K[1]).T
+    assert torch.allclose(qk_circuit(layer, embedding).dense(1), looks)
+
+
+def test_copying_is_one_for_a_head_that_copies_and_nothing_for_a_random_one():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(50, 64, 8, generator=generator)
+    copies = Circuit(values, values)
+    assert torch.allclose(copies.copying(), torch.ones(50), atol=1e-4)
+    assert torch.allclose(Circuit(values, -values).copying(), -torch.ones(50), atol=1e-4)
+    random = Circuit(values, torch.randn(50, 64, 8, generator=generator))
+    assert abs(float(random.copying().mean())) < 0.1
+
+
+def test_minilm_known_values(minilm):
+    """Saponati's symmetry of each layer's W_Q W_K^T, measured once by another program."""
+    table = weight_measures(matrices_of(minilm[0]))
+    assert [round(value, 4) for value in table["symmetry"]] == [
+        0.4051,
+        0.6399,
+        0.5824,
+        0.5754,
+        0.4073,
+        0.2535,
+    ]
+    # Encoders look both ways; long columns do not outweigh long rows much.
+    assert (table["symmetry"] > 0.2).all()
+
+
+def test_random_matrices_are_neither_symmetric_nor_antisymmetric(minilm):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(minilm[0].config)
+    table = weight_measures(matrices_of(model))
+    assert table["symmetry"].abs().max() < 0.01
+    heads = weight_measures(matrices_of(model), by="head")
+    assert len(heads) == 72
+    assert heads["symmetry"].abs().max() < 0.05
+
+
+def test_the_table_by_head_and_by_layer(translator):
+    layers = matrices_of(translator)
+    heads, table = weight_measures(layers, by="head"), weight_measures(layers)
+    assert len(heads) == 12
+    assert list(table["kind"]) == ["encoder", "decoder", "cross"]
+    assert heads["qk_rank"].between(1, 4.001).all()
+    with pytest.raises(weft.InputError, match="by='token'"):
+        weight_measures(layers, by="token")

@@ -1,0 +1,155 @@
+"""The matrices of a model's layers make its queries, values and outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of, matrices_of_snapshot
+from weft.mechanism.multihead import MultiHeadAttention
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 8,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+PAIR = {
+    "vocab_size": 40,
+    "d_model": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+GPT2 = {
+    "vocab_size": 40, "n_embd": 24, "n_layer": 1, "n_head": 4, "n_positions": 32,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+T5 = {
+    "vocab_size": 40, "d_model": 24, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 4,
+    "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+MODERN = {**SMALL, "local_attention": 8, "cls_token_id": 1, "sep_token_id": 2}
+DISTIL = {
+    "vocab_size": 40, "dim": 24, "n_layers": 1, "n_heads": 4, "hidden_dim": 8,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+FAMILIES = {
+    "Bert": SMALL,
+    "Roberta": SMALL,
+    "ModernBert": MODERN,
+    "DistilBert": DISTIL,
+    "GPT2": GPT2,
+    "GPTNeoX": SMALL,
+    "Llama": GROUPED,
+    "Qwen2": GROUPED,
+    "Mistral": GROUPED,
+    "Gemma2": {**GROUPED, "query_pre_attn_scalar": 8},
+    "Phi3": GROUPED,
+    "Bart": PAIR,
+    "Marian": PAIR,
+    "T5": T5,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_they_make_the_queries_values_and_outputs_of_the_model(family):
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(std=0.3)
+            elif name.endswith("bias"):
+                parameter.zero_()
+    ids = torch.randint(3, 40, (1, 9))
+    inputs = {"input_ids": ids}
+    if family in ("Bart", "Marian", "T5"):
+        inputs["decoder_input_ids"] = torch.randint(3, 40, (1, 5))
+    read: dict[str, tuple] = {}
+    layers = {layer.name: layer for layer in matrices_of(model)}
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, kwargs, output, path=path: read.__setitem__(
+                path, (args, kwargs, output)
+            ),
+            with_kwargs=True,
+        )
+        for path, module in model.named_modules()
+        if path in layers
+    ]
+    trace = weft.trace(model, inputs, keep=weft.All())
+    for hook in hooks:
+        hook.remove()
+    assert [layer.name for layer in trace.layers] == list(layers)
+    for layer in trace.layers:
+        found = layers[layer.name]
+        assert found.kind == layer.kind
+        args, kwargs, output = read[layer.name]
+        states = next(
+            state
+            for state in (*args, kwargs.get("hidden_states"))
+            if isinstance(state, torch.Tensor) and state.ndim == 3
+        )[0]
+        # Rotations leave lengths as they are.
+        queries = states @ found.W_Q
+        assert torch.allclose(queries.norm(dim=-1), layer.queries.norm(dim=-1), atol=1e-4)
+        if layer.kind == "cross":
+            continue
+        assert torch.allclose((states @ found.W_K).norm(dim=-1), layer.keys.norm(dim=-1), atol=1e-4)
+        values = states @ found.W_V
+        assert torch.allclose(values.norm(dim=-1), layer.value_norms, atol=1e-4)
+        whole = found.repeated()
+        mixed = layer.graph.dense() @ (states @ whole.W_V) @ whole.W_O
+        own = output[0] if isinstance(output, tuple) else output
+        if own.shape[-1] == mixed.shape[-1] and family not in ("Bert", "Roberta"):
+            assert torch.allclose(mixed.sum(0), own[0], atol=1e-4)
+    if family in ("Bert", "Roberta"):
+        dense = model.encoder.layer[0].attention.output.dense.weight
+        assert torch.equal(next(iter(layers.values())).W_O.flatten(0, 1), dense.T)
+
+
+def test_wefts_own_layers():
+    torch.manual_seed(1)
+    layer = MultiHeadAttention(12, 4, kv_heads=2, depth=5, bias=False)
+    found = matrices_of(nn.Sequential(layer))[0].repeated()
+    states = torch.randn(6, 12)
+    weights = (states @ found.W_Q) @ (states @ found.W_K).transpose(1, 2) / 5**0.5
+    output = (weights.softmax(-1) @ (states @ found.W_V) @ found.W_O).sum(0)
+    assert torch.allclose(output, layer(states[None])[0], atol=1e-5)
+
+
+def test_a_model_without_attention():
+    with pytest.raises(weft.InputError, match="Linear has no attention layer"):
+        matrices_of(nn.Linear(2, 2))
+
+
+def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path):
+    from weft.formats.history import LayerSnapshot, Snapshot
+
+    (of_model,) = [layer for layer in matrices_of(translator) if layer.kind == "encoder"]
+    matrices = {name: getattr(of_model, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
+    _, graph = weft.attend(*torch.randn(3, 4, 3, 2), keep=weft.Top(1))
+    layer = LayerSnapshot("encoder", "encoder", matrices, {}, graph, ["a"] * 3, ["a"] * 3)
+    (found,) = matrices_of_snapshot(Snapshot(0, None, [layer]))
+    assert isinstance(found, LayerMatrices)
+    assert torch.equal(found.W_O, of_model.W_O)

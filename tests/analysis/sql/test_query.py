@@ -1,0 +1,275 @@
+"""SQL over traces: from disk, from memory, over a folder; nothing but traces can be read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.formats.trace import Trace
+from weft.formats.trace_folder import manifest_digest
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pandas")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+from weft.analysis.sql.query import ask, open_traces, shown  # noqa: E402
+from weft.analysis.sql.views import VIEWS  # noqa: E402
+from weft.cli import main  # noqa: E402
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"
+QUESTIONS = re.findall(r"^(\w[^\n]*\?)\n\n```sql\n(.*?)```", DOCUMENT.read_text(), re.S | re.M)
+
+
+def test_every_view_is_the_same_from_disk_and_from_memory(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    opened = weft.open(tmp_path / "t")
+    for view in VIEWS:
+        columns = ask(opened, f"from {view}").columns
+        held, stored = (
+            trace.sql(f"select * from {view} order by all") for trace in (pair_trace, opened)
+        )
+        assert list(held.columns) == list(stored.columns) == columns
+        assert len(held) == len(stored) > 0
+        # Parquet keeps all bits; averages may be summed in another order.
+        if view == "heads":
+            assert held.round(5).equals(stored.round(5))
+        else:
+            assert held.equals(stored)
+
+
+def test_edges_and_rows_are_those_of_the_graph(pair_trace):
+    for number, layer in enumerate(pair_trace.layers):
+        received = pair_trace.sql(
+            f"select head, key, sum(weight) as r from edges where layer = {number} group by all"
+        )
+        expected = layer.graph.strength()
+        for head, key, found in received.itertuples(index=False):
+            assert found == pytest.approx(float(expected[head, key]), abs=1e-6)
+        (entropy,) = pair_trace.sql(f"select avg(entropy) as e from rows where layer = {number}").e
+        assert entropy == pytest.approx(float(layer.graph.entropy.mean()), abs=1e-6)
+
+
+def test_tokens_stand_at_both_ends_of_the_edges(pair_trace):
+    cross = pair_trace.sql("select * from named where kind = 'cross'")
+    assert set(cross.query_token) == set(pair_trace.sequences["target"])
+    assert set(cross.key_token) == set(pair_trace.sequences["source"])
+
+
+def test_means_of_heads_by_hand(make_trace):
+    trace = make_trace(["a", "b", "c"], heads=1)
+    weights = trace.layers[0].graph.dense()[0]
+    (row,) = trace.sql("from heads").to_dict("records")
+    assert row["previous"] == pytest.approx(float(weights[1, 0] + weights[2, 1]) / 2, abs=1e-6)
+    assert row["next"] == pytest.approx(float(weights[0, 1] + weights[1, 2]) / 2, abs=1e-6)
+    assert row["same"] == pytest.approx(float(weights.trace()) / 3, abs=1e-6)
+    assert row["first"] == pytest.approx(float(weights[:, 0].sum()) / 3, abs=1e-6)
+
+
+def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    opened = weft.open(tmp_path / "t")
+    part = Trace(opened.sequences, opened.layers[1:2], opened.model)
+    assert part.sql("select distinct layer from edges").layer.tolist() == [0]
+    expected = float(opened.layers[1].graph.weights.sum())
+    assert part.sql("select sum(weight) as s from edges").s[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path):
+    (tmp_path / "deep").mkdir()
+    names = ["a[1]'*?.weft", "deep/b.weft"]
+    for length, name in enumerate(names, 3):
+        make_trace([f"t{i}" for i in range(length)]).save(tmp_path / name)
+    (tmp_path / ".half").mkdir()
+    (tmp_path / ".half" / "trace.json").write_text("{")
+    traces = open_traces(tmp_path)
+    assert list(traces) == names
+    for view in VIEWS:
+        if view != "keys":  # these traces know no values
+            assert ask(traces, f"from {view}").columns[0] == "trace"
+    counts = ask(traces, "select trace, count(*) from rows group by all order by all").table()
+    assert counts.to_pydict() == {"trace": names, "count_star()": [6, 8]}
+    tokens = ask(traces, "select count(*) from named where query_token is null").table()
+    assert tokens.column(0).to_pylist() == [0]
+    assert isinstance(open_traces(tmp_path / names[1]), Trace)
+
+
+def test_hostile_tokens(make_trace, hostile_tokens):
+    trace = make_trace(hostile_tokens)
+    found = trace.sql("select token from tokens order by position").token.tolist()
+    assert found == [token.encode("utf-8", "replace").decode() for token in hostile_tokens]
+    text = shown(ask(trace, "from named").table(), 1000)
+    assert not set(text) & {"\x00", "\x1b", "\u202e", "\r"}
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("selec 1", "syntax error"),
+        ("select foo from edges", 'column "foo" not found'),
+        ("select * from nope", "The views are edges, rows, keys, tokens, layers, heads, named"),
+        ("", "0 statements"),
+        ("select 1; select 2", "2 statements"),
+        ("copy (select 1) to '{folder}/x.csv'", "a COPY statement"),
+        ("copy (select 1) to '{folder}/t/edges.parquet'", "a COPY statement"),
+        ("create table x as select 1", "a CREATE statement"),
+        ("drop view edges", "a DROP statement"),
+        ("attach '{folder}/x.db'", "an? ATTACH statement"),
+        ("set enable_external_access = true", "a SET statement"),
+        ("install httpfs", "a LOAD statement"),
+        ("select * from read_text('{folder}/t/trace.json')", "Cannot access file"),
+        ("select * from '{folder}/other.parquet'", "Cannot access file"),
+        ("select * from read_parquet('{folder}/other.parquet')", "Cannot access file"),
+        ("select * from glob('{folder}/*')", "Cannot access file"),
+        ("select * from query('drop view edges')", "Expected a single SELECT"),
+        ("with x as (delete from edges) select 1", "query: "),
+        ("select * from tmp_path", "does not exist"),
+        ("select cast('a' as int)", "Could not convert string 'a'"),
+        ("select error('boom') from edges", "boom"),
+    ],
+)
+def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said):
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    pq.write_table(ask(make_trace(["a"]), "from rows").table(), tmp_path / "other.parquet")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(weft.InputError, match=said) as caught:
+        weft.open(tmp_path / "t").sql(query.format(folder=tmp_path))
+    assert "\n" not in str(caught.value)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path):
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    trace = weft.open(tmp_path / "t")
+    edges = tmp_path / "t" / "edges.parquet"
+    edges.write_bytes(b"\0" * edges.stat().st_size)
+    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet") as caught:
+        trace.sql("from edges")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["from edges", "from named", "select * from EDGES join rows using (layer)"]
+)
+def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query):
+    """Though it is whole Parquet, with its columns."""
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    edges = tmp_path / "t" / "edges.parquet"
+    table = pq.read_table(edges)
+    halved = pa.array([weight.as_py() / 2 for weight in table["weight"]], pa.float32())
+    place = table.column_names.index("weight")
+    pq.write_table(table.set_column(place, "weight", halved), edges)
+    # As many bytes as the manifest says, which is checked when the trace is opened.
+    manifest = tmp_path / "t" / "trace.json"
+    content = json.loads(manifest.read_text())
+    content["files"]["edges.parquet"]["bytes"] = edges.stat().st_size
+    content["sha256"] = manifest_digest(content)
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(weft.DataError, match=r"edges\.parquet.*does not match its digest"):
+        weft.open(tmp_path / "t").sql(query)
+
+
+def test_names_that_come_twice_are_told_apart(make_trace, tmp_path):
+    answer = ask(
+        make_trace(["a"], heads=1), "select r.layer, e.layer, 'x' as s from rows r, edges e"
+    )
+    assert answer.columns == ["layer", "layer_2", "s"]
+    assert answer.write(tmp_path / "a.parquet") == 1
+    assert pq.read_table(tmp_path / "a.parquet").to_pylist() == [
+        {"layer": 0, "layer_2": 0, "s": "x"}
+    ]
+
+
+def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch):
+    make_trace(["a", "b", "c"], heads=1).save(tmp_path / "t")
+    question = (
+        "select query, round(sum(weight), 3) as mass from edges group by query order by query"
+    )
+    main_code(["query", str(tmp_path / "t"), question, "--limit", "2"])
+    assert capsys.readouterr().out.splitlines() == [
+        "query  mass",
+        "    0     1",
+        "    1     1",
+        "... and 1 more rows",
+    ]
+    main_code(["query", str(tmp_path / "t"), question, "--json"])
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said == {"columns": ["query", "mass"], "rows": [[0, 1.0], [1, 1.0], [2, 1.0]]}
+    for suffix in ("csv", "parquet", "json"):
+        main_code(["query", str(tmp_path / "t"), question, "-o", str(tmp_path / f"a.{suffix}")])
+    with (tmp_path / "a.csv").open() as file:
+        assert [row["query"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+    assert pq.read_table(tmp_path / "a.parquet").column("query").to_pylist() == [0, 1, 2]
+    assert json.loads((tmp_path / "a.json").read_text())[2] == {"query": 2, "mass": 1.0}
+    assert main_code(["query", str(tmp_path / "t"), question, "-o", str(tmp_path / "a.xls")]) == 2
+    assert "ends in .csv, .parquet, .json" in capsys.readouterr().err
+
+
+def main_code(arguments: list[str]) -> int:
+    try:
+        main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def test_the_documentation_asks_ten_questions():
+    assert len(QUESTIONS) == 10
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda pair: pair[0][:40])
+def test_the_questions_of_the_documentation_have_answers(minilm_trace, question):
+    answer = minilm_trace.sql(question[1])
+    assert len(answer) > 0
+    assert not answer.isna().any().any()
+
+
+def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights):
+    asked = {name: minilm_trace.sql(query) for name, query in QUESTIONS}
+    stack = torch.stack(minilm_weights)  # layers, heads, queries, keys
+    received = asked["Which tokens receive most, over all layers and heads?"]
+    assert received.received[0] == pytest.approx(float(stack.sum((0, 1, 2)).max()), abs=1e-3)
+    sink = asked["How much of each layer's mass is on the first token, the sink of many models?"]
+    assert sink.sink.tolist() == pytest.approx(stack[..., 0].mean((1, 2)).tolist(), abs=1e-5)
+    special = asked["How much goes to special tokens, by layer?"]
+    both = stack[..., 0] + stack[..., 18]
+    assert special.special.tolist() == pytest.approx(both.mean((1, 2)).tolist(), abs=1e-5)
+    previous = asked["Which heads look at the previous token?"].iloc[0]
+    assert (previous["layer"], previous["head"]) == (0, 2)
+    assert previous["previous"] == pytest.approx(0.9998, abs=5e-5)
+    ends = torch.arange(19)
+    distance = (stack * (ends[:, None] - ends).abs()).sum(-1).mean(-1)
+    far = asked["How far away do the heads look?"].iloc[0]
+    assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
+
+
+def test_views_that_are_joined_by_name_are_there(pair_trace):
+    both = pair_trace.sql("select h.head from heads h join rows r using (layer, head) limit 1")
+    assert len(both) == 1
+
+
+def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp_path):
+    query = "select [1, 2] as list, {'a': 'nan'::double} as part, 'inf'::double as far, 1 as one"
+    assert ask(pair_trace, query).write(tmp_path / "a.csv") == 1
+    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    assert (json.loads(row["list"]), json.loads(row["part"])) == ([1, 2], {"a": None})
+    assert row["one"] == "1"
+    ask(pair_trace, query).write(tmp_path / "a.json")
+    expected = [{"list": [1, 2], "part": {"a": None}, "far": None, "one": 1}]
+
+    def none(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    assert json.loads((tmp_path / "a.json").read_text(), parse_constant=none) == expected
+
+
+def test_json_on_the_command_line_has_null_for_what_is_no_number(pair_trace, tmp_path, capsys):
+    pair_trace.save(tmp_path / "t")
+    assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == '{"columns": ["a"], "rows": [[null]]}'

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pandas
+import pytest
+import scipy.sparse
+
+import weft
+from weft.cli.tracing import export_trace
+from weft.formats.exchange import (
+    export_layer,
+    to_networkx,
+    to_numpy,
+    to_scipy,
+    write_graphml,
+    write_trace_parquet,
+)
+
+
+def test_every_format_holds_the_same_weights(pair_trace, tmp_path):
+    layer, head = pair_trace.layer("cross", 0), 2
+    dense = layer.graph.dense().numpy()[head]
+    assert np.array_equal(to_numpy(layer, head), dense)
+    assert np.array_equal(to_scipy(layer, head).toarray(), dense)
+    assert to_numpy(layer).shape == (4, 4, 7)
+
+    for name in ("head.npy", "head.npz", "head.parquet", "head.graphml"):
+        export_layer(layer, tmp_path / name, head)
+    assert np.array_equal(np.load(tmp_path / "head.npy"), dense)
+    assert np.array_equal(scipy.sparse.load_npz(tmp_path / "head.npz").toarray(), dense)
+
+    table = pandas.read_parquet(tmp_path / "head.parquet")
+    assert set(table["head"]) == {head}
+    pivoted = table.pivot(index="query", columns="key", values="weight").to_numpy()
+    assert np.array_equal(pivoted, dense)
+    assert table["key_token"][0] == layer.key_tokens[table["key"][0]]
+
+    graph = networkx.read_graphml(tmp_path / "head.graphml")
+    assert graph.is_directed()
+    # An edge leads from the query to the key.
+    assert graph.edges["query1", "key3"]["weight"] == pytest.approx(dense[1, 3], rel=1e-6)
+    assert ("key3", "query1") not in graph.edges
+    assert graph.nodes["key3"]["token"] == layer.key_tokens[3]
+
+
+def test_a_whole_layer_as_npz(pair_trace, tmp_path):
+    layer = pair_trace.layer("decoder", 0)
+    export_layer(layer, tmp_path / "layer.npz")
+    with np.load(tmp_path / "layer.npz", allow_pickle=False) as found:
+        assert np.array_equal(found["weights"], layer.graph.weights.numpy())
+        assert np.array_equal(found["lse"], layer.graph.lse.numpy())
+        assert json.loads(str(found["key_tokens"])) == layer.key_tokens
+
+
+def test_all_layers_in_one_table(pair_trace, tmp_path):
+    write_trace_parquet(pair_trace, tmp_path / "all.parquet")
+    table = pandas.read_parquet(tmp_path / "all.parquet")
+    plain = pair_trace.to_pandas()
+    assert table[list(plain.columns)].equals(plain)
+    assert list(table["kind"].unique()) == ["encoder", "decoder", "cross"]
+
+
+def test_networkx_nodes_carry_their_tokens(pair_trace):
+    self_attention = to_networkx(pair_trace.layer("decoder", 0), 0)
+    assert [self_attention.nodes[i]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
+    # Causal: nobody looks ahead.
+    assert all(query >= key for query, key in self_attention.edges)
+    assert to_networkx(pair_trace.layer("cross", 0), 0).nodes["key", 6]["sequence"] == "source"
+
+
+def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_path):
+    layer = make_trace(hostile_tokens).layers[0]
+    write_graphml(layer, 0, tmp_path / "a.graphml")
+    graph = networkx.read_graphml(tmp_path / "a.graphml")
+    assert graph.nodes["0"]["token"] == "<script>alert(1)</script>"
+    assert graph.nodes["7"]["token"] == "␀␇␛[31m"
+    export_layer(layer, tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert json.loads(str(found["query_tokens"])) == hostile_tokens
+    export_layer(layer, tmp_path / "a.parquet")
+    table = pandas.read_parquet(tmp_path / "a.parquet")
+    assert table.loc[table["query"] == 8, "query_token"].iloc[0] == "x" * 100_000
+
+
+def test_wrong_requests(pair_trace, tmp_path):
+    layer = pair_trace.layers[0]
+    with pytest.raises(weft.InputError, match=r"ends in \.graphml, \.parquet, \.npy, \.npz"):
+        export_layer(layer, tmp_path / "a.xlsx")
+    with pytest.raises(weft.InputError, match="this format holds one head"):
+        export_layer(layer, tmp_path / "a.graphml")
+    with pytest.raises(weft.InputError, match="head 4; the layer has heads 0 to 3"):
+        export_layer(layer, tmp_path / "a.npy", 4)
+    with pytest.raises(weft.DataError, match="cannot write"):
+        export_layer(layer, tmp_path / "missing" / "a.npy", 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path):
+    pair_trace.save(tmp_path / "t")
+    (tmp_path / "link").symlink_to("one")
+    os.mkfifo(tmp_path / "pipe")
+    nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
+    before = sorted(tmp_path.iterdir())
+    one = tmp_path / "one"
+    for line, options in {
+        "--parquet and --graphml name one file": {"parquet": one, "graphml": tmp_path / "link"},
+        "--html: the file name is empty": {"html": Path()},
+        "--layer 3: the trace has 0 to 2": {"parquet": one, "graphml": tmp_path / "g", "layer": 3},
+        "--head 4: the trace has 0 to 3": {"parquet": one, "graphml": tmp_path / "g", "head": 4},
+        "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
+        "t: it is a folder": {"parquet": tmp_path / "t"},
+    }.items():
+        with pytest.raises(weft.WeftError, match=line):
+            export_trace(tmp_path / "t", **{"layer": 0, "head": 0, **nothing, **options})
+        assert sorted(tmp_path.iterdir()) == before, line
+    assert (tmp_path / "pipe").is_fifo()

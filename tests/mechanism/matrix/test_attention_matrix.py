@@ -1,0 +1,275 @@
+"""AttentionMatrix against the dense matrix, for every mask, bias and relative position."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.packed import packed
+
+KINDS = (
+    "plain",
+    "causal",
+    "window",
+    "lengths",
+    "holes",
+    "packed",
+    "neighbours",
+    "bool per head",
+    "either",
+)
+RELATIVES = ("none", "shaw", "shaw per head", "alibi", "buckets")
+
+
+@st.composite
+def matrices(draw: st.DrawFn, square: bool = False) -> tuple[AttentionMatrix, Tensor]:
+    """A matrix as an operator, and the same one dense, in float64."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20), label="seed"))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    kv_heads = draw(st.integers(1, 2), label="kv_heads")
+    heads = kv_heads * draw(st.integers(1, 2), label="groups")
+    rows = draw(st.sampled_from((1, 2, 7, 33, 70)), label="queries")
+    length = rows if square else draw(st.sampled_from((1, 3, 40, 65)), label="keys")
+    depth = draw(st.sampled_from((3, 8)), label="depth")
+    kind = draw(st.sampled_from(KINDS), label="mask")
+    relative = draw(st.sampled_from(RELATIVES), label="relative")
+    dtype = draw(st.sampled_from((torch.float32, torch.float64)), label="dtype")
+    queries, keys = random(heads, rows, depth), random(kv_heads, length, depth)
+    some = torch.rand(rows, length, generator=generator) < 0.5
+    cut = int(torch.randint(0, min(rows, length) + 1, (), generator=generator))
+    masks: dict[str, Any] = {
+        "plain": None,
+        "causal": weft.causal(offset=1),
+        "window": weft.window(2, None, -1),
+        "lengths": weft.padding([cut]),
+        "holes": weft.padding(some.any(0) & (torch.arange(length) % 2 == 0)) & weft.causal(),
+        "packed": packed([cut, rows - cut], [cut, length - cut]),
+        "neighbours": weft.neighbours(some),
+        "bool per head": torch.rand(heads, rows, length, generator=generator) < 0.7,
+        "either": weft.window(0, 0) | weft.padding([cut]),
+    }
+    options: dict[str, Any] = {"mask": masks[kind]}
+    if relative.startswith("shaw"):
+        shape = (heads, 5, depth) if relative == "shaw per head" else (5, depth)
+        options["relative"] = weft.Shaw(random(*shape).to(dtype), offset=1)
+    elif relative == "alibi":
+        options["relative"] = weft.ALiBi(random(heads).abs().to(dtype) / 16, offset=-1)
+    elif relative == "buckets":
+        options["relative"] = weft.Buckets(random(8, heads).to(dtype), max_distance=6)
+    if draw(st.booleans(), label="bias"):
+        shapes = [(rows, length), (heads, 1, length), (heads, rows, 1)]
+        options["bias"] = random(*draw(st.sampled_from(shapes), label="bias shape")).to(dtype)
+    if draw(st.booleans(), label="own scale"):
+        options["scale"] = 0.4
+    if draw(st.booleans(), label="softcap"):
+        options["softcap"] = 1.5
+    if draw(st.booleans(), label="sinks"):
+        options["sinks"] = random(heads).to(dtype)
+    given = dict(options)
+    if draw(st.booleans(), label="lse given"):
+        values = keys.to(dtype)[..., :1]
+        graph = weft.attend(queries.to(dtype), keys.to(dtype), values, keep=weft.Top(0), **options)[
+            1
+        ]
+        given["lse"] = graph.lse
+    matrix = AttentionMatrix(queries.to(dtype), keys.to(dtype), **given)
+
+    def wide(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.dtype != torch.bool else value
+
+    exact = {name: wide(value) for name, value in options.items()}
+    if "relative" in exact:
+        fields = vars(exact["relative"])
+        exact["relative"] = type(exact["relative"])(**{n: wide(v) for n, v in fields.items()})
+    ones = torch.ones(kv_heads, length, 1, dtype=torch.float64)
+    _, dense = weft.attend(
+        queries.to(dtype).double(), keys.to(dtype).double(), ones, keep=weft.All(), **exact
+    )
+    return matrix, dense
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    scale = float(expected.abs().max().clamp(min=1)) if expected.numel() else 1.0
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5 * scale)
+
+
+@settings(max_examples=100, deadline=None)
+@given(matrices())
+def test_every_question_is_answered_as_by_the_dense_matrix(
+    pair: tuple[AttentionMatrix, Tensor],
+) -> None:
+    matrix, dense = pair
+    heads, rows, length = matrix.shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(length, 3, generator=generator).double()
+    y = torch.randn(heads, rows, 2, generator=generator).double()
+    close(matrix.dense(), dense)
+    close(matrix @ x, dense @ x)
+    close(matrix @ x[:, 0], dense @ x[:, 0])
+    close(matrix.T @ y, dense.transpose(1, 2) @ y)
+    close(matrix.received(), dense.sum(1))
+    close(matrix.entropy(), -(dense * dense.clamp(min=1e-300).log()).sum(-1))
+    close(matrix.sum_of_squares(), dense.square().sum(-1))
+    close(matrix.mass([0, length - 1]), dense[..., sorted({0, length - 1})].sum(-1))
+    for offset in (-1, 0, 2):
+        expected = torch.zeros(heads, rows, dtype=torch.float64)
+        for i in range(rows):
+            if 0 <= i + offset < length:
+                expected[:, i] = dense[:, i, i + offset]
+        close(matrix.mass(offset), expected)
+    close(matrix[heads - 1, : rows // 2 + 1, 1:], dense[heads - 1, : rows // 2 + 1, 1:])
+    close(matrix[0, -1, 0], dense[0, -1, 0])
+    size = 4
+    padded = torch.nn.functional.pad(dense, (0, -length % size, 0, -rows % size))
+    tiles = padded.unflatten(2, (-1, size)).unflatten(1, (-1, size))
+    close(matrix.block_maxima(size), tiles.amax((2, 4)))
+    cells = torch.nn.functional.pad(torch.ones_like(dense), (0, -length % size, 0, -rows % size))
+    cells = cells.unflatten(2, (-1, size)).unflatten(1, (-1, size)).sum((2, 4))
+    close(matrix.block_means(size), tiles.sum((2, 4)) / cells)
+    top = matrix.top(2)
+    close(top.weights.sum(-1), dense.topk(min(2, length), -1).values.sum(-1))
+    close(top.entropy, matrix.entropy().double())
+    close(top.rest, (matrix.lse > -math.inf).double() - top.weights.sum(-1))
+    assert matrix.count.shape == (heads, rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(square=True))
+def test_reciprocity(pair: tuple[AttentionMatrix, Tensor]) -> None:
+    matrix, dense = pair
+    close(matrix.reciprocity(), (dense * dense.transpose(1, 2)).sum(-1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(), st.data())
+def test_a_head_is_a_linear_operator(
+    pair: tuple[AttentionMatrix, Tensor], data: st.DataObject
+) -> None:
+    matrix, dense = pair
+    h = data.draw(st.integers(0, matrix.shape[0] - 1))
+    operator, expected = matrix.head(h), dense[h].numpy()
+    x, y = np.random.default_rng(0).normal(size=(2, max(expected.shape)))
+    x, y = x[: expected.shape[1]], y[: expected.shape[0]]
+    np.testing.assert_allclose(operator @ x, expected @ x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(operator.T @ y, expected.T @ y, rtol=1e-5, atol=1e-5)
+    both = np.stack([x, 2 * x], 1)
+    np.testing.assert_allclose(operator @ both, expected @ both, rtol=1e-5, atol=1e-5)
+
+
+def test_singular_values_are_those_of_the_dense_matrix() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.randn(2, 1, 90, 8, generator=generator)
+    matrix = AttentionMatrix(queries, keys, mask=weft.causal())
+    found = scipy.sparse.linalg.svds(matrix.head(0), k=4, return_singular_vectors=False)
+    expected = torch.linalg.svdvals(matrix.dense()[0].double())[:4]
+    np.testing.assert_allclose(np.sort(found)[::-1], expected, rtol=1e-4)
+
+
+def test_above_keeps_every_edge_of_at_least_the_weight() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = 2 * torch.randn(2, 3, 40, 8, generator=generator)
+    matrix = AttentionMatrix(queries, keys)
+    dense, graph = matrix.dense(), matrix.above(0.1)
+    assert int((graph.keys >= 0).sum()) == int((dense >= 0.1).sum())
+    assert float(graph.weights[graph.keys >= 0].min()) >= 0.1
+    close(graph.rest, dense.masked_fill(dense >= 0.1, 0).double().sum(-1))
+
+
+def test_memory_is_linear_and_sizes_are_guarded() -> None:
+    queries = torch.randn(2, 20_000, 4)
+    matrix = AttentionMatrix(queries, queries)
+    assert matrix.shape == (2, 20_000, 20_000)
+    torch.testing.assert_close(matrix.received().sum(1), torch.full((2,), 20_000.0))
+    with pytest.raises(weft.InputError, match="dense: the matrix has 2 x 20000 x 20000 cells"):
+        matrix.dense()
+    assert matrix[1, 19_990:, 19_990:].shape == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda m: AttentionMatrix(torch.zeros(3, 4), torch.zeros(3, 4)), "AttentionMatrix: quer"),
+        (lambda m: m @ torch.zeros(4), r"@: the vectors are \(4\); expected \(3,\)"),
+        (lambda m: m.T @ torch.zeros(3), r"T @: the vectors are \(3\); expected \(2,\)"),
+        (lambda m: m.reciprocity(), "reciprocity: the matrix is 2 by 3; expected a square one"),
+        (lambda m: m[0, 1], "expected matrix"),
+        (lambda m: m[0, 0, 3], "no such key"),
+        (lambda m: m.above(0), "above: weight=0; expected a weight above 0"),
+        (lambda m: m.head(1), "head: no head 1; the matrix has 1"),
+        (lambda m: m[1, 0, 0], "no such head; expected a number below 1"),
+        (lambda m: m[0.5, 0, 0], "no such head"),
+        (lambda m: m[0, ::2, 0], "no such query; expected a number below 2, or a slice without"),
+        (lambda m: m @ torch.zeros(2, 3, 1), r"@: the vectors are \(2, 3, 1\); expected"),
+        (lambda m: m.mass([3]), "mass: no such keys"),
+        (lambda m: m.block_means(0), "block_means: size=0; expected the side of a block"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, softcap=-1.0), "AttentionMatrix: softcap=-1"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, sinks=torch.zeros(2)), "the sinks are"),
+        (lambda m: AttentionMatrix(m.queries, m.keys, lse=torch.zeros(3)), "lse is"),
+        (lambda m: AttentionMatrix("x", m.keys), "queries are str; expected a tensor"),
+        (lambda m: AttentionMatrix(m.queries, m.keys.double()), "AttentionMatrix: queries are"),
+    ],
+)
+def test_errors_name_the_remedy(ask: Any, message: str) -> None:
+    matrix = AttentionMatrix(torch.zeros(1, 2, 4), torch.zeros(1, 3, 4))
+    with pytest.raises(weft.InputError, match=message):
+        ask(matrix)
+
+
+def test_a_row_that_sees_nothing_is_zero() -> None:
+    x = torch.randn(1, 3, 4)
+    matrix = AttentionMatrix(x, x, mask=torch.tensor([[True] * 3, [False] * 3, [True] * 3]))
+    assert matrix.lse[0, 1] == -math.inf
+    assert matrix.received().sum() == pytest.approx(2)
+    assert matrix.reciprocity()[0, 1] == 0 and matrix.sum_of_squares()[0, 1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_does_not_overflow(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = (300 * torch.randn(2, 2, 30, 64, generator=generator)).to(dtype)
+    matrix = AttentionMatrix(queries, keys, scale=1e-5)
+    wide = AttentionMatrix(queries.double(), keys.double(), scale=1e-5)
+    assert matrix.dense().dtype == torch.float32
+    close(matrix.dense(), wide.dense())
+    close(matrix.T @ queries.new_ones(30), wide.received())
+
+
+def test_a_given_lse_costs_no_pass_and_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    own = AttentionMatrix(x, x)
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.mechanism.matrix.calls.attend", None)
+        halved = AttentionMatrix(x, x, lse=own.lse + math.log(2))
+        tile = halved[1, 1:3, 2:]
+    close(tile, 0.5 * own[1, 1:3, 2:].double())
+    close(halved.dense(), 0.5 * own.dense().double())
+    close(halved.top(2).rest + halved.top(2).weights.sum(-1), torch.ones(2, 5).double())
+
+
+def test_more_columns_than_one_call_takes() -> None:
+    x = torch.randn(1, 1100, 4, generator=torch.Generator().manual_seed(0))
+    matrix = AttentionMatrix(x, x)
+    dense = matrix.dense().double()
+    close(matrix @ torch.eye(1100), dense)
+    close(matrix.T @ torch.eye(1100), dense.transpose(1, 2))
+    close(matrix.block_means(1), dense)
+
+
+def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, keys = torch.randn(2, 4, 20, 4, generator=torch.Generator().manual_seed(0))
+    whole = AttentionMatrix(queries, keys[:2]).reciprocity()
+    monkeypatch.setattr("weft.mechanism.matrix.attention_matrix.SIDE_BY_SIDE", 0)
+    close(AttentionMatrix(queries, keys[:2]).reciprocity(), whole.double())
