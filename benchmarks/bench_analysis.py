@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from weft.traces import Trace
 
 import weft
 from dense_measures import compare, compare_relevance, compare_two_sequences
@@ -42,7 +43,7 @@ from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source
 from weft.analysis.sql.query import ask
 from weft.experiments.relevance import relevance
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceLayer
 
 Measure = Callable[[Trace, bool], Any]
 

@@ -18,6 +18,7 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components, maximum_flow
 from torch import Tensor
+from weft.traces import Trace
 
 import weft
 from weft.analysis.compare import distance
@@ -33,7 +34,7 @@ from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.roles import layer_scores
 from weft.analysis.interval import Interval, Source
 from weft.experiments.relevance import relevance
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceLayer
 from weft.mechanism.reference import graphs as reference
 
 __all__ = ["compare", "compare_relevance", "compare_two_sequences"]

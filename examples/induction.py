@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from weft.traces import Trace
 
 import weft
 from weft.analysis.heads.formation import formation, trace_of_snapshot
 from weft.analysis.heads.roles import HeadRole, head_roles
 from weft.experiments.ablation import Ablation, ablate
 from weft.formats.history import History
-from weft.formats.trace import Trace
 from weft.pictures import history as history_picture
 from weft.pictures import save_picture
 from weft.training.config import load_config

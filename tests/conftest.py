@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 
 WIDTH, HEADS, VOCABULARY = 16, 4, 50

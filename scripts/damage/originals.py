@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from weft.traces import Trace
 
 import weft
 from weft.cli.tracing import Options, trace_text
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.masks import Window
 from weft.mechanism.matrix.transposed import ByDistance
 from weft.mechanism.packed import Ranges

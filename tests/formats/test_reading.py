@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from weft.traces import Trace
 
 import weft
 from weft.errors import DataError
@@ -21,7 +22,7 @@ from weft.formats.files import atomic_file, open_file, read_json, read_text
 from weft.formats.history import History
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.formats.trace_folder import manifest_digest
 
 

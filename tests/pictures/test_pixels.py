@@ -11,10 +11,11 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from weft.traces import Trace
 
 import weft
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.pictures import alignment, heads, history, save_picture, threads
 from weft.pictures.palette import Theme, palette
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from weft.traces import Trace
 
 import weft
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.collection import Collection
 from weft.studio.page import page_html

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from weft.traces import Trace
 
-from weft.formats.trace import Trace
 from weft.studio.page import collect
 
 AXE = Path(__file__).parents[2] / "studio" / "node_modules" / "axe-core" / "axe.min.js"

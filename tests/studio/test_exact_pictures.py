@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from weft.traces import Trace
 
-from weft.formats.trace import Trace
 from weft.pictures.palette import palette
 from weft.studio.overviews import Overviews
 from weft.studio.page import collect

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from weft.traces import Trace
 
-from weft.formats.trace import Trace
 from weft.studio.collection import Collection
 from weft.studio.page import collect
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from weft.traces import Trace
 
-from weft.formats.trace import Trace
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
 

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.studio import notebook
 
 anywidget = pytest.importorskip("anywidget", reason="needs anywidget")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from weft.traces import Trace
 
-from weft.formats.trace import Trace
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
 from weft.studio.serving import Viewer, view

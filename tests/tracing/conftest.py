@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-
-from weft.formats.trace import Trace
+from weft.traces import Trace
 
 VOCABULARY = 60
 #: Sizes that most configurations share.

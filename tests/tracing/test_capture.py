@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.mechanism.observe import layers_of
 from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.names import token_names

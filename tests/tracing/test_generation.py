@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.tracing.conftest import SIZES
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 

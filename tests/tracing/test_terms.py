@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.mechanism.masks import Window
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import Ranges

@@ -27,7 +27,7 @@ from weft.analysis.interval import Interval, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.tokens import shown
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
@@ -70,7 +70,7 @@ class Comparison:
     tokens: how many tokens differ, of how many.
     """
 
-    first: Trace
+    first: TraceData
     layers: tuple[tuple[int, int], ...]
     heads: tuple[Interval, ...]
     entropies: tuple[Tensor, ...]
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def compare(
-    first: Trace, second: Trace, *, exact: bool | None = None, edges: int = 20
+    first: TraceData, second: TraceData, *, exact: bool | None = None, edges: int = 20
 ) -> Comparison:
     """Which heads and edges changed most from one trace to another.
 
@@ -162,7 +162,7 @@ def compare(
     )
 
 
-def matched_layers(first: Trace, second: Trace) -> list[tuple[int, int]]:
+def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]:
     """The numbers of the layers of one kind and index in both traces.
 
     Raises: InputError: there is none, or one pair has other heads or numbers of tokens.

@@ -79,9 +79,11 @@ def measures(
 ) -> None:
     """Graph measures: who receives, heavy hitters, PageRank, reciprocity, rank, connected parts."""
     from weft.analysis.graphs.table import graph_measures
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
-    table = graph_measures(Trace.open(path), by=by, exact=exact, share=share, threshold=threshold)
+    table = graph_measures(
+        TraceData.open(path), by=by, exact=exact, share=share, threshold=threshold
+    )
     _print_frame(table, as_csv)
     if as_json:
         _print_json({"trace": str(path), "measures": _records(table)})
@@ -102,9 +104,9 @@ def rollout(
     """Rollout: how much of each input position is in an output position, through all layers."""
     from weft.analysis.graphs.rollout import ends, rollout_columns, rollout_rows
     from weft.formats.tokens import shown, visible
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
-    trace = Trace.open(path)
+    trace = TraceData.open(path)
     take = rollout_columns if column else rollout_rows
     found = take(trace, token, kind=kind, exact=exact)
     values = found.values.flatten()
@@ -136,9 +138,9 @@ def flow(
     from weft.analysis.graphs.flow import attention_flow
     from weft.analysis.graphs.rollout import ends
     from weft.formats.tokens import shown, visible
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
-    trace = Trace.open(path)
+    trace = TraceData.open(path)
     queries, keys = (shown(trace.sequences[name]) for name in ends(trace, kind))
     if not to and len(keys) > FLOWS:
         raise InputError(
@@ -209,9 +211,9 @@ def compare(
 ) -> None:
     """Two traces side by side: the heads and edges that changed most."""
     from weft.analysis.compare import compare as compare_traces
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
-    found = compare_traces(Trace.open(first), Trace.open(second), exact=exact, edges=top)
+    found = compare_traces(TraceData.open(first), TraceData.open(second), exact=exact, edges=top)
     differ, tokens = found.tokens
     heads, edges = found.table(), found.edge_table()
     print(f"{differ} of {tokens} tokens differ. Heads, by the share of mass that is elsewhere:")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from weft.cli.tracing import Options, trace_text
 from weft.formats.history import History, LayerSnapshot
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.training.config import RunConfig, load_config
 from weft.training.inference import TrainedRun, evaluate_run, open_run
 from weft.training.loop import TrainingResult, train
@@ -103,7 +103,7 @@ def _translate(run: TrainedRun, console: Console) -> float:
     return float(measures["exact_match"])
 
 
-def _trace(run: TrainedRun) -> dict[str, Trace]:
+def _trace(run: TrainedRun) -> dict[str, TraceData]:
     folder = run.folder.path / "traces"
     folder.mkdir(exist_ok=True)
     traces = {}
@@ -118,7 +118,7 @@ def _trace(run: TrainedRun) -> dict[str, Trace]:
 
 
 def _draw(
-    run: TrainedRun, traces: dict[str, Trace], result: TrainingResult, exact: float
+    run: TrainedRun, traces: dict[str, TraceData], result: TrainingResult, exact: float
 ) -> dict[str, Path]:
     from weft import pictures
     from weft.studio.page import export_page

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from weft.formats.history import History
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
 __all__ = ["find_traces", "heads"]
 
@@ -137,12 +137,12 @@ def heads(
         print(json.dumps({"traces": [str(path) for path in paths], "heads": rows}, default=str))
 
 
-def find_traces(paths: list[Path]) -> list[Trace]:
+def find_traces(paths: list[Path]) -> list[TraceData]:
     """The traces at some paths: each one, or a folder of several; of a run, its probe at the end.
 
     Raises: DataError: there is none.
     """
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
     found = []
     for path in paths:
@@ -154,9 +154,9 @@ def find_traces(paths: list[Path]) -> list[Trace]:
             continue
         inside = sorted(path.glob("*/trace.json")) if path.is_dir() else []
         if inside and not (path / "trace.json").exists():
-            found += [Trace.open(manifest.parent) for manifest in inside]
+            found += [TraceData.open(manifest.parent) for manifest in inside]
         else:
-            found.append(Trace.open(path))
+            found.append(TraceData.open(path))
     if not found:
         raise DataError("no trace is given. Make one: weft trace MODEL --text ... -o t.weft")
     return found
@@ -231,7 +231,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def _with_clusters(
-    table: pandas.DataFrame, trace: Trace, count: int, exact: bool | None
+    table: pandas.DataFrame, trace: TraceData, count: int, exact: bool | None
 ) -> pandas.DataFrame:
     """With a column: the cluster of each head, from 0 for the largest; NaN where there is none."""
     from weft.analysis.heads.similarity import clusters, similarity
@@ -251,7 +251,7 @@ def _with_clusters(
     return table.assign(cluster=column)
 
 
-def _with_needle(table: pandas.DataFrame, trace: Trace, text: str) -> pandas.DataFrame:
+def _with_needle(table: pandas.DataFrame, trace: TraceData, text: str) -> pandas.DataFrame:
     """With columns: the share of the needle that each head copies, its mass there, and chance's."""
     import pandas
 

@@ -20,7 +20,7 @@ from weft.cli.terminal import (
 from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.formats.trace import Trace
+    from weft.formats.trace import TraceData
 
 __all__ = ["trace"]
 
@@ -156,7 +156,7 @@ def _verify(asked: str | None) -> Any:
     raise InputError(f"--verify {asked}: expected a number of tokens, 1 or more, all or no.")
 
 
-def _say(caught: Trace, output: Path) -> None:
+def _say(caught: TraceData, output: Path) -> None:
     from weft.formats.tokens import shown, visible
     from weft.formats.verification import in_words
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.cli.terminal import tell_unknown
 from weft.errors import DataError, InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.trace_folder import not_a_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import Top
@@ -127,7 +127,7 @@ def trace_opened(
     description: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
     verification: Mapping[str, Any] | None = None,
-) -> Trace:
+) -> TraceData:
     """Trace a text into a folder.
 
     inputs: what the model reads instead of the text: tensors by name, and an "offset_mapping"
@@ -166,7 +166,7 @@ def trace_opened(
         description={**describe(opened.network), **(description or {})},
         progress=progress,
     )
-    assert isinstance(found, Trace)
+    assert isinstance(found, TraceData)
     return found
 
 
@@ -214,7 +214,7 @@ def trace_model(
     *,
     image: Path | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
-) -> Trace:
+) -> TraceData:
     """Trace a run or a model of Hugging Face on a text, an image or both, into a folder.
 
     Args:
@@ -261,7 +261,9 @@ def _layer_names(layers: str) -> list[int | str]:
     return [int(name) if name.isascii() and name.isdigit() else name for name in names]
 
 
-def trace_text(run: TrainedRun, text: str, options: Options | None = None, beam: int = 5) -> Trace:
+def trace_text(
+    run: TrainedRun, text: str, options: Options | None = None, beam: int = 5
+) -> TraceData:
     """Trace a run's model on a text.
 
     Args:
@@ -301,7 +303,7 @@ def trace_run(
     inputs: Mapping[str, Tensor],
     options: Options,
     verification: Mapping[str, Any] | None = None,
-) -> Trace:
+) -> TraceData:
     """Trace a run's model on token ids; see `trace_opened` for the inputs."""
     offsets = inputs.get("offset_mapping")
     caught = trace(
@@ -314,7 +316,7 @@ def trace_run(
         generate=options.generate,
         verify=options.verify if verification is None else False,
     )
-    assert isinstance(caught, Trace)
+    assert isinstance(caught, TraceData)
     if verification is not None:
         caught = replace(caught, verification=verification)
     if offsets is None:
@@ -353,7 +355,7 @@ def export_trace(
     _check_outputs(
         {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
     )
-    opened = Trace.open(path)
+    opened = TraceData.open(path)
     if graphml is not None:
         # Before anything is written.
         for option, number, count in (

@@ -15,7 +15,7 @@ import numpy as np
 from weft.errors import InputError
 from weft.formats.files import atomic_file
 from weft.formats.tokens import shown, visible
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 if TYPE_CHECKING:
     import networkx
@@ -123,7 +123,7 @@ def write_parquet(layer: TraceLayer, path: Path | str, head: int | None = None) 
     _write_table(table, path)
 
 
-def write_trace_parquet(trace: Trace, path: Path | str) -> None:
+def write_trace_parquet(trace: TraceData, path: Path | str) -> None:
     """The kept edges of all layers as one Parquet file, with names and tokens beside the numbers.
 
     Columns: layer, head, query, key, score, weight, query_token, key_token, kind, index, name;

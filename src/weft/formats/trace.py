@@ -220,7 +220,7 @@ class TraceLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class TraceData:
     """Tokens and layers of one input through one model.
 
     sequences   the tokens: {"tokens": [...]} of a model that reads one sequence,
@@ -311,7 +311,7 @@ class Trace:
                 layer.append_to(writer)
 
     @classmethod
-    def open(cls, path: Path | str) -> Trace:
+    def open(cls, path: Path | str) -> TraceData:
         """Open a trace folder. Layers are read when they are first asked for.
 
         Raises: DataError: it is missing, half-written, damaged, or of a newer version.

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from weft.analysis.overview import overview
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.pictures.canvas import (
     axes_of_cells,
     bare,
@@ -33,7 +33,7 @@ _ALONE = {
 }
 
 
-def heads(trace: Trace, *, title: str | None = None, theme: Theme = "light") -> Figure:
+def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light") -> Figure:
     """All heads as small multiples: layers are rows, heads columns, and each kind stands apart.
 
     In every tile, rows are queries and columns keys. With more than 64 tokens a dot is the mean of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 __all__ = ["Array", "LayerArrays", "LayerCache", "layer_arrays"]
 
@@ -77,7 +77,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
 class LayerCache:
     """The arrays of a trace's layers: each read when it is asked for, the oldest let go."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: TraceData) -> None:
         self._trace = trace
         self._arrays: OrderedDict[int, LayerArrays] = OrderedDict()
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ import numpy as np
 
 from weft.errors import InputError
 from weft.formats.tokens import running_text, shown, visible
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_reader import StoredLayer
 from weft.studio.arrays import LayerArrays, LayerCache
 from weft.studio.overviews import Overviews
@@ -81,8 +81,8 @@ class Example:
     """
 
     name: str
-    trace: Trace
-    roles: Callable[[Trace], list[list[dict[str, Any]]]] | None = None
+    trace: TraceData
+    roles: Callable[[TraceData], list[list[dict[str, Any]]]] | None = None
     _measures: list[list[dict[str, Any]]] | None = None
     _roles: Any = None
     _state: str = "none"
@@ -254,7 +254,7 @@ class Collection:
             example.settle()
 
 
-def name_of(trace: Trace) -> str:
+def name_of(trace: TraceData) -> str:
     """A short name made of a trace's tokens."""
     texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from weft.errors import InputError
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.bundle import script, style
 from weft.studio.collection import as_json
@@ -24,7 +24,7 @@ __all__ = [
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
 
-def widget(trace: Trace, start: str = "", title: str = "") -> Any:
+def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
     """A trace as a widget.
 
     Args:
@@ -53,7 +53,7 @@ def widget(trace: Trace, start: str = "", title: str = "") -> Any:
     return StudioWidget(pack=content, start=start)
 
 
-def graph_trace(graph: AttentionGraph) -> Trace:
+def graph_trace(graph: AttentionGraph) -> TraceData:
     """A graph without a batch as a trace of one layer, its tokens named by their places."""
     heads, queries, keys = graph.shape
     one = queries == keys
@@ -71,10 +71,10 @@ def graph_trace(graph: AttentionGraph) -> Trace:
         scale=1.0,
         data=Held(graph.detach().cpu()),
     )
-    return Trace({"tokens": names["keys"]} if one else names, (layer,))
+    return TraceData({"tokens": names["keys"]} if one else names, (layer,))
 
 
-def trace_bundle(trace: Trace) -> Bundle:
+def trace_bundle(trace: TraceData) -> Bundle:
     """What a notebook shows of a trace: the studio, or its text where that cannot be."""
     return _bundle(trace, repr(trace))
 
@@ -86,7 +86,7 @@ def graph_bundle(graph: AttentionGraph) -> Bundle:
     return _bundle(graph_trace(graph), repr(graph))
 
 
-def trace_display(trace: Trace) -> Any:
+def trace_display(trace: TraceData) -> Any:
     """What marimo shows of a trace: the widget, or its text where that cannot be."""
     return _display(trace, repr(trace))
 
@@ -96,7 +96,7 @@ def graph_display(graph: AttentionGraph) -> Any:
     return repr(graph) if graph.batched else _display(graph_trace(graph), repr(graph))
 
 
-def _display(trace: Trace, text: str) -> Any:
+def _display(trace: TraceData, text: str) -> Any:
     if not trace.layers:
         return text
     try:
@@ -105,7 +105,7 @@ def _display(trace: Trace, text: str) -> Any:
         return f"{text}\n{reason}"
 
 
-def _bundle(trace: Trace, text: str) -> Bundle:
+def _bundle(trace: TraceData, text: str) -> Bundle:
     plain = {"text/plain": text}
     if _in_a_terminal() or not trace.layers:
         return plain, {}

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from weft.analysis.overview import block_sizes, edge_means, matrix_means
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_reader import StoredLayer
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.tiles import MatrixTiles
@@ -46,7 +46,7 @@ def shades(means: Array, keys_of_a_block: int) -> Array:
 class Overviews:
     """The pictures of a trace. Safe to ask from several threads."""
 
-    def __init__(self, trace: Trace, layers: LayerCache, matrix: MatrixTiles) -> None:
+    def __init__(self, trace: TraceData, layers: LayerCache, matrix: MatrixTiles) -> None:
         self._trace = trace
         self._arrays = layers
         self._matrix = matrix

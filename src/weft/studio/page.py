@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.errors import InputError
 from weft.formats.files import atomic_file
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.studio.bundle import script, style
 from weft.studio.collection import Collection, Example, as_json, name_of
 from weft.studio.pack import pack
@@ -43,13 +43,13 @@ _SHELL = """<!doctype html>
 
 def export_page(
     path: Path | str,
-    traces: Sequence[Trace],
+    traces: Sequence[TraceData],
     title: str = "weft",
     *,
     names: Sequence[str] | None = None,
     history: Sequence[Mapping[str, Any]] | None = None,
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    probe: Trace | None = None,
+    probe: TraceData | None = None,
     summary: Mapping[str, Any] | None = None,
 ) -> None:
     """Write one HTML file that shows traces in a browser, offline, with nothing beside it.
@@ -87,13 +87,13 @@ def export_page(
 
 
 def collect(
-    traces: Sequence[Trace],
+    traces: Sequence[TraceData],
     title: str = "weft",
     *,
     names: Sequence[str] | None = None,
     history: Sequence[Mapping[str, Any]] | None = None,
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    probe: Trace | None = None,
+    probe: TraceData | None = None,
     summary: Mapping[str, Any] | None = None,
 ) -> Collection:
     """What is to be shown; takes what `export_page` takes."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.analysis.heads.roles import MEASURES, HeadRole
 from weft.analysis.heads.roles import head_roles as find_roles
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 
 __all__ = ["head_roles"]
 
@@ -15,7 +15,7 @@ __all__ = ["head_roles"]
 _LEAST = 5e-5
 
 
-def head_roles(trace: Trace) -> list[list[dict[str, Any]]]:
+def head_roles(trace: TraceData) -> list[list[dict[str, Any]]]:
     """By layer a list by head of
 
     role      of weft.analysis.heads.roles.ROLES, or "broad" or "mixed"

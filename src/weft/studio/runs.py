@@ -12,7 +12,7 @@ from weft.analysis.heads.formation import trace_of_snapshot
 from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.trace_folder import MANIFEST
 from weft.studio.collection import Collection
 from weft.studio.page import collect
@@ -43,15 +43,15 @@ def open_collection(path: Path) -> Collection:
             raise DataError(
                 f"{path}: not a trace, a run, or a folder of traces: it is empty. Check the path."
             )
-    return collect([Trace.open(path)], path.resolve().stem, names=[path.resolve().stem])
+    return collect([TraceData.open(path)], path.resolve().stem, names=[path.resolve().stem])
 
 
-def _readable(folders: Sequence[Path]) -> tuple[list[str], list[Trace], list[str]]:
+def _readable(folders: Sequence[Path]) -> tuple[list[str], list[TraceData], list[str]]:
     """Names and traces of the folders that can be read; of each other one which and why not."""
     names, traces, damaged = [], [], []
     for folder in folders:
         try:
-            trace = Trace.open(folder)
+            trace = TraceData.open(folder)
         except DataError as error:
             damaged.append(str(error))
             continue
@@ -94,7 +94,7 @@ def loss_curves(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[fl
     return curves
 
 
-def probe_trace(history: History) -> Trace:
+def probe_trace(history: History) -> TraceData:
     """The last snapshot of a history as a trace: its probe, read by the learned matrices."""
     return trace_of_snapshot(history[history.steps[-1]])
 

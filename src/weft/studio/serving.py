@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.studio.collection import Collection
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def serve(collection: Collection, port: int | None = None, browser: bool = True)
     viewer.run()
 
 
-def view(trace: Trace | Path | str, *, port: int | None = None, browser: bool = True) -> Viewer:
+def view(trace: TraceData | Path | str, *, port: int | None = None, browser: bool = True) -> Viewer:
     """Show a trace, or what lies at a path, in a browser; the studio is served in the background.
 
     Args:
@@ -122,7 +122,7 @@ def view(trace: Trace | Path | str, *, port: int | None = None, browser: bool = 
     from weft.studio.page import collect
     from weft.studio.runs import open_collection
 
-    collection = collect([trace]) if isinstance(trace, Trace) else open_collection(Path(trace))
+    collection = collect([trace]) if isinstance(trace, TraceData) else open_collection(Path(trace))
     for problem in collection.damaged:
         warnings.warn(f"left out: {problem}", stacklevel=2)
     viewer = Viewer(collection, port)

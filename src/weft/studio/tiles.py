@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.trace_reader import StoredLayer
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.matrix.blocks import reduced
@@ -48,7 +48,7 @@ def top_level(queries: int, keys: int) -> int:
 class MatrixTiles:
     """The tiles of a trace. Safe to ask from several threads."""
 
-    def __init__(self, trace: Trace, layers: LayerCache) -> None:
+    def __init__(self, trace: TraceData, layers: LayerCache) -> None:
         self._trace = trace
         self._arrays = layers
         self._matrices: OrderedDict[int, AttentionMatrix | None] = OrderedDict()

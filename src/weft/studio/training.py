@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array
 
 __all__ = ["TrainingHistory", "training_history"]
@@ -47,7 +47,7 @@ class TrainingHistory:
 def training_history(
     snapshots: Sequence[Mapping[str, Any]],
     curves: Mapping[str, Sequence[tuple[float, float]]],
-    probe: Trace,
+    probe: TraceData,
 ) -> TrainingHistory:
     """Snapshots along a training, each as `weft.studio.page.export_page` takes it.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.observe import Recorder, layers_of, watching
 from weft.tracing.at_rest import at_rest
@@ -38,7 +38,7 @@ def trace(
     overwrite: bool = False,
     generate: int | Mapping[str, Any] | None = None,
     verify: Verify = None,
-) -> Trace | list[Trace]:
+) -> TraceData | list[TraceData]:
     """Run a model once and catch the attention graph of every layer.
 
     The model runs as in evaluation, without gradients, and is left as it was. Padding (the id
@@ -132,7 +132,7 @@ def trace(
     )
     if save is not None:
         traces[0].save(save, dtype=dtype, overwrite=overwrite)
-        return Trace.open(save)
+        return TraceData.open(save)
     return traces[0] if samples == 1 else traces
 
 

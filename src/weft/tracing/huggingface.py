@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.trace_folder import writing_trace
 from weft.mechanism.graph import Keep, Top
 from weft.tracing.at_rest import at_rest
@@ -48,7 +48,7 @@ def trace_huggingface(
     verification: Mapping[str, Any] | None = None,
     description: Mapping[str, Any] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
-) -> Trace | list[Trace]:
+) -> TraceData | list[TraceData]:
     """Run a model of Transformers once and catch the attention graph of every layer.
 
     Takes what `weft.tracing.capture.trace` takes, and:
@@ -84,7 +84,7 @@ def trace_huggingface(
         if save is None:
             return watched.traces[0] if len(watched.traces) == 1 else watched.traces
         watched.trace.save(save, dtype=dtype, overwrite=overwrite)
-        return Trace.open(save)
+        return TraceData.open(save)
     keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
     catcher = Catcher(keeper, keep, layers)
     if progress is not None:
@@ -104,7 +104,7 @@ def trace_huggingface(
         catcher.check(model)
         keeper.finish(untraced(model, ran, catcher.paths, keeper.refused))
     if save is not None:
-        return Trace.open(save)
+        return TraceData.open(save)
     traces = keeper.traces(says, verification)
     return traces[0] if samples == 1 else traces
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceData, TraceLayer
 from weft.formats.trace_folder import TraceWriter
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.caught import Caught
@@ -162,13 +162,13 @@ class Keeper:
 
     def traces(
         self, model: Mapping[str, Any], verification: Mapping[str, Any] | None = None
-    ) -> list[Trace]:
+    ) -> list[TraceData]:
         """The trace of each input, of what was held.
 
         model: what they say of the model. verification: and of how it was verified.
         """
         return [
-            Trace(
+            TraceData(
                 {name: of.names for name, of in self._named[sample].items()},
                 tuple(self._layers[sample]),
                 model,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation
@@ -59,7 +59,7 @@ def traces_of(
     layers: Sequence[int | str] | None,
     prompt: int | None = None,
     verification: Mapping[str, Any] | None = None,
-) -> list[Trace]:
+) -> list[TraceData]:
     """A trace for each input of a batch.
 
     Args:
@@ -93,7 +93,7 @@ def traces_of(
             first = next(iter(spans.values())).start
             generated = [first + i >= prompt for i in range(len(shown[name]))]
             known.setdefault(name, {})["generated"] = generated
-        traces.append(Trace(shown, caught, description, known, verification))
+        traces.append(TraceData(shown, caught, description, known, verification))
     return traces
 
 

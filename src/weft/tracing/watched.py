@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.observe import Recorder
@@ -29,10 +29,10 @@ class Watched:
 
     def __init__(self) -> None:
         #: The traces of all texts so far, in order; those of a batch one after the other.
-        self.traces: list[Trace] = []
+        self.traces: list[TraceData] = []
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> TraceData:
         """The only trace.
 
         Raises: InputError: there is none, or there are several.

@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
+from weft.traces import Trace
 
 import weft
 from weft.analysis.graphs.table import graph_measures
 from weft.cli import main
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.reference import graphs as reference
 
 pytest.importorskip("pandas")

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from weft.traces import Trace
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads import measures
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.scores import HeadScores
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 
 Make = Callable[..., tuple[TraceLayer, Tensor]]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from weft.traces import Trace
 
 import weft
-from weft.formats.trace import Trace
 from weft.formats.trace_folder import manifest_digest
 
 pytest.importorskip("duckdb")

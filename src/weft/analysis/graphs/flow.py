@@ -34,7 +34,7 @@ from weft.analysis.graphs.head_average import average_edges
 from weft.analysis.graphs.rollout import chosen_layers
 from weft.analysis.interval import Interval, check_numbers, left_out, to_others
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 __all__ = ["attention_flow"]
 
@@ -46,7 +46,7 @@ CHEAP_CELLS = 2**22
 
 
 def attention_flow(
-    trace: Trace,
+    trace: TraceData,
     position: int,
     targets: int | Sequence[int],
     *,

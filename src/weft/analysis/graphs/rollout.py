@@ -36,7 +36,7 @@ from torch import Tensor
 
 from weft.analysis.graphs.head_average import Averaged, averaged
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 __all__ = [
     "Rollout",
@@ -78,7 +78,7 @@ class _Step:
 
 
 def rollout(
-    trace: Trace,
+    trace: TraceData,
     *,
     kind: str | None = None,
     exact: bool | None = None,
@@ -108,7 +108,7 @@ def rollout(
 
 
 def whole_rollout(
-    trace: Trace,
+    trace: TraceData,
     *,
     kind: str | None = None,
     exact: bool | None = None,
@@ -148,7 +148,7 @@ def whole_rollout(
 
 
 def rollout_rows(
-    trace: Trace,
+    trace: TraceData,
     positions: int | Sequence[int],
     *,
     kind: str | None = None,
@@ -175,7 +175,7 @@ def rollout_rows(
 
 
 def rollout_columns(
-    trace: Trace,
+    trace: TraceData,
     positions: int | Sequence[int],
     *,
     kind: str | None = None,
@@ -201,7 +201,7 @@ def rollout_columns(
     return Rollout(values[:, :-1].contiguous(), (1 - values[:, -1]).clamp(min=0))
 
 
-def ends(trace: Trace, kind: str | None = None) -> tuple[str, str]:
+def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
     """The sequences that the rows and the columns of a rollout are of."""
     _, queries, keys, _ = chosen_layers(trace, kind)
     return queries, keys
@@ -223,7 +223,7 @@ def _step(layer: TraceLayer, exact: bool | None) -> _Step:
 
 
 def chosen_layers(
-    trace: Trace, kind: str | None
+    trace: TraceData, kind: str | None
 ) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
     """The layers of a kind, the sequences at both ends, and the lengths of all that take part."""
     kinds = [layer.kind for layer in trace.layers]

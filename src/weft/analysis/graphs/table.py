@@ -14,7 +14,7 @@ from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source, check_numbers, left_out
 from weft.errors import InputError
 from weft.formats.tokens import shown
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ CHEAP_CELLS = 2**28
 
 
 def graph_measures(
-    trace: Trace,
+    trace: TraceData,
     *,
     by: str = "head",
     exact: bool | None = None,

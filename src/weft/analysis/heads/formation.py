@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.errors import InputError
 from weft.formats.history import History, Snapshot
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceData, TraceLayer
 
 __all__ = ["Moment", "formation", "trace_of_snapshot"]
 
@@ -34,7 +34,7 @@ class Moment:
     scores: dict[tuple[int, int], float]
 
 
-def trace_of_snapshot(snapshot: Snapshot) -> Trace:
+def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
     """The probe of a snapshot as a trace, without queries and keys."""
     counts: Counter[str] = Counter()
     two = any(layer.kind == "cross" for layer in snapshot.layers)
@@ -59,7 +59,7 @@ def trace_of_snapshot(snapshot: Snapshot) -> Trace:
             )
         )
         counts[layer.kind] += 1
-    return Trace(sequences, tuple(layers))
+    return TraceData(sequences, tuple(layers))
 
 
 def formation(history: History, measure: str) -> list[Moment]:

@@ -20,7 +20,7 @@ from weft.analysis.heads.patterns import Classes
 from weft.analysis.heads.scores import HeadScores, on_pattern
 from weft.errors import InputError
 from weft.formats.tokens import each_once, shown
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 __all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
 
@@ -177,7 +177,7 @@ def _check(layer: TraceLayer, needle: Needle) -> None:
         )
 
 
-def retrieval(trace: Trace, needle: Needle) -> list[dict[str, float]]:
+def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
     """Of each head of the layers in which the trace's sequence looks at itself.
 
     Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score,

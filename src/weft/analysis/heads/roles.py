@@ -26,7 +26,7 @@ from weft.analysis.heads.chance import holm
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.scores import HeadScores
 from weft.errors import InputError
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 
 if TYPE_CHECKING:
     import pandas
@@ -138,7 +138,7 @@ def layer_scores(
 
 
 def head_roles(
-    traces: Trace | Iterable[Trace],
+    traces: TraceData | Iterable[TraceData],
     *,
     exact: bool | None = None,
     reach: int = 4,
@@ -167,7 +167,7 @@ def head_roles(
     summed: list[dict[str, HeadScores]] = []
     sources: list[set[str]] = []
     broken: list[Tensor] = []
-    for trace in [traces] if isinstance(traces, Trace) else traces:
+    for trace in [traces] if isinstance(traces, TraceData) else traces:
         if not layers:
             layers = list(trace.layers)
             summed, sources = [{} for _ in layers], [set() for _ in layers]
@@ -195,7 +195,7 @@ def _said(names: list[tuple[str, int]]) -> str:
     return names[0][0] if names else "nowhere"
 
 
-def _special(trace: Trace, layer: TraceLayer) -> list[int] | None:
+def _special(trace: TraceData, layer: TraceLayer) -> list[int] | None:
     """The keys of a layer that are special tokens parting texts; None: the trace does not say."""
     flags = trace.positions.get(layer.keys_from, {}).get("special")
     if flags is None:
@@ -293,7 +293,7 @@ def _columns(scores: dict[str, HeadScores], heads: int) -> dict[str, Tensor]:
 
 
 def heads(
-    traces: Trace | Iterable[Trace],
+    traces: TraceData | Iterable[TraceData],
     *,
     exact: bool | None = None,
     reach: int = 4,

@@ -23,7 +23,7 @@ import torch
 
 from weft.analysis.heads.pattern_mass import CHEAP_CELLS, LayerWeights
 from weft.errors import InputError
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -60,7 +60,7 @@ class Similarity:
 
 
 def similarity(
-    trace: Trace, *, exact: bool | None = None, layers: Sequence[int] | None = None
+    trace: TraceData, *, exact: bool | None = None, layers: Sequence[int] | None = None
 ) -> Similarity:
     """How alike the heads of a trace are, those of all layers with each other.
 

@@ -17,7 +17,7 @@ from weft.analysis.sql.views import VIEWS, make_views
 from weft.errors import DataError, InputError
 from weft.formats.files import atomic_file
 from weft.formats.tokens import visible
-from weft.formats.trace import Trace
+from weft.formats.trace import TraceData
 from weft.formats.trace_folder import MANIFEST
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["WRITERS", "Answer", "ask", "finite", "open_traces", "sql"]
 
 
-def sql(trace: Trace | Mapping[str, Trace], query: str) -> pandas.DataFrame:
+def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFrame:
     """The answer to a query as a DataFrame.
 
     Takes what `ask` takes.
@@ -41,7 +41,7 @@ def sql(trace: Trace | Mapping[str, Trace], query: str) -> pandas.DataFrame:
     return frame
 
 
-def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
+def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
     """Ask a trace a question in SQL.
 
     Args:
@@ -52,7 +52,7 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
 
     Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
     """
-    traces = {"trace": trace} if isinstance(trace, Trace) else trace
+    traces = {"trace": trace} if isinstance(trace, TraceData) else trace
     with _one_line():
         import duckdb
 
@@ -66,7 +66,7 @@ def ask(trace: Trace | Mapping[str, Trace], query: str) -> Answer:
             )
             raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
         asked = _asked_for(connection, query)
-        make_views(connection, traces, column=not isinstance(trace, Trace), asked=asked)
+        make_views(connection, traces, column=not isinstance(trace, TraceData), asked=asked)
         relation = connection.sql(statements[0])
         return Answer(relation.to_arrow_reader(100_000), connection)
 
@@ -218,14 +218,14 @@ def _one_line() -> Iterator[None]:
         raise InputError(f"query: {message}. The views are {', '.join(VIEWS)}.") from None
 
 
-def open_traces(path: Path | str) -> Trace | dict[str, Trace]:
+def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
     """A trace; or, of a folder that holds traces at any depth, all of them by their paths in it.
 
     Raises: DataError: there is none, or one is damaged.
     """
     folder = Path(path)
     if (folder / MANIFEST).exists() or not folder.is_dir():
-        return Trace.open(folder)
+        return TraceData.open(folder)
     found = sorted(
         manifest.parent
         for manifest in folder.rglob(MANIFEST)
@@ -233,8 +233,8 @@ def open_traces(path: Path | str) -> Trace | dict[str, Trace]:
         if not any(part.startswith(".") for part in manifest.relative_to(folder).parts)
     )
     if not found:
-        return Trace.open(folder)
-    return {str(trace.relative_to(folder)): Trace.open(trace) for trace in found}
+        return TraceData.open(folder)
+    return {str(trace.relative_to(folder)): TraceData.open(trace) for trace in found}
 
 
 def shown(table: pa.Table, limit: int) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from weft.formats.tokens import shown
-from weft.formats.trace import Trace, TraceLayer
+from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_files import edge_table, key_table, row_table
 from weft.formats.trace_folder import EDGES, KEYS, ROWS
 from weft.formats.trace_reader import StoredLayer
@@ -45,7 +45,7 @@ _NAMED = """
 """
 
 
-def stored_folder(trace: Trace) -> Path | None:
+def stored_folder(trace: TraceData) -> Path | None:
     """The folder that a trace lies in, whole; None: it is in memory, or a part of another."""
     folders = set()
     for number, layer in enumerate(trace.layers):
@@ -57,7 +57,7 @@ def stored_folder(trace: Trace) -> Path | None:
 
 def make_views(
     connection: duckdb.DuckDBPyConnection,
-    traces: Mapping[str, Trace],
+    traces: Mapping[str, TraceData],
     *,
     column: bool,
     asked: Collection[str],
@@ -107,7 +107,7 @@ def make_views(
         connection.execute(f"set {setting}")
 
 
-def _verify(traces: Mapping[str, Trace], file: str) -> None:
+def _verify(traces: Mapping[str, TraceData], file: str) -> None:
     """Hold a file of every saved trace against its digest."""
     for trace in traces.values():
         folder, data = stored_folder(trace), trace.layers[0].data if trace.layers else None
@@ -117,7 +117,7 @@ def _verify(traces: Mapping[str, Trace], file: str) -> None:
 
 def _make_view(
     connection: Any,
-    traces: Mapping[str, Trace],
+    traces: Mapping[str, TraceData],
     view: str,
     file: str,
     table: Callable[[int, TraceLayer], pa.Table | None],
@@ -176,7 +176,7 @@ def _pattern(path: str) -> str:
 
 
 def _stack(
-    traces: Mapping[str, Trace], table: Callable[[Trace], pa.Table], column: bool
+    traces: Mapping[str, TraceData], table: Callable[[TraceData], pa.Table], column: bool
 ) -> pa.Table:
     parts = []
     for name, trace in traces.items():
@@ -196,13 +196,13 @@ def _clean(token: str) -> str:
     return token.encode("utf-8", "replace").decode()
 
 
-def _heads(trace: Trace) -> pa.Table:
+def _heads(trace: TraceData) -> pa.Table:
     from weft.analysis.heads.roles import heads
 
     return pa.Table.from_pandas(heads(trace), preserve_index=False)
 
 
-def _tokens(trace: Trace) -> pa.Table:
+def _tokens(trace: TraceData) -> pa.Table:
     columns: dict[str, list[Any]] = {
         name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end")
     }
@@ -224,7 +224,7 @@ def _tokens(trace: Trace) -> pa.Table:
     return pa.table({name: pa.array(columns[name], of) for name, of in types.items()})
 
 
-def _layers(trace: Trace) -> pa.Table:
+def _layers(trace: TraceData) -> pa.Table:
     rows = [
         {
             "layer": number,
