@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from weft.traces import Trace
 
 import weft
 from dense_measures import compare, compare_relevance, compare_two_sequences
@@ -44,6 +43,7 @@ from weft.analysis.interval import Source
 from weft.analysis.sql.query import ask
 from weft.experiments.relevance import relevance
 from weft.formats.trace import TraceLayer
+from weft.traces import Trace
 
 Measure = Callable[[Trace, bool], Any]
 

@@ -18,7 +18,6 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components, maximum_flow
 from torch import Tensor
-from weft.traces import Trace
 
 import weft
 from weft.analysis.compare import distance
@@ -36,6 +35,7 @@ from weft.analysis.interval import Interval, Source
 from weft.experiments.relevance import relevance
 from weft.formats.trace import TraceLayer
 from weft.mechanism.reference import graphs as reference
+from weft.traces import Trace
 
 __all__ = ["compare", "compare_relevance", "compare_two_sequences"]
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.analysis.heads.formation import formation, trace_of_snapshot
@@ -25,6 +24,7 @@ from weft.experiments.ablation import Ablation, ablate
 from weft.formats.history import History
 from weft.pictures import history as history_picture
 from weft.pictures import save_picture
+from weft.traces import Trace
 from weft.training.config import load_config
 from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train

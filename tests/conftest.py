@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from weft.traces import Trace
 
 import weft
 from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.traces import Trace
 
 WIDTH, HEADS, VOCABULARY = 16, 4, 50
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.cli.tracing import Options, trace_text
@@ -15,6 +14,7 @@ from weft.mechanism.masks import Window
 from weft.mechanism.matrix.transposed import ByDistance
 from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, Shaw, alibi_slopes
+from weft.traces import Trace
 from weft.training.config import load_config
 from weft.training.inference import open_run
 from weft.training.loop import train

@@ -15,6 +15,7 @@ wait for, and in which the command line already answers Ctrl-C.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weft import moved
 from weft.errors import (
     BackendError,
     DataError,
@@ -28,7 +29,6 @@ from weft.version import __version__
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weft.formats.trace import Trace
     from weft.mechanism.adjacency import neighbours
     from weft.mechanism.function import attend, attention
     from weft.mechanism.graph import All, AttentionGraph, Top
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
         GraphAttentionV2,
         ScaledDot,
     )
-    from weft.tracing.capture import trace
-    from weft.tracing.watch import watch
+    from weft.traces import Trace, trace, watch
 
 __all__ = [
     "ALiBi",
@@ -87,7 +86,6 @@ __all__ = [
 
 #: The modules whose names are here, each loaded when one of its names is first used.
 _LAZY = {
-    "weft.formats.trace": ("Trace",),
     "weft.mechanism.function": ("attend", "attention"),
     "weft.mechanism.graph": ("All", "AttentionGraph", "Top"),
     "weft.mechanism.adjacency": ("neighbours",),
@@ -100,10 +98,11 @@ _LAZY = {
     "weft.mechanism.scores": (
         "Additive", "Bilinear", "Dot", "GraphAttention", "GraphAttentionV2", "ScaledDot",
     ),
-    "weft.tracing.capture": ("trace",),
-    "weft.tracing.watch": ("watch",),
+    "weft.traces": ("Trace", "trace", "watch"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
+
+moved.install()
 
 
 def open(path: "Path | str") -> "Trace":
@@ -111,7 +110,7 @@ def open(path: "Path | str") -> "Trace":
 
     Raises: DataError: it is missing, half-written, damaged, or of a newer version.
     """
-    from weft.formats.trace import Trace
+    from weft.traces import Trace
 
     return Trace.open(path)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from weft.traces import Trace
 
 import weft
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.traces import Trace
 
 TEXT = "the quick brown fox jumps over the lazy dog because the dog did not see it ."
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.conftest import Command
-from weft.traces import Trace
 
 import weft
 from weft.cli.endings import one_line
 from weft.cli.output import safe, safe_console, safe_output
 from weft.formats.trace import Held, TraceLayer
+from weft.traces import Trace
 
 EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
 UNSAFE = set("\x1b\x07\u202e\x9b\r")

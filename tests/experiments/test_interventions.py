@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import weft
 from weft.experiments.interventions import Intervention, editing_heads, intervening
-from weft.mechanism.observe import HeadOutputs, layers_of
+from weft.mechanism.observe import HeadOutputs
+from weft.mechanism.watching import layers_of
 
 TOKENS = torch.tensor([[3, 9, 9, 14, 27, 5, 2], [4, 4, 1, 30, 8, 11, 7]])
 SECOND = "layers.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from weft.traces import Trace
 
 TENSORS = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.errors import DataError
@@ -24,6 +23,7 @@ from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.formats.trace import Held, TraceLayer
 from weft.formats.trace_folder import manifest_digest
+from weft.traces import Trace
 
 
 @pytest.fixture(autouse=True)

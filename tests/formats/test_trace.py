@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from tests.formats.conftest import assert_same
-from weft.traces import Trace
 
 import weft
 from weft.formats.trace import Held, TraceLayer
 from weft.formats.trace_folder import writing_trace
+from weft.traces import Trace
 
 
 def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):

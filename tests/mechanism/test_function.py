@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
-from weft.mechanism import torch_blocks
+from weft.mechanism.backends import torch_blocks
 from weft.mechanism.reference import attention as formulas
 from weft.mechanism.reference import positions
 from weft.mechanism.reference.call import Attended, scores_of_heads

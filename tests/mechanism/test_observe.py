@@ -8,7 +8,8 @@ from torch import nn
 
 import weft
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import HeadOutputs, Recorder, editing, layers_of, watching
+from weft.mechanism.observe import HeadOutputs
+from weft.mechanism.watching import Recorder, editing, layers_of, watching
 
 
 class Two(nn.Module):

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import weft
-from weft.mechanism import torch_blocks
-from weft.mechanism.backends import native
+from weft.mechanism.backends import native, torch_blocks
 from weft.mechanism.packed import packed
 
 QUERIES, KEYS, DEPTH = 4, 5, 3

@@ -11,13 +11,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from weft.traces import Trace
 
 import weft
 from weft.formats.terms import Terms
 from weft.formats.trace import Held, TraceLayer
 from weft.pictures import alignment, heads, history, save_picture, threads
 from weft.pictures.palette import Theme, palette
+from weft.traces import Trace
 
 Printed = Callable[[Figure], np.ndarray]
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from weft.traces import Trace
 
 import weft
 from weft.formats.terms import Terms
@@ -21,6 +20,7 @@ from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.collection import Collection
 from weft.studio.page import page_html
 from weft.studio.serving import Viewer
+from weft.traces import Trace
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from weft.traces import Trace
 
 from weft.studio.page import collect
+from weft.traces import Trace
 
 AXE = Path(__file__).parents[2] / "studio" / "node_modules" / "axe-core" / "axe.min.js"
 #: WCAG 2.2, success criterion 1.4.3.

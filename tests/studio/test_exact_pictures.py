@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from weft.traces import Trace
 
 from weft.pictures.palette import palette
 from weft.studio.overviews import Overviews
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
+from weft.traces import Trace
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"

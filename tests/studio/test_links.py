@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from weft.traces import Trace
 
 from weft.studio.collection import Collection
 from weft.studio.page import collect
+from weft.traces import Trace
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from weft.traces import Trace
 
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
+from weft.traces import Trace
 
 LENGTH = 32_768
 #: How many colours are on the matrix, of the pixels right of the axis.

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from tests.tracing.test_names import byte_level
-from weft.traces import Trace
 
 import weft
 from weft.formats.tokens import shown
 from weft.studio.page import collect
+from weft.traces import Trace
 
 TEXT = "the price of 東京\nis naïve 👩‍🚀 東"
 

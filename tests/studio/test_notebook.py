@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.studio import notebook
+from weft.traces import Trace
 
 anywidget = pytest.importorskip("anywidget", reason="needs anywidget")
 VIEW = "application/vnd.jupyter.widget-view+json"

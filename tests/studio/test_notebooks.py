@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from weft.traces import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from weft.traces import Trace
 
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
+from weft.traces import Trace
 
 Serving = Callable[..., Viewer]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from weft.traces import Trace
 
 import weft
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
 from weft.studio.serving import Viewer, view
+from weft.traces import Trace
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
 from weft.traces import Trace
 
 VOCABULARY = 60

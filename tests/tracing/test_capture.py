@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from weft.traces import Trace
 
 import weft
-from weft.mechanism.observe import layers_of
+from weft.mechanism.watching import layers_of
+from weft.traces import Trace
 from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.names import token_names
 
@@ -272,7 +272,7 @@ def test_a_wrong_graph_of_wefts_own_layer_deviates(positions):
     """Four rows are held against the formula in float64, whatever the positions."""
     from dataclasses import replace
 
-    from weft.mechanism.observe import Recorder, watching
+    from weft.mechanism.watching import Recorder, watching
     from weft.models.configuration import Architecture
     from weft.models.language_model import LanguageModel
     from weft.tracing.own_verification import reference_deviation

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.tracing.conftest import SIZES
-from weft.traces import Trace
 
 import weft
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
+from weft.traces import Trace
 
 transformers = pytest.importorskip("transformers")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from weft.traces import Trace
 
 import weft
 from weft.formats.tokens import Tokens, each_once, shown, texts_of
+from weft.traces import Trace
 from weft.tracing.names import token_names
 from weft.training.text import Vocabulary
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from weft.traces import Trace
 
 import weft
 from weft.mechanism.masks import Window
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import Ranges
+from weft.traces import Trace
 from weft.tracing.terms import as_rule, cut_terms, ranges_of, rule_of_ranges
 
 

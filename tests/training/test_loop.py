@@ -16,7 +16,7 @@ from weft.errors import InputError
 from weft.formats.history import MATRICES, History
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
-from weft.mechanism.observe import Recorder, layers_of, watching
+from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
 from weft.training.inference import build_model, evaluate_run, open_run

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.mechanism.observe import layers_of
+from weft.mechanism.watching import layers_of
 from weft.training.config import RunConfig
 from weft.training.inference import build_model
 from weft.training.recording import is_snapshot_step, snapshot

@@ -1,8 +1,8 @@
 """Reaching what the heads of every attention layer give, while a model runs.
 
 Of weft's own models through `weft.mechanism.observe`, of unmodified models of Transformers through
-their attention interface. What is wanted of a call is said once here, for experiments that change
-what heads give (`weft.experiments.interventions`) and for gradients by it (`weft.experiments.gradients`).
+their attention interface. For experiments that change what heads give
+(`weft.experiments.interventions`) and for gradients by it (`weft.experiments.gradients`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import HeadOutputs, Observation, editing, layers_of, watching
+from weft.mechanism.observe import HeadOutputs, Observation
 from weft.mechanism.positions import Relative
+from weft.mechanism.watching import editing, layers_of, watching
 from weft.tracing.interface import InterfaceCall, is_transformers_model, routed, routes
 from weft.tracing.sequences import layer_kind
 

@@ -3,8 +3,8 @@
     with intervening(model, [Intervention("decoder.1.self_attention", 3, "zero")]):
         outputs = model(tokens)
 
-Heads are reached before W_O, by `weft.experiments.head_outputs`, in weft's own models and in unmodified
-ones of Transformers. The weights of a model are never touched, and whatever happens in the block,
+Heads are reached before W_O, by `weft.experiments.head_outputs`, in weft's own models and in
+unmodified ones of Transformers. The weights of a model are never touched, and whatever happens in the block,
 the model is afterwards as it was.
 """
 

@@ -2,8 +2,8 @@
 
     R = (I + A_L) ... (I + A_1)
 
-of the weights of each layer, weighed (`weft.experiments.gradient_weights`): a weight counts as far as y, the
-logit that is asked about, would grow with it, so that, other than in rollout, heads that do not
+of the weights of each layer, weighed (`weft.experiments.gradient_weights`): a weight counts as far
+as y, the logit that is asked about, would grow with it, so that, other than in rollout, heads that do not
 matter to y do not matter. Of an encoder-decoder, with n(R) = I + (R - I) / (its row sums), 0 where
 these are 0, and R_s of the source, R_t of the target:
 
@@ -13,8 +13,8 @@ these are 0, and R_s of the source, R_t of the target:
 Source: Chefer, Gur and Wolf 2021, equations 5, 6, 8 to 10.
 
 A row of R is one product with A^T a layer, from the last layer down: the way that the gradient
-goes. So a layer is done with when the gradient leaves it (`weft.experiments.gradients`), and memory is
-linear in the length. Those of an encoder-decoder are needed again, and stay.
+goes. So a layer is done with when the gradient leaves it (`weft.experiments.gradients`), and memory
+is linear in the length. Those of an encoder-decoder are needed again, and stay.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     import pandas
 
     from weft.formats.trace_folder import TraceWriter
-    from weft.studio.serving import Viewer
 
-__all__ = ["Held", "LayerData", "Trace", "TraceLayer"]
+__all__ = ["Held", "LayerData", "TraceData", "TraceLayer"]
 
 
 class LayerData(Protocol):
@@ -311,7 +310,7 @@ class TraceData:
                 layer.append_to(writer)
 
     @classmethod
-    def open(cls, path: Path | str) -> TraceData:
+    def open(cls, path: Path | str) -> Self:
         """Open a trace folder. Layers are read when they are first asked for.
 
         Raises: DataError: it is missing, half-written, damaged, or of a newer version.
@@ -350,48 +349,6 @@ class TraceData:
         said = manifest.get("verification")
         return cls(sequences, layers, manifest["model"], positions, said, without)
 
-    def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
-        """How much of each input position is in each output position, (queries, keys).
-
-        By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
-        `weft.analysis.graphs.rollout.rollout`; rows and columns of long traces are cheaper there.
-        """
-        from weft.analysis.graphs.rollout import rollout
-
-        return rollout(self, kind=kind, exact=exact)
-
-    def sql(self, query: str) -> pandas.DataFrame:
-        """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
-
-        The views are in `weft.analysis.sql.views`. Raises: InputError: the query asks for what there
-        is not.
-        """
-        from weft.analysis.sql.query import sql
-
-        return sql(self, query)
-
-    def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
-        """The studio in a browser, served in the background until the program ends.
-
-        port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
-        See `weft.studio.serving.view`.
-        """
-        from weft.studio.serving import view
-
-        return view(self, port=port, browser=browser)
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a notebook shows: the studio. See `weft.studio.notebook`."""
-        from weft.studio.notebook import trace_bundle
-
-        return trace_bundle(self)
-
-    def _display_(self) -> Any:
-        """What marimo shows: the same."""
-        from weft.studio.notebook import trace_display
-
-        return trace_display(self)
-
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_files import edge_table
@@ -404,13 +361,3 @@ class TraceData:
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
-
-    def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
-        """What each head is for: one row a head, a column a measure, beside what chance scores.
-
-        exact: True: every measure exactly; False: from the kept edges alone; None: exactly where
-            that is cheap. See `weft.analysis.heads.roles.heads`.
-        """
-        from weft.analysis.heads.roles import heads
-
-        return heads(self, exact=exact)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,16 +127,23 @@ class AttentionGraph:
         return self.keys.shape[-1]
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a notebook shows: the studio. See `weft.studio.notebook`."""
-        from weft.studio.notebook import graph_bundle
+        """What a notebook shows: the view that is installed for graphs, or the text.
 
-        return graph_bundle(self)
+        Views are entry points of the group "weft.notebook"; weft's own are in
+        `weft.studio.notebook`. So this floor does not know the studio.
+        """
+        bundle: tuple[dict[str, Any], dict[str, Any]] | None = self._viewed("graph")
+        return bundle or ({"text/plain": repr(self)}, {})
 
     def _display_(self) -> Any:
         """What marimo shows: the same."""
-        from weft.studio.notebook import graph_display
+        return self._viewed("graph_marimo") or repr(self)
 
-        return graph_display(self)
+    def _viewed(self, name: str) -> Any:
+        """What the installed view of a name makes of the graph; None: there is none."""
+        for view in entry_points(group="weft.notebook", name=name):
+            return view.load()(self)
+        return None
 
     def __repr__(self) -> str:
         edges = int((self.keys >= 0).sum())

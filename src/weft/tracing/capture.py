@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
-from weft.mechanism.observe import Recorder, layers_of, watching
+from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.tracing.at_rest import at_rest
 from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model

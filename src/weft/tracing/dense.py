@@ -44,8 +44,7 @@ def run_dense(model: nn.Module, inputs: Mapping[str, Any], receive: Receive) -> 
         )
     warnings.warn(
         f"{type(model).__name__} does not use the attention interface of Transformers: its "
-        "weights are formed whole, one layer at a time, and its trace is not verified and has no "
-        "queries and keys.",
+        "weights are formed whole, one layer at a time, and its trace has no queries and keys.",
         stacklevel=4,
     )
     batch = batch_of(inputs)

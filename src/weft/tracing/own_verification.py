@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.mechanism.graph import AttentionGraph, Keep, Top
-from weft.mechanism.observe import Observation, Recorder, layers_of, watching
+from weft.mechanism.observe import Observation
 from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.reference.call import attend, scores_of_heads
 from weft.mechanism.reference.positions import alibi_bias, shaw_embeddings
+from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.tracing.comparison import Comparison
 from weft.tracing.prefix import Verify
 from weft.tracing.untouched import verify_run

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import Keep, Top
-from weft.mechanism.observe import layers_of
+from weft.mechanism.watching import layers_of
 from weft.tracing.catcher import Catcher
 from weft.tracing.description import describe
 from weft.tracing.growing import Growing

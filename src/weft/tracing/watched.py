@@ -14,8 +14,8 @@ from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import All, Keep, Top
-from weft.mechanism.observe import Recorder
-from weft.mechanism.observe import watching as observing
+from weft.mechanism.watching import Recorder
+from weft.mechanism.watching import watching as observing
 from weft.tracing.growing import joined_calls
 from weft.tracing.own import as_inputs, sequences_of, traces_of
 from weft.tracing.own_verification import verify_own

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from torch import nn
 
-from weft.mechanism.observe import layers_of
+from weft.mechanism.watching import layers_of
 from weft.training.checkpoint import Position
 from weft.training.tasks.task import Task
 

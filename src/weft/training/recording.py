@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from weft.formats.history import LayerSnapshot, Snapshot
 from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.observe import Recorder, layers_of, watching
 from weft.mechanism.spectra import directionality, effective_rank, product_spectrum, symmetry
+from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.tasks.task import Probe
 
 __all__ = ["is_snapshot_step", "snapshot"]

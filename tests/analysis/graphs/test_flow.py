@@ -50,9 +50,8 @@ def test_kept_edges_give_an_interval(trace):
 
 def test_two_ways_by_hand():
     """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
-    from weft.traces import Trace
-
     from weft.formats.trace import Held, TraceLayer
+    from weft.traces import Trace
 
     layers = []
     for number, rows in enumerate(([[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.5, 0.5]])):

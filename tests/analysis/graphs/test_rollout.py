@@ -75,9 +75,8 @@ def test_a_causal_trace_of_many_tokens(language_model):
 
 def test_sinks_count_as_missing():
     """A bound stays a bound where a row's mass is partly nowhere."""
-    from weft.traces import Trace
-
     from weft.formats.trace import Held, TraceLayer
+    from weft.traces import Trace
 
     generator = torch.Generator().manual_seed(5)
     layers, dense = [], []

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.analysis.graphs.table import graph_measures
 from weft.cli import main
 from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.reference import graphs as reference
+from weft.traces import Trace
 
 pytest.importorskip("pandas")
 

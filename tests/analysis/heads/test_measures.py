@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from weft.traces import Trace
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
@@ -18,6 +17,7 @@ from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.scores import HeadScores
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.traces import Trace
 
 Make = Callable[..., tuple[TraceLayer, Tensor]]
 

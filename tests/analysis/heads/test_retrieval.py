@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
@@ -15,6 +14,7 @@ from weft.analysis.heads.retrieval import (
     retrieval,
     retrieval_score,
 )
+from weft.traces import Trace
 
 TEXT = "so it went on and on . the secret word is blue fish 7 . and then more hay came"
 HAY = TEXT.split()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.traces import Trace
 
 TOKENS = ["[CLS]", *(["the", "cat", ",", "sat", "on"] * 4), "[SEP]"]
 N = len(TOKENS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads.similarity import clusters, similarity
+from weft.traces import Trace
 
 
 def test_against_the_definition_and_between_the_bounds(minilm_trace: Trace, minilm_top: Trace):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from weft.traces import Trace
 
 import weft
+from weft.formats.trace import TraceData
 from weft.formats.trace_folder import manifest_digest
+from weft.traces import Trace
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pandas")
@@ -97,7 +98,7 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path):
     assert counts.to_pydict() == {"trace": names, "count_star()": [6, 8]}
     tokens = ask(traces, "select count(*) from named where query_token is null").table()
     assert tokens.column(0).to_pylist() == [0]
-    assert isinstance(open_traces(tmp_path / names[1]), Trace)
+    assert isinstance(open_traces(tmp_path / names[1]), TraceData)
 
 
 def test_hostile_tokens(make_trace, hostile_tokens):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.mechanism import torch_blocks
-from weft.mechanism.backends import torch_ops
+from weft.mechanism.backends import torch_blocks, torch_ops
 from weft.mechanism.checked import checked_call
 
 

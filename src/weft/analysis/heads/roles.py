@@ -1,7 +1,8 @@
 """What each head is for: its strongest measure that chance does not explain.
 
 For every head and every measure, the score is held against what the head's own weights would
-score if each row were shuffled (`weft.analysis.heads.chance`). A head has the role of the measure that
+score if each row were shuffled (`weft.analysis.heads.chance`). A head has the role of the measure
+that
 
     is significant    p <= alpha after Holm's correction over all heads and measures asked about
     is large          (score - null) / (1 - null) >= least: of what chance leaves, at least so much

@@ -24,7 +24,8 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
     W_V W_O), norm_W_Q, norm_W_K, norm_W_V, norm_W_O. By layer, ranks and copying are means over
     heads. Ranks are effective ones (Roy and Vetterli 2007).
 
-    Args: layers: as `weft.analysis.matrices.projections.matrices_of` gives them; by: "layer" or "head".
+    Args: layers: as `weft.analysis.matrices.projections.matrices_of` gives them; by: "layer" or
+    "head".
 
     Raises: InputError: pandas is not installed.
     """

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.native_backward import Incoming, gradients
+from weft.mechanism.backends.native_forward import Rows, forward
 from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.native_backward import Incoming, gradients
-from weft.mechanism.native_forward import Rows, forward
 
 __all__ = ["attend", "attention", "instruction_sets", "why_not_served"]
 

@@ -17,10 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.mechanism.call import AttentionCall
-from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.shapes import repeat_kv_heads
-from weft.mechanism.torch_blocks import (
+from weft.mechanism.backends.torch_blocks import (
     block_scores,
     blocks,
     in_float,
@@ -29,7 +26,10 @@ from weft.mechanism.torch_blocks import (
     run_block,
     weigh,
 )
-from weft.mechanism.torch_fused import fused, fused_serves
+from weft.mechanism.backends.torch_fused import fused, fused_serves
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.shapes import repeat_kv_heads
 
 __all__ = ["attend", "attend_all", "attention", "fused_serves"]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.errors import ShapeError
 from weft.mechanism.adjacency import Neighbours
+from weft.mechanism.backends.torch_blocks import block_scores, with_float_tensors
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.function import Backend, attend
@@ -25,7 +26,6 @@ from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
 from weft.mechanism.scores import Dot
 from weft.mechanism.shapes import describe, repeat_kv_heads
-from weft.mechanism.torch_blocks import block_scores, with_float_tensors
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.native_by_torch import torch_gradients
+from weft.mechanism.backends.native_forward import Rows, request, strided
 from weft.mechanism.backends.native_request import NativeCall, kernels
-from weft.mechanism.native_by_torch import torch_gradients
-from weft.mechanism.native_forward import Rows, request, strided
-from weft.mechanism.recomputed import products_again
+from weft.mechanism.backends.recomputed import products_again
 
 __all__ = ["Incoming", "gradients"]
 

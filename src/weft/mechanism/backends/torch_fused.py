@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from weft.mechanism.call import AttentionCall
-from weft.mechanism.masks import Window
-from weft.mechanism.positions import Shaw
-from weft.mechanism.recomputed import products_again
-from weft.mechanism.scores import Dot, ScaledDot
-from weft.mechanism.shapes import repeat_kv_heads
-from weft.mechanism.torch_blocks import (
+from weft.mechanism.backends.recomputed import products_again
+from weft.mechanism.backends.torch_blocks import (
     block_scores,
     blocks,
     in_float,
@@ -23,6 +18,11 @@ from weft.mechanism.torch_blocks import (
     run_block,
     weigh,
 )
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.masks import Window
+from weft.mechanism.positions import Shaw
+from weft.mechanism.scores import Dot, ScaledDot
+from weft.mechanism.shapes import repeat_kv_heads
 
 __all__ = ["fused", "fused_serves"]
 

@@ -1,0 +1,148 @@
+"""`weft.Trace`: a trace, and everything that can be asked of it.
+
+A trace is read on every floor, as `weft.formats.trace.TraceData`. What users hold is this class,
+which stands above the analyses and the studio that it opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Self
+
+from weft.formats.trace import TraceData
+from weft.tracing import capture
+from weft.tracing import watch as watching
+from weft.tracing.watched import Watched
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+
+    from weft.studio.serving import Viewer
+
+__all__ = ["Trace", "WatchedModel", "trace", "watch"]
+
+Parameters = ParamSpec("Parameters")
+
+
+class Trace(TraceData):
+    """Tokens and layers of one input through one model, with its analyses and its views.
+
+    The fields are those of `weft.formats.trace.TraceData`: ``sequences``, ``layers``, ``model``
+    and ``positions``.
+    """
+
+    @classmethod
+    def of(cls, data: TraceData) -> Self:
+        """The same tokens and layers."""
+        if isinstance(data, cls):
+            return data
+        return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
+
+    def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
+        """What each head is for: one row a head, a column a measure, beside what chance scores.
+
+        exact: True: every measure exactly; False: from the kept edges alone; None: exactly where
+            that is cheap. See `weft.analysis.heads.roles.heads`.
+        """
+        from weft.analysis.heads.roles import heads
+
+        return heads(self, exact=exact)
+
+    def rollout(self, *, kind: str | None = None, exact: bool | None = None) -> Tensor:
+        """How much of each input position is in each output position, (queries, keys).
+
+        By the product over layers of ``1/2 W + 1/2 I``, W the weights averaged over heads. See
+        `weft.analysis.graphs.rollout.rollout`; rows and columns of long traces are cheaper there.
+        """
+        from weft.analysis.graphs.rollout import rollout
+
+        return rollout(self, kind=kind, exact=exact)
+
+    def sql(self, query: str) -> pandas.DataFrame:
+        """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
+
+        The views are in `weft.analysis.sql.views`.
+
+        Raises: InputError: the query asks for what is not there.
+        """
+        from weft.analysis.sql.query import sql
+
+        return sql(self, query)
+
+    def view(self, *, port: int | None = None, browser: bool = True) -> Viewer:
+        """The studio in a browser, served in the background until the program ends.
+
+        port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
+        See `weft.studio.serving.view`.
+        """
+        from weft.studio.serving import view
+
+        return view(self, port=port, browser=browser)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a notebook shows: the studio. See `weft.studio.notebook`."""
+        from weft.studio.notebook import trace_bundle
+
+        return trace_bundle(self)
+
+    def _display_(self) -> Any:
+        """What marimo shows: the same."""
+        from weft.studio.notebook import trace_display
+
+        return trace_display(self)
+
+
+def _of(
+    function: Callable[Parameters, TraceData | list[TraceData]],
+) -> Callable[Parameters, Trace | list[Trace]]:
+    """The same function, whose traces can be asked."""
+
+    @wraps(function)
+    def traced(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Trace | list[Trace]:
+        made = function(*args, **kwargs)
+        return [Trace.of(each) for each in made] if isinstance(made, list) else Trace.of(made)
+
+    return traced
+
+
+trace = _of(capture.trace)
+
+
+class WatchedModel:
+    """What a model did in the block of `weft.watch`."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The traces of all texts so far, in order; those of a batch one after the other."""
+        return [Trace.of(each) for each in self._watched.traces]
+
+    @property
+    def trace(self) -> Trace:
+        """The only trace.
+
+        Raises: InputError: there is none, or there are several.
+        """
+        return Trace.of(self._watched.trace)
+
+
+def _watching(
+    function: Callable[Parameters, AbstractContextManager[Watched]],
+) -> Callable[Parameters, AbstractContextManager[WatchedModel]]:
+    """The same block, whose traces can be asked."""
+
+    @wraps(function)
+    @contextmanager
+    def watched(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Iterator[WatchedModel]:
+        with function(*args, **kwargs) as seen:
+            yield WatchedModel(seen)
+
+    return watched
+
+
+watch = _watching(watching.watch)
