@@ -3,8 +3,8 @@
 A model of GPT-2 small's shape (12 layers of 12 heads, random weights) reads tokens that repeat as
 words do (Zipf), is traced with Top(32) and queries and keys, and its trace read again from disk by
 `weft.analysis.heads.roles.head_roles`: from the kept edges alone, by default (masses on patterns
-exact), and exactly to the last measure. Each in a process of its own, reading included; seconds and peak
-memory. The model's own plain forward (sdpa) stands beside them. At N = 1,024 the same measures
+exact), and exactly to the last measure. Each in a process of its own, reading included; seconds and
+peak memory. The model's own plain forward (sdpa) stands beside them. At N = 1,024 the same measures
 come from the dense matrices too, and the largest differences are printed.
 
     python benchmarks/bench_heads.py                        # N = 1024

@@ -4,8 +4,8 @@
         outputs = model(tokens)
 
 Heads are reached before W_O, by `weft.experiments.head_outputs`, in weft's own models and in
-unmodified ones of Transformers. The weights of a model are never touched, and whatever happens in the block,
-the model is afterwards as it was.
+unmodified ones of Transformers. The weights of a model are never touched, and whatever happens in
+the block, the model is afterwards as it was.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     R = (I + A_L) ... (I + A_1)
 
 of the weights of each layer, weighed (`weft.experiments.gradient_weights`): a weight counts as far
-as y, the logit that is asked about, would grow with it, so that, other than in rollout, heads that do not
-matter to y do not matter. Of an encoder-decoder, with n(R) = I + (R - I) / (its row sums), 0 where
-these are 0, and R_s of the source, R_t of the target:
+as y, the logit that is asked about, would grow with it, so that, other than in rollout, heads that
+do not matter to y do not matter. Of an encoder-decoder, with n(R) = I + (R - I) / (its row sums),
+0 where these are 0, and R_s of the source, R_t of the target:
 
     self-attention of the target:  R_t <- R_t + A R_t,  R_ts <- R_ts + A R_ts
     cross-attention:               R_ts <- R_ts + n(R_t)^T A n(R_s)
