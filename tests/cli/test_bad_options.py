@@ -14,7 +14,8 @@ from tests.cli.conftest import Command, Result
 
 import weft
 import weft.cli.commands
-from weft.formats.trace import Held, Trace, TraceLayer
+from weft.formats.trace import Held, TraceLayer
+from weft.traces import Trace
 
 #: The same commands as those of `app`, made once: typer makes all of them anew at each call.
 COMMANDS: Any = typer.main.get_command(weft.cli.commands.app)
