@@ -1,0 +1,1 @@
+"""Processes that are killed, and the files that they leave."""
