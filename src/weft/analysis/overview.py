@@ -63,7 +63,7 @@ def overview(layer: TraceLayer, most: int) -> Overview:
 
     >>> from weft.analysis.dense_layer import layer_of_weights
     >>> seen = overview(layer_of_weights(torch.eye(4)[None]), 2)
-    >>> seen.means[0].tolist(), seen.masses[0].tolist()
+    >>> seen.means[0].round(6).tolist(), seen.masses[0].round(6).tolist()
     ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
     """
     heads, queries, keys = layer.shape

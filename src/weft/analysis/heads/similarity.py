@@ -75,7 +75,7 @@ def similarity(
     >>> from weft.analysis.dense_layer import layer_of_weights
     >>> eye = torch.eye(2)
     >>> layer = layer_of_weights(torch.stack((eye, eye.flip(0), (eye + eye.flip(0)) / 2)))
-    >>> similarity(Trace({"tokens": ["a", "b"]}, (layer,))).affinity.round(4)
+    >>> similarity(TraceData({"tokens": ["a", "b"]}, (layer,))).affinity.round(4)
     array([[1.    , 0.    , 0.7071],
            [0.    , 1.    , 0.7071],
            [0.7071, 0.7071, 1.    ]])

@@ -62,6 +62,7 @@ def forward(native: NativeCall, kept: int | None, with_lse: bool = True) -> Rows
 
 
 def address(tensor: Tensor | None) -> int:
+    """Where the numbers of a tensor begin; 0 of None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
