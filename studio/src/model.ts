@@ -136,6 +136,16 @@ export class Edges {
   }
 }
 
+/** Exact sums of each head: see src/weft/studio/sums.py. */
+export interface Sums {
+  /** By key: what it gets from all queries. */
+  received: (head: number) => Float32Array;
+  /** By query: its weights times the norms of the values. */
+  valued: ((head: number) => Float32Array) | null;
+  /** By key: what it gets when weights are weighed by the norms of the values. */
+  given: ((head: number) => Float32Array) | null;
+}
+
 /** A row of one head, as the threads show it. */
 export interface Row {
   edges: Edge[];
@@ -192,6 +202,20 @@ export class Example {
       this.overviews.set(layer.number, found);
     }
     return found;
+  }
+
+  /** Sums over all weights of a layer, of which kept edges give a part; null where those are all there is. */
+  async sums(layer: Layer): Promise<Sums | null> {
+    if (layer.picture === "kept") return null;
+    const path = this.path(`layers/${layer.number}/sums`);
+    return this.once(path, async () => {
+      const all = new Float32Array(await this.source.bytes(path));
+      const { heads, rows, columns } = layer, keys = heads * columns;
+      const by = (array: Float32Array, length: number) => (head: number) => array.subarray(head * length, (head + 1) * length);
+      if (!layer.values) return { received: by(all, columns), valued: null, given: null };
+      const [valued, given] = [all.subarray(keys, keys + heads * rows), all.subarray(keys + heads * rows)];
+      return { received: by(all, columns), valued: by(valued, rows), given: by(given, columns) };
+    });
   }
 
   /** The norm of every key's value vector, (heads, keys), where the trace kept them. */

@@ -2,6 +2,7 @@
 
 import type { Kind } from "./model";
 import type { Source } from "./source";
+import { counted, percent } from "./text";
 
 interface HistoryLayer {
   name: string;
@@ -14,6 +15,7 @@ interface HistoryLayer {
   norm?: (number | null)[][];
   effective_rank?: (number | null)[][];
   symmetry?: (number | null)[][];
+  left_out?: (number | null)[][];
   product_size?: number;
   product_scale?: number;
 }
@@ -53,6 +55,21 @@ export class Training {
     const [heads, rows, columns] = this.description.layers[layer].shape;
     const start = (snapshot * heads + head) * rows * columns;
     return this.weights[layer]?.subarray(start, start + rows * columns) ?? null;
+  }
+
+  /** What the picture of a head at a snapshot leaves out of its mass; null: next to nothing. */
+  leftOut(layer: number, head: number, snapshot: number): number | null {
+    const share = this.description.layers[layer].left_out?.[snapshot][head] ?? 0;
+    return share > 0.005 ? share : null;
+  }
+
+  /** What the pictures of a snapshot leave out, in words. */
+  unshown(snapshot: number): string {
+    const heads = this.description.layers.flatMap((layer, number) => Array.from({ length: layer.weights ? layer.shape[0] : 0 }, (_, head) => this.leftOut(number, head, snapshot)));
+    const shares = heads.filter((share) => share !== null);
+    if (!shares.length) return "";
+    const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];
+    return `Drawn from the kept edges${shares.length < heads.length ? ` in ${counted(shares.length, "head")}` : ""}: ${least === most ? least : `${least} to ${most}`} of the mass is not shown.`;
   }
 
   /** W_Q W_K^T of a head at a snapshot as shades, 128 standing for 0. */

@@ -9,10 +9,18 @@ export interface Thread extends Edge {
 
 export interface Presented {
   threads: Thread[];
+  /** Every kept edge, drawn or not. */
+  kept: Map<number, Thread>;
   /** What hidden sinks hold. */
   hidden: number;
   /** What is on no thread: edges past the chosen share, and what the trace did not keep. */
   rest: number;
+  /** Whether every key that the row may look at is kept. */
+  whole: boolean;
+  /** Whether shares are lower bounds: by values of which not all are known to count. */
+  least: boolean;
+  /** Whether hidden sinks may hold more, and the rest less. */
+  hidesMore: boolean;
 }
 
 export interface Choice {
@@ -21,6 +29,21 @@ export interface Choice {
   sinks: ReadonlySet<number> | null;
   /** The norm of each key's value, or null. */
   values: Float32Array | null;
+  /** What the row's weights by these norms sum to, over all keys; null: not known. */
+  valued: number | null;
+}
+
+/** What several heads give to one place, on average. */
+export interface Mean {
+  place: number;
+  weight: number;
+  share: number;
+  score: number;
+  /** The heads that draw it. */
+  heads: number[];
+  /** Whether weight, or share, is at least so much: in some head it was not kept. */
+  leastWeight: boolean;
+  leastShare: boolean;
 }
 
 const SEPARATOR = /^(\[SEP\]|<\/s>|<end>|<eos>|<\|endoftext\|>|<\|im_end\|>|<sep>|\[PAD\]|<pad>)$/;
@@ -34,14 +57,20 @@ export function sinksOf(layer: Layer): Set<number> {
   return found;
 }
 
-export function present(row: Row, { share, sinks, values }: Choice): Presented {
+export function present(row: Row, { share, sinks, values, valued }: Choice): Presented {
   let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
+  const whole = row.edges.length >= row.count;
+  const kept = new Map(threads.map((thread) => [thread.key, thread]));
   if (values) {
-    const total = threads.reduce((sum, thread) => sum + thread.weight * values[thread.key], 0) || 1;
+    const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
+    // What was not kept has at most the largest norm.
+    const total = (whole ? sum : (valued ?? sum + row.rest * values.reduce((most, norm) => Math.max(most, norm), 0))) || 1;
     for (const thread of threads) thread.share = (thread.weight * values[thread.key]) / total;
     threads.sort((a, b) => b.share - a.share);
   }
-  const mass = values ? 1 : row.count ? 1 : 0;
+  const mass = row.count ? 1 : 0;
+  const least = values !== null && valued === null && !whole;
+  const hidesMore = !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
   let hidden = 0;
   if (sinks) {
     threads = threads.filter((thread) => {
@@ -56,7 +85,27 @@ export function present(row: Row, { share, sinks, values }: Choice): Presented {
     shown.push(thread);
     sum += thread.share;
   }
-  return { threads: shown, hidden, rest: Math.max(mass - hidden - sum, 0) };
+  return { threads: shown, kept, hidden, rest: Math.max(mass - hidden - sum, 0), whole, least, hidesMore };
+}
+
+/** The keys that one row's threads lead to in any of some heads, each with the mean over all of them. */
+export function together(rows: [head: number, row: Presented][]): Mean[] {
+  const found = new Map<number, Mean>();
+  for (const [head, { threads }] of rows)
+    for (const { key, score } of threads) {
+      const mean = found.get(key);
+      if (mean) mean.heads.push(head);
+      else found.set(key, { place: key, weight: 0, share: 0, score, heads: [head], leastWeight: false, leastShare: false });
+    }
+  for (const mean of found.values())
+    for (const [, { kept, whole, least }] of rows) {
+      const edge = kept.get(mean.place), missing = !edge && !whole;
+      mean.weight += (edge?.weight ?? 0) / rows.length;
+      mean.share += (edge?.share ?? 0) / rows.length;
+      mean.leastWeight ||= missing;
+      mean.leastShare ||= missing || least;
+    }
+  return [...found.values()].sort((a, b) => b.share - a.share);
 }
 
 export interface Line {

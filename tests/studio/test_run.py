@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weft.cli
+from weft.formats.history import History
 from weft.studio.runs import open_collection
 
 RUN = """
@@ -36,10 +38,13 @@ checkpoint_every = 2
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "dates.toml").write_text(RUN)
-    try:
-        weft.cli.main(["train", str(folder / "dates.toml"), "--run", str(folder / "dates")])
-    except SystemExit as stop:
-        assert not stop.code
+    with pytest.MonkeyPatch.context() as patch:
+        # As of a probe of more tokens than edges are kept for.
+        patch.setattr("weft.training.recording.PROBE_EDGES", 4)
+        try:
+            weft.cli.main(["train", str(folder / "dates.toml"), "--run", str(folder / "dates")])
+        except SystemExit as stop:
+            assert not stop.code
     return folder / "dates"
 
 
@@ -60,3 +65,30 @@ def test_every_view_of_a_run(studio: Any, serving: Any, run: Path) -> None:
     page.locator(".loom").wait_for()
     page.keyboard.press("m")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+
+
+def test_the_training_says_what_its_pictures_leave_out(
+    studio: Any, serving: Any, run: Path
+) -> None:
+    snapshot = next(iter(History(run / "history")))
+    shares: list[float] = []
+    for layer in snapshot.layers:
+        seen = layer.graph.count > 0
+        mass = layer.graph.dense().double().sum(-1)
+        shares += (torch.where(seen, 1 - mass, 0).sum(-1) / seen.sum(-1)).tolist()
+    assert max(shares) > 0.5
+    words = [f"{100 * share:.{0 if share >= 0.1 else 1}f}\u00a0% not shown" for share in shares]
+    page = studio.served(serving(open_collection(run)), "#view=training&step=0")
+    tiles = page.locator(".kinds .tile")
+    tiles.first.wait_for()
+    names = [layer.name for layer in snapshot.layers]
+    for number in range(tiles.count()):
+        label = tiles.nth(number).get_attribute("aria-label")
+        assert label.endswith(f"; {words[number]}") == (shares[number] > 0.005), names
+    missing = [word.removesuffix(" not shown") for word in words]
+    largest = missing[shares.index(max(shares))]
+    assert f" to {largest} of the mass is not shown." in page.locator(".stage").inner_text()
+    assert f"of its kept edges: {words[0]}" in page.locator(".panel").inner_text()
+    page.keyboard.press("p")
+    page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
+    assert "not shown" not in page.locator(".stage").inner_text()

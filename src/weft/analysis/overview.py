@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from weft.formats.trace import TraceLayer
+from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Window
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Overview", "block_sizes", "edge_means", "matrix_means", "overview"]
+__all__ = ["Overview", "block_sizes", "edge_means", "matrix_means", "mean_left_out", "overview"]
 
 Array = np.ndarray[Any, Any]
 #: Cells between two times that a pass asks whether to go on: a second or two.
@@ -76,9 +77,14 @@ def overview(layer: TraceLayer, most: int) -> Overview:
         means = [matrix_means(matrix, head, sizes) for head in range(heads)]
         return Overview(torch.stack(means).numpy(), sizes, True, nothing)
     kept = edge_means(graph.keys.numpy(), graph.weights.numpy(), keys, sizes)
+    return Overview(kept, sizes, not bool(partial.any()), mean_left_out(graph).numpy())
+
+
+def mean_left_out(graph: AttentionGraph) -> Tensor:
+    """The mean share of a row on edges that were not kept, (heads,); a sink's is on no edge."""
+    partial = graph.count > (graph.keys >= 0).sum(-1)
     rows = (graph.count > 0).sum(-1).clamp(min=1)
-    left_out = torch.where(partial, graph.rest, 0).sum(-1, dtype=torch.float64) / rows
-    return Overview(kept, sizes, not bool(partial.any()), left_out.numpy())
+    return torch.where(partial, graph.rest, 0).sum(-1, dtype=torch.float64) / rows
 
 
 def matrix_means(

@@ -9,6 +9,7 @@ front end reads one set of paths, wherever it runs:
     examples/E/layers/L/means                     uint8 (heads, 128, 128), exact, see `overviews`
     examples/E/layers/L/kept                      likewise of the kept edges
     examples/E/layers/L/values                    float32 (heads, keys): the norms of the values
+    examples/E/layers/L/sums                      what each key gets in all, see `sums`
     examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `edges`
     history                                       steps, losses, measures along a training
     history/layers/L/weights, .../products        uint8 and int8, see `training`
@@ -28,9 +29,10 @@ from weft.errors import InputError
 from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_reader import StoredLayer
-from weft.studio.arrays import LayerArrays, LayerCache
+from weft.studio.arrays import Array, LayerArrays, LayerCache
 from weft.studio.overviews import Overviews
 from weft.studio.summary import MEASURES, layer_measures
+from weft.studio.sums import layer_sums
 from weft.studio.tiles import MatrixTiles
 from weft.studio.training import TrainingHistory
 from weft.version import __version__
@@ -83,6 +85,7 @@ class Example:
     name: str
     trace: TraceData
     roles: Callable[[TraceData], list[list[dict[str, Any]]]] | None = None
+    _sums: dict[int, bytes] = field(default_factory=dict, repr=False)
     _measures: list[list[dict[str, Any]]] | None = None
     _roles: Any = None
     _state: str = "none"
@@ -132,12 +135,23 @@ class Example:
 
     def values(self, number: int) -> bytes | None:
         """The norm of each key's value, float32 (heads, keys); None: they were not kept."""
+        norms = self._norms(number)
+        return None if norms is None else bytes(norms.astype("<f4").tobytes())
+
+    def sums(self, number: int) -> bytes:
+        """See `weft.studio.sums.layer_sums`; of a layer whose pictures are exact."""
+        if number not in self._sums:
+            arrays, norms = self.layers[number], self._norms(number)
+            self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms)
+        return self._sums[number]
+
+    def _norms(self, number: int) -> Array | None:
         layer = self.trace.layers[number]
         norms = layer.value_norms
         if norms is None:
             return None
-        repeated = norms.float().repeat_interleave(layer.heads // norms.shape[0], 0)
-        return bytes(repeated.numpy().astype("<f4").tobytes())
+        repeated: Array = norms.float().repeat_interleave(layer.heads // norms.shape[0], 0).numpy()
+        return repeated
 
     def lookers(self, number: int, head: int, key: int) -> bytes:
         """The rows whose kept edges lead to a key, strongest first.

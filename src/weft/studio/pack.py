@@ -62,6 +62,8 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
             arrays = example.layers[number]
             name, picture = _picture(example, number)
             yield f"{root}/layers/{number}/{name}", _packed(picture, width=1)
+            if name == "means":
+                yield f"{root}/layers/{number}/sums", _packed(example.sums(number))
             norms = example.values(number)
             if norms is not None:
                 yield f"{root}/layers/{number}/values", _packed(norms)

@@ -64,12 +64,13 @@ def export_page(
                 {"step": 100, "loss": 1.25,                     # loss may be None
                  "layers": {"encoder.layers.0.attention": {     # names as in the probe's trace
                      "weights": (heads, queries, keys),         # of the probe, 0 to 1
+                     "left_out": (heads,),                      # share of a row not in them
                      "norm": (heads,),                          # |W_Q W_K^T|
                      "effective_rank": (heads,),
                      "symmetry": (heads,),                      # -1 to 1
                      "product": (heads, n, n)}}}                # W_Q W_K^T, or a part of it
 
-            Tensors, arrays or lists; each of the five may be left out.
+            Tensors, arrays or lists; each of the six may be left out.
         curves: finer curves of the loss, {"training loss": [(step, loss), ...], ...}.
         probe: the trace of the probe input, whose tokens and layers the history's weights have;
             None: the first of `traces`.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from weft.analysis.heads.formation import trace_of_snapshot
+from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder
@@ -108,6 +109,7 @@ def run_snapshots(history: History) -> list[dict[str, Any]]:
         product = queries @ keys.repeat_interleave(group, 0).transpose(1, 2)
         return {
             "weights": layer.graph.dense(),
+            "left_out": mean_left_out(layer.graph),
             "product": product,
             "norm": torch.linalg.matrix_norm(product),
             "effective_rank": layer.measures["effective_rank"],

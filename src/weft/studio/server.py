@@ -214,6 +214,15 @@ def create_app(collection: Collection) -> FastAPI:
             raise HTTPException(404, "this trace did not keep the norms of its values")
         return answer(request, lambda: norms)
 
+    @app.get(layer_path + "/sums", responses=_BYTES, response_class=Binary)
+    def sums(request: Request, example: Number, layer: Number) -> Response:
+        """What each key gets from all queries, float32, exact."""
+        found = example_of(example)
+        number = layer_of(found, layer)
+        if found.overviews.state(number) == "kept":
+            raise HTTPException(404, "this layer has its kept edges alone: there are no exact sums")
+        return answer(request, lambda: found.sums(number))
+
     head_path = layer_path + "/heads/{head}"
 
     @app.get(head_path + "/edges/{block}", responses=_BYTES, response_class=Binary)

@@ -5,6 +5,7 @@ curves                       {"training loss": [[step, loss], ...], ...}
 sequences                    the probe's tokens
 layers                       name, kind, index, queries, keys, shape, and
 norm, effective_rank, symmetry   [snapshots][heads], 5 significant digits; or absent
+left_out                         likewise: what `weights` lack of a row's mass, on average
 weights                   whether there are: uint8 (snapshots, heads, queries, keys),
 255 sqrt(weight), of the probe
 product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
@@ -32,7 +33,7 @@ __all__ = ["TrainingHistory", "training_history"]
 _PRODUCT_SIZE = 40
 #: Points of a curve at most.
 _CURVE_POINTS = 500
-_MEASURES = ("norm", "effective_rank", "symmetry")
+_MEASURES = ("norm", "effective_rank", "symmetry", "left_out")
 
 
 @dataclass(frozen=True)

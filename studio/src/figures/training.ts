@@ -44,6 +44,7 @@ export function trainingFigure(studio: Studio, training: Training, at: number, l
     parts.push(text(LEFT + wideCurve + 6, y + 16, series[at] === null ? "" : three(series[at]!), { size: SMALLEST }));
     y += 30;
   });
+  const unshown = product ? "" : training.unshown(at);
   const when = at === 0 && steps[0] === 0 ? "step 0: random matrices" : `step ${grouped(steps[at])}`;
-  return figure(wide, y + 6, theme, `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`, `curves: ${name}, over the snapshots; rows are ${product ? "features of queries" : "queries"}, columns ${product ? "of keys" : "keys"}`, smallPrint(studio, null), parts.join(""));
+  return figure(wide, y + 6, theme, `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`, `curves: ${name}, over the snapshots; rows are ${product ? "features of queries" : "queries"}, columns ${product ? "of keys" : "keys"}${unshown && `. ${unshown}`}`, smallPrint(studio, null), parts.join(""));
 }

@@ -1,7 +1,8 @@
 // What the ways to draw threads are given: of a short text, of a long one, and in words.
 
-import type { Example, Layer, Row } from "../model";
+import type { Example, Layer, Row, Sums } from "../model";
 import type { Studio } from "../studio.svelte";
+import type { Choice } from "../weave";
 
 export interface Threads {
   studio: Studio;
@@ -13,7 +14,10 @@ export interface Threads {
   /** By head all rows of a short text; of a long one the row in question alone. */
   rows: Map<number, Row[]>;
   sinks: Set<number> | null;
-  ofHead: (head: number) => Float32Array | null;
+  /** The exact sums, where they are known. */
+  sums: Sums | null;
+  /** How a row's threads are chosen. */
+  choice: (head: number, row: number) => Choice;
 }
 
 /** By head the rows that look at the token in question. */
