@@ -23,7 +23,7 @@ struct BackwardTile {
     float* by_distance;     // dS, then P, summed by distance
     float* key_panels;      // the tile's keys, turned
     float* value_panels;    // the tile's values, turned
-    float* key_rows;        // the tile's keys, in rows
+    float* key_rows;        // the tile's keys, in rows, scaled
     float* key_table_panels;
     float* value_table_panels;
     float* key_table_rows;
@@ -197,7 +197,7 @@ inline void prepare_tables(const Call& call, const Gradients& to, const Backward
     if (call.key_table) {
         const Tensor table = table_rows(call.key_table, call.key_table_head, call.depth);
         pack_panels(table, false, 0, h, 0, distances, call.depth, t.key_table_panels);
-        copy_padded(table, false, 0, h, 0, distances, call.depth, to.padded_depth, 1.0f,
+        copy_padded(table, false, 0, h, 0, distances, call.depth, to.padded_depth, call.scale,
                     t.key_table_rows);
     }
     if (call.value_table) {
@@ -281,8 +281,9 @@ inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int
                         t.key_panels);
             pack_panels(call.values, call.bfloat16, b, kv_head, tile.first, tile.end,
                         call.value_depth, t.value_panels);
+            // Scaled before the product, as the queries are: after it, infinity times 0 is NaN.
             copy_padded(call.keys, call.bfloat16, b, kv_head, tile.first, tile.end, call.depth,
-                        to.padded_depth, 1.0f, t.key_rows);
+                        to.padded_depth, call.scale, t.key_rows);
             for (int64_t query = 0; query < call.queries_count; query += block_queries)
                 backward_block(call, to, t, b, h, query, tile);
         }

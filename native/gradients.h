@@ -31,7 +31,7 @@ struct Gradients {
     // task of its own. What several tasks add to has a copy for each piece; the caller sums them.
     int64_t pieces = 1, piece_keys = 0;
     int64_t padded_depth = 0, padded_value_depth = 0;
-    float* queries = nullptr;      // (pieces, batch, heads, queries, padded_depth), before the scale
+    float* queries = nullptr;      // (pieces, batch, heads, queries, padded_depth)
     float* keys = nullptr;         // (batch, kv_heads, keys, padded_depth)
     float* values = nullptr;       // (batch, kv_heads, keys, padded_value_depth)
     float* bias = nullptr;         // (batch, heads, queries, keys), or nullptr

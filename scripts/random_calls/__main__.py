@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from queue import SimpleQueue
+from threading import Thread
 
 import torch
 from comparing import FAULTS, problems
@@ -40,7 +42,7 @@ def run(seed: int, first: int, end: int, fault: str | None) -> tuple[int, int, i
         wrong += bool(said)
         nan += any(line.startswith("NaN") for line in said)
         if said:
-            lines.append(f"seed {seed} call {number}: {'; '.join(said)}\n    {case}")
+            lines.append(f"seed {seed} call {number}: {'; '.join(said)} | {case}")
     return end - first, wrong, nan, lines
 
 
@@ -59,9 +61,23 @@ def _shared(asked: argparse.Namespace) -> Iterator[str]:
         )
         for first, end in pairwise(cuts)
     ]
-    for process in processes:
+    lines: SimpleQueue[str | None] = SimpleQueue()
+
+    def read(process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        yield from process.stdout
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    for process in processes:
+        Thread(target=read, args=(process,), daemon=True).start()
+    left = len(processes)
+    while left:
+        line = lines.get()
+        if line is None:
+            left -= 1
+        else:
+            yield line
 
 
 def main() -> int:

@@ -112,3 +112,15 @@ def test_sinks_far_from_the_scores() -> None:
         )
         assert bool((output == mass).all())
         assert bool((graph.rest - (1 - mass)).abs().max() < 1e-6)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_scale_of_0_takes_every_gradient_of_queries_and_keys() -> None:
+    torch.manual_seed(0)
+    queries, keys = (1e15 * torch.randn(1, 40, 6) for _ in range(2))
+    table = 1e15 * torch.randn(3, 6)
+    inputs = [tensor.requires_grad_() for tensor in (queries, keys, 1e28 * torch.randn(1, 40, 5))]
+    for relative in (None, weft.Shaw(table)):
+        output = weft.attention(*inputs, scale=0.0, relative=relative, backend="native")
+        by_queries, by_keys, _ = torch.autograd.grad(output.sum(), inputs)
+        assert bool((by_queries == 0).all()) and bool((by_keys == 0).all())

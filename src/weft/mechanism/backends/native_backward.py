@@ -241,7 +241,7 @@ def _run_backward(
     dtype = native.queries.dtype
     summed = by_queries[0] if pieces == 1 else by_queries.sum(0)
     return (
-        summed[..., :depth].mul_(native.scale).to(dtype) if wanted["queries"] else None,
+        summed[..., :depth].to(dtype) if wanted["queries"] else None,
         by_keys[..., :depth].to(dtype) if wanted["keys"] else None,
         by_values[..., :value_depth].to(dtype) if wanted["values"] else None,
         _bias_gradient(by_bias, native.bias),
