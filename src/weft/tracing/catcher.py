@@ -29,6 +29,7 @@ class Catcher:
         keep: edges of each query.
         layers: numbers in the order of the run, or paths; None: all.
         verified: whether a call is to be verified, from its queries and the keys before them.
+        strict: whether a call that differs from the model's own attention is an error.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Catcher:
         keep: Keep,
         layers: Sequence[int | str] | None,
         verified: Callable[[], bool] = lambda: True,
+        strict: bool = True,
     ) -> None:
         self._receive, self._keep, self._wanted = receive, keep, layers
-        self._verified = verified
+        self._verified, self._strict = verified, strict
         #: Told the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
         #: Number and index of each layer by its path and how often the path came before in a pass.
@@ -63,6 +65,9 @@ class Catcher:
         found: Tensor = output.to(call.values.dtype)
         depth = call.queries.shape[-1]
         batch = len(call.queries)
+        deviates = None
+        if self._verified():
+            deviates = deviation(call, found, graph, strict=self._strict)
         self._receive(
             Caught(
                 path=call.path,
@@ -71,7 +76,7 @@ class Catcher:
                 graph=graph.detach(),
                 scale=depth**-0.5 if call.scale is None else call.scale,
                 positions="none" if call.bias is None else "bias",
-                deviation=deviation(call, found, graph) if self._verified() else None,
+                deviation=deviates,
                 queries=call.queries.detach(),
                 keys=call.keys.detach(),
                 value_norms=call.values.detach().float().norm(dim=-1),

@@ -13,9 +13,10 @@ from torch import Tensor
 from weft.errors import VerificationError
 from weft.tracing.caught import Caught
 
-__all__ = ["Comparison", "Untouched", "floating_parts", "tolerance"]
+__all__ = ["REMEDY", "Comparison", "Untouched", "floating_parts", "tolerance"]
 
-_REMEDY = (
+#: How an error of verification ends.
+REMEDY = (
     "Such a trace would be wrong, so none is made; verify=False makes it all the same. Please "
     "report the model."
 )
@@ -94,7 +95,7 @@ class Comparison:
         if largest > tolerance(weights.dtype):
             raise VerificationError(
                 f"trace: the weights of layer {caught.path} differ by {largest:.1e} from those of "
-                f"the model's own attention ({self._where}). {_REMEDY}"
+                f"the model's own attention ({self._where}). {REMEDY}"
             )
         self.weights = max(self.weights or 0.0, largest)
 
@@ -108,12 +109,12 @@ class Comparison:
             if ran != len(calls):
                 raise VerificationError(
                     f"trace: layer {path} runs {ran} times with weft and {len(calls)} without. "
-                    f"{_REMEDY}"
+                    f"{REMEDY}"
                 )
         for name, tensor in self._untouched.output.items():
             if name not in found:
                 raise VerificationError(
-                    f"trace: with weft the model does not give {name}. {_REMEDY}"
+                    f"trace: with weft the model does not give {name}. {REMEDY}"
                 )
             self._compare(f"{name} of the model's output", tensor, found[name])
 
@@ -126,7 +127,7 @@ class Comparison:
         if own.shape != found.shape:
             raise VerificationError(
                 f"trace: {what} has the shape {tuple(found.shape)} with weft and "
-                f"{tuple(own.shape)} without. {_REMEDY}"
+                f"{tuple(own.shape)} without. {REMEDY}"
             )
         for hidden in self._hidden:
             if own.ndim > 2 and own.shape[:2] == hidden.shape:
@@ -139,7 +140,7 @@ class Comparison:
         if largest > allowed:
             raise VerificationError(
                 f"trace: {what} is not what it is without weft: it differs by {largest:.1e}, where "
-                f"rounding explains {allowed:.1e} ({self._where}). {_REMEDY}"
+                f"rounding explains {allowed:.1e} ({self._where}). {REMEDY}"
             )
         self.difference = max(self.difference, largest)
 

@@ -76,6 +76,7 @@ def trace_huggingface(
         options = _generation(model, given, generate)
         watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
         watched.verification, watched.one_text = verification, True
+        watched.strict = verify is not False
         if progress is not None:
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)
@@ -86,7 +87,7 @@ def trace_huggingface(
         watched.trace.save(save, dtype=dtype, overwrite=overwrite)
         return TraceData.open(save)
     keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
-    catcher = Catcher(keeper, keep, layers)
+    catcher = Catcher(keeper, keep, layers, strict=verify is not False)
     if progress is not None:
         catcher.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:
@@ -146,10 +147,20 @@ def _generation(
     model: nn.Module, given: dict[str, Any], generate: int | Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options of the model's `generate`, so that it reads every token that was asked for."""
+    if not isinstance(generate, int | Mapping):
+        raise InputError(
+            f"trace: generate={generate!r}; expected a number of tokens, or a dict of the options "
+            "of the model's generate."
+        )
     asked = {"max_new_tokens": generate} if isinstance(generate, int) else dict(generate)
+    if "max_length" in asked:
+        raise InputError(
+            "trace: generate with max_length, which counts the prompt too. Give max_new_tokens: "
+            "how many tokens the model is to write."
+        )
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **asked}
     new = options["max_new_tokens"]
-    if not isinstance(new, int) or new < 1:
+    if not isinstance(new, int) or isinstance(new, bool) or new < 1:
         raise InputError(f"trace: generate={new!r}; expected a number of tokens, 1 or more.")
     if hasattr(model, "generate") and not routes(model):
         raise InputError(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
@@ -63,19 +64,32 @@ def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: b
 
 
 def _check_ids(model: nn.Module, argument: str, ids: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    if ids.is_floating_point() or ids.is_complex():
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise InputError(
             f"trace: {argument} holds {ids.dtype}; expected integers, the numbers of tokens. Give "
             "ids.long(), or vectors as inputs_embeds."
         )
+    if not len(ids):
+        raise InputError(
+            f"trace: {argument} has the shape {tuple(ids.shape)}, an empty batch. Give at least "
+            "one input."
+        )
     mask_name = argument.replace("input_ids", "attention_mask")
     mask = tensors.get(mask_name)
     if mask is not None and ids.ndim == 2 and mask.ndim == 2:
-        short = mask.shape[1] < ids.shape[1]
-        if short or len(mask) != len(ids):
+        # With a cache, or beside images, a mask may have more places than there are ids.
+        alone = not any(name.startswith((*_BESIDE, "past")) for name in tensors)
+        other = mask.shape[1] < ids.shape[1] or (alone and mask.shape[1] > ids.shape[1])
+        if other or len(mask) != len(ids):
             raise InputError(
                 f"trace: {mask_name} has the shape {tuple(mask.shape)}, {argument} "
                 f"{tuple(ids.shape)}. Give a 1 for each token and a 0 for padding."
+            )
+        if not bool(mask.bool().any(1).all()):
+            empty = int((~mask.bool().any(1)).nonzero()[0])
+            raise InputError(
+                f"trace: {mask_name} hides every token of input {empty}. Give a 1 for each token "
+                "and a 0 for padding."
             )
     words = _vocabulary(model)
     beside = any(name.startswith(_BESIDE) for name in tensors)

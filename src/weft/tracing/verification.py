@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import VerificationError
 from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
+from weft.tracing.comparison import REMEDY, tolerance
 from weft.tracing.interface import InterfaceCall
 
 __all__ = ["SAMPLE", "deviation", "sampled_rows"]
@@ -29,7 +31,9 @@ def sampled_rows(queries: int) -> list[int]:
 
 
 @torch.no_grad()
-def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> float | None:
+def deviation(
+    call: InterfaceCall, output: Tensor, graph: AttentionGraph, *, strict: bool = False
+) -> float | None:
     """How far a caught layer is from what the model's own attention gives, on a sample of rows.
 
     The weights of the sampled rows are computed once more, whole, from the queries and keys that
@@ -43,9 +47,13 @@ def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> flo
         call: the attention call.
         output: (batch, heads, queries, value_depth), as given to the model.
         graph: what was caught of it, with a batch.
+        strict: whether more than rounding explains is an error: `weft.tracing.comparison.tolerance`
+            of the largest value for outputs, of 1 for weights.
 
     Returns: the largest absolute difference; None where the model has no attention function that
     could be asked, or no row that may look anywhere.
+
+    Raises: VerificationError: `strict`, and the layer differs.
     """
     queries = call.queries.shape[2]
     if call.own_function is None or not queries:
@@ -81,12 +89,24 @@ def deviation(call: InterfaceCall, output: Tensor, graph: AttentionGraph) -> flo
     kept = graph.keys[:, :, rows].long()
     caught = graph.weights[:, :, rows]
     again = weights.gather(-1, kept.clamp(min=0))
-    differences = (
-        torch.where(looks, own.float() - recomputed, 0),
-        torch.where(looks, own.float() - output[:, :, rows].float(), 0),
-        torch.where(kept >= 0, again - caught, 0),
+    outputs = max(
+        _largest(torch.where(looks, own.float() - recomputed, 0)),
+        _largest(torch.where(looks, own.float() - output[:, :, rows].float(), 0)),
     )
-    return max(float(part.abs().max()) for part in differences if part.numel())
+    edges = _largest(torch.where(kept >= 0, again - caught, 0))
+    share = tolerance(call.values.dtype)
+    if strict and (outputs > share * _largest(call.values) or edges > share):
+        what, size = ("output", outputs) if edges <= share else ("weights", edges)
+        raise VerificationError(
+            f"trace: the {what} of layer {call.path} differ{'s' * (what == 'output')} by "
+            f"{size:.1e} from what the model's own attention gives, on {len(rows)} of its rows. "
+            f"{REMEDY}"
+        )
+    return max(outputs, edges)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
 def _own_output(

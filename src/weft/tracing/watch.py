@@ -47,6 +47,8 @@ class WatchedTransformer(Watched):
         #: False from when the model is verified, or where that is not wanted.
         self._verify: Verify = verify
         self._verifying = False
+        #: Whether a layer that differs from the model's own attention is an error.
+        self.strict = verify is not False
         self._model, self._tokenizer, self._offsets = model, tokenizer, offsets
         self._queries_keys = queries_keys
         self._options = keep, layers
@@ -81,7 +83,7 @@ class WatchedTransformer(Watched):
             )
         self._texts += 1
         keep, layers = self._options
-        self._current = _Text(keep, layers)
+        self._current = _Text(keep, layers, self.strict)
         return self._current
 
     def _finish(self) -> None:
@@ -178,9 +180,9 @@ class WatchedTransformer(Watched):
 class _Text:
     """The passes of a model over one text, or one batch of texts."""
 
-    def __init__(self, keep: Keep, layers: Sequence[int | str] | None) -> None:
+    def __init__(self, keep: Keep, layers: Sequence[int | str] | None, strict: bool) -> None:
         self.growing = Growing()
-        self.catcher = Catcher(self.growing, keep, layers, self._verified)
+        self.catcher = Catcher(self.growing, keep, layers, self._verified, strict)
         #: Whether the model itself has run, not its encoder alone.
         self.decoded = False
         #: Tokens of the first pass.

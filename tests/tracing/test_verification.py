@@ -1,0 +1,90 @@
+"""A layer that differs from the model's own attention is an error, wherever in the text it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.tracing.conftest import Family
+
+import weft
+from weft.tracing import catcher
+
+#: Tokens that the model reads twice, and how many there are.
+PREFIX, LONG = 16, 40
+
+
+@pytest.fixture
+def model(family_named: Callable[[str], Family]) -> torch.nn.Module:
+    """A small decoder on its fused attention, which returns no weights to compare with."""
+    return family_named("GPT-2").build("sdpa")
+
+
+def sabotaged(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
+    right = catcher.attend
+    monkeypatch.setattr(catcher, "attend", lambda *args, **kwargs: wrong(right, *args, **kwargs))
+
+
+def without_mask(right: Callable[..., Any], queries: torch.Tensor, *args: Any, **named: Any) -> Any:
+    if queries.shape[2] > PREFIX:
+        named["mask"] = None
+    return right(queries, *args, **named)
+
+
+def heads_exchanged(right: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    output, graph = right(*args, **named)
+    return output, replace(graph, weights=graph.weights.flip(1))
+
+
+def keys_moved(right: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    output, graph = right(*args, **named)
+    return output, replace(graph, keys=torch.where(graph.keys > 0, graph.keys - 1, graph.keys))
+
+
+@pytest.mark.parametrize("wrong", [without_mask, heads_exchanged, keys_moved])
+def test_what_only_the_rows_show_is_an_error(
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]
+) -> None:
+    ids = torch.randint(3, 50, (1, LONG))
+    weft.trace(model, ids, verify=PREFIX)
+    sabotaged(monkeypatch, wrong)
+    with pytest.raises(weft.VerificationError, match=r"of layer .* from what the model's own"):
+        weft.trace(model, ids, verify=PREFIX)
+    trace = weft.trace(model, ids, verify=False)
+    assert isinstance(trace, weft.Trace)
+    assert trace.deviation is not None
+    assert trace.deviation > 1e-3
+
+
+def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
+    ids = torch.randint(3, 50, (1, 5))
+    for generate, words in (
+        ({"max_length": 12}, "max_new_tokens"),
+        (1.5, "generate=1.5"),
+        ("3", "generate='3'"),
+    ):
+        with pytest.raises(weft.InputError, match=words):
+            weft.trace(model, ids, generate=generate)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"input_ids": torch.zeros(0, 3).long()}, "empty batch"),
+        ({"input_ids": torch.ones(1, 4).bool()}, "torch.bool"),
+        (
+            {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.ones(1, 7).long()},
+            "attention_mask has the shape",
+        ),
+        (
+            {"input_ids": torch.ones(2, 4).long(), "attention_mask": torch.eye(2, 4).long() * 0},
+            "hides every token of input 0",
+        ),
+    ],
+)
+def test_inputs_that_say_nothing(model: torch.nn.Module, inputs: Any, words: str) -> None:
+    with pytest.raises(weft.InputError, match=words):
+        weft.trace(model, inputs)
