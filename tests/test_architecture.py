@@ -122,3 +122,43 @@ def test_exports_exist(path: Path) -> None:
 def test_the_face_has_what_it_promises() -> None:
     for name in weft.__all__:
         assert getattr(weft, name) is not None
+
+
+EACH_ALONE = """
+import importlib, os, sys, traceback
+# What takes long, and is not of weft, once.
+import duckdb, fastapi, matplotlib.figure, networkx, numpy, pandas, pyarrow.parquet, pydantic
+import rich.console, safetensors.torch, scipy.sparse, tokenizers, torch, transformers, typer
+
+failed = []
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed.append(name)
+print(" ".join(failed))
+"""
+
+
+@pytest.mark.parametrize(
+    "floor", ["mechanism", pytest.param("", marks=pytest.mark.slow, id="everything")]
+)
+def test_every_module_can_be_imported_first(floor: str) -> None:
+    """Two modules that need each other are seen only where the right one of them comes first."""
+    names = [
+        ".".join(("weft", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in MODULES
+        if path.is_relative_to(PACKAGE / floor)
+    ]
+    names = [name.removesuffix(".__init__") for name in names]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_ALONE, *names], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.masks import Mask, Window, causal
-from weft.mechanism.matrix.transposed import ByDistance
 from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, Relative, Shaw
+from weft.mechanism.transposed import ByDistance
 
 __all__ = ["TENSORS", "Terms"]
 

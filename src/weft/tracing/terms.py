@@ -9,9 +9,9 @@ from torch import Tensor
 
 from weft.formats.terms import Terms
 from weft.mechanism.masks import Both, Mask, Padding, Window
-from weft.mechanism.matrix.transposed import ByDistance
 from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, Relative, Shaw
+from weft.mechanism.transposed import ByDistance
 
 __all__ = ["as_rule", "cut_terms", "ranges_of", "rule_of_ranges"]
 

@@ -21,11 +21,11 @@ from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.function import Backend, attend
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.masks import Both, Either, Explicit, Mask, Padding, Window
-from weft.mechanism.matrix.transposed import ByDistance, transposed_mask, transposed_relative
 from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
 from weft.mechanism.scores import Dot
 from weft.mechanism.shapes import describe, repeat_kv_heads
+from weft.mechanism.transposed import ByDistance, transposed_mask, transposed_relative
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
 
