@@ -196,4 +196,5 @@ def bounds(case: Case, of: dict[str, Tensor], found: Answer) -> Tensor:
         bias = torch.where(of["bias"] > -torch.inf, size["bias"], 0.0)
         error = error + 8 * unit * bias
     finite = torch.where(found.scores > -torch.inf, found.scores.abs(), 0.0)
-    return error + 8 * unit * finite
+    # Numbers below this may be 0, or have lost digits: float32 holds them in part or not at all.
+    return error + 8 * unit * finite + 1e-36

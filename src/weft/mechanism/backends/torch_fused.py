@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -56,7 +57,11 @@ _ONCE = "ScaledDotProductFlashAttentionForCpuBackward0"
 def _differentiable_again(
     output: Tensor, call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
 ) -> Tensor:
-    """The output of torch's fused attention, its gradients made differentiable where asked."""
+    """The output of torch's fused attention, its gradients made differentiable where asked.
+
+    And made anew where they are no numbers: it takes weights as e^(score - lse), which overflows
+    where scores are so large that lse has lost the digits after the point.
+    """
     node = output.grad_fn
     if node is None or torch.compiler.is_compiling() or node.name() != _ONCE:
         return output
@@ -70,7 +75,9 @@ def _differentiable_again(
     def gradients(
         found: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, ...] | None:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and all(
+            gradient is None or math.isfinite(float(gradient.sum())) for gradient in found
+        ):
             return None
         again = products_again(formula, (queries, keys, values), incoming[:1])
         return tuple(
