@@ -720,15 +720,15 @@ def test_caps_beyond_float32(softcap: float) -> None:
 
 
 @pytest.mark.parametrize("backend", (None, "torch"))
-@pytest.mark.parametrize("size", (1e6, 1e12))
+@pytest.mark.parametrize("size", (1e8, 3e12))
 def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = [size * torch.randn(2, 20, 8, generator=generator) for _ in range(2)]
-    inputs.append(torch.randn(2, 20, 8, generator=generator))
+    inputs = [size * torch.randn(2, 83, 32, generator=generator) for _ in range(2)]
+    inputs.append(torch.randn(2, 83, 32, generator=generator))
     leaves = [tensor.requires_grad_() for tensor in inputs]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     found = torch.autograd.grad(weft.attention(*leaves, backend=backend).sum(), leaves)
-    weights = torch.softmax(exact[0] @ exact[1].transpose(-1, -2) / 8**0.5, -1)
+    weights = torch.softmax(exact[0] @ exact[1].transpose(-1, -2) / 32**0.5, -1)
     expected = torch.autograd.grad((weights @ exact[2]).sum(), exact)
     for mine, theirs in zip(found, expected, strict=True):
         # Of queries and keys: what rounding leaves of terms as large as the inputs.
