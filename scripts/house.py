@@ -76,7 +76,13 @@ def imports_of(path: Path, modules: set[str]) -> set[str]:
             visit(child)
 
     visit(ast.parse(path.read_text(encoding="utf-8")))
-    return (targets & modules) - {module_name(path)}
+    name = module_name(path)
+    # A module is imported after the packages that it is in; those that both are in are there.
+    packages = {
+        target.rsplit(".", depth)[0] for target in targets for depth in range(1, target.count("."))
+    }
+    targets |= {package for package in packages if not name.startswith(f"{package}.")}
+    return (targets & modules) - {name}
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

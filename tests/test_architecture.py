@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -162,3 +163,13 @@ def test_every_module_can_be_imported_first(floor: str) -> None:
         [sys.executable, "-c", EACH_ALONE, *names], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    """Wherever a program begins: imports inside functions and those of packages are counted."""
+    house = runpy.run_path(str(ROOT / "scripts" / "house.py"))
+    names = {house["module_name"](path): path for path in MODULES}
+    graph = {name: house["imports_of"](path, set(names)) for name, path in names.items()}
+    assert sum(map(len, graph.values())) > 500
+    assert house["cycles"](graph) == []
+    assert house["cycles"]({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import weft
 from weft.moved import MOVED
 
 
@@ -17,6 +18,12 @@ def test_the_old_name_of_a_module_is_the_new_module(old: str) -> None:
         module = importlib.import_module(old)
     assert module is importlib.import_module(MOVED[old])
     assert module.__name__ == MOVED[old]
+
+
+def test_the_matrix_is_found_where_it_was() -> None:
+    with pytest.warns(DeprecationWarning, match=r"weft\.AttentionMatrix"):
+        matrix = importlib.import_module("weft.mechanism.matrix").AttentionMatrix
+    assert matrix is weft.AttentionMatrix
 
 
 def test_a_name_that_never_was_is_still_not_there() -> None:
