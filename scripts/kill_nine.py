@@ -117,10 +117,7 @@ class Killer:
     def __init__(self, start: Path, folder: Path, seed: int) -> None:
         self.start, self.folder, self.random = start, folder, random.Random(seed)
         self.outcome, self.number = Outcome(), 0
-        begin = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import weft.cli.corpus"], check=True)
-        #: Seconds in which Python starts and imports weft.
-        self.importing = time.monotonic() - begin
+        self.importing = seconds_to_import()
 
     def fresh(self) -> tuple[Path, Path]:
         """A copy of the folder as it was before, and the place for the command's output."""
@@ -189,6 +186,8 @@ class Killer:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), when
         share = self.random.random()
         if moment == "start":
+            # Anew: the machine may have become quicker since.
+            self.importing = seconds_to_import()
             return self._killed_at_start(words, work, log, share * self.importing)
         child = forked(words, work, log)
         if moment == "time":
@@ -230,6 +229,13 @@ class Killer:
             wait_until(lambda: process.poll() is not None, seconds)
             process.kill()
             return process.wait(), f"{seconds:.2f} s after Python began"
+
+
+def seconds_to_import() -> float:
+    """Seconds in which Python starts and imports what most commands need of weft."""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import weft.cli.corpus"], check=True)
+    return time.monotonic() - begin
 
 
 def prepared(folder: Path) -> Path:
