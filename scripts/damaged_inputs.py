@@ -1,20 +1,23 @@
 """Damaged traces, runs, models and configurations: each is refused in one line, or read as it was.
 
     python scripts/damaged_inputs.py [--cases 10000] [--seed 0] [--workers 2] [--only NUMBER]
+    python scripts/damaged_inputs.py --self-check
 
 A case copies a small whole input, damages it in one way that its number and the seed say (truncated
 and flipped bytes, forged numbers, types, shapes and tables with digests made to fit, files that are
 gone, pipes, sockets, links, folders, nothing that may be read, sparse and nested without end), and
-reads all of it: through the library, part by part, and every third case by a verb of the command as
-well. It is a fault when
+reads all of it: through the library, part by part, and every fourth case by a verb of the command
+as well, every 500th as a process of its own. A case is wrong when
 
     anything but an error of weft in one line ends it, or a process dies
     it takes longer than 30 seconds, or 4 GiB of memory beside what the libraries take
-    what is read is not what was written, although no digest was forged
+    what is read is not what was written, although a digest could tell
     a control character of a name reaches the terminal
 
-Where this runs as root, what may not be read is read as another user. The last line is the
-summary; the exit code is 1 where there is a fault.
+Who changes a file and makes its digest fit it, or a file that has none, writes another input, which
+is read as it says: that is counted as rewritten. Where this runs as root, what may not be read is
+read as another user. --self-check plants faults in weft, one at a time, and expects to see each.
+The last line is the summary; the exit code is 1 where a case is wrong.
 """
 
 from __future__ import annotations
@@ -22,194 +25,109 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import json
 import os
-import queue
-import random
-import resource
-import shutil
-import signal
-import subprocess
+import re
 import sys
 import tempfile
-import threading
-import traceback
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING
 
-#: Of one case: seconds; of a worker: bytes beside what it has at its beginning.
-SECONDS, BYTES = 30, 4 << 30
-#: How often each kind of input is taken.
-KINDS = ("trace", "trace", "trace", "terms", "terms", "run", "run", "run", "model", "config")
-NOBODY = 65534
+if TYPE_CHECKING:
+    from damage.cases import Cases, Result
 
-
-class TooLong(BaseException):
-    """A case that does not end."""
+#: How long a case may take; less where a planted fault waits without end.
+SECONDS, PLANTED_SECONDS = 30, 10
+#: How many cases may pass before a planted fault is seen.
+PLANTED_CASES = 300
+OUTCOMES = ("refused", "equal", "rewritten", "wrong")
 
 
-def too_long(number: int, frame: FrameType | None) -> NoReturn:
-    """End a case by its alarm."""
-    raise TooLong
-
-
-def prepare(folder: Path) -> None:
-    """Make the whole inputs."""
-    from damage.originals import make_originals
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        make_originals(folder)
-
-
-def work(originals: Path, seed: int, numbers: range) -> None:
-    """Go through cases; a line of JSON before and after each."""
+@contextlib.contextmanager
+def prepared(seed: int, seconds: float) -> Iterator[Cases]:
+    """Make the whole inputs, and read them; all that is imported is imported here."""
     import torch
 
-    from damage.readings import READINGS, every_verb, run_verb
+    from damage.cases import Cases
+    from damage.originals import make_originals
+    from damage.verbs import quick_commands
 
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.nn.Linear(2, 2)(torch.randn(2, 2)).sum().backward()
-    expected = {kind: READINGS[kind](originals / kind) for kind in set(KINDS)}
-    # What is imported when it is first used: later it may be another user who asks for it.
-    with tempfile.TemporaryDirectory() as folder:
-        for command in every_verb(originals, Path(folder)):
-            run_verb(command)
-    status = Path("/proc/self/statm").read_text("ascii").split()
-    limit = int(status[0]) * os.sysconf("SC_PAGE_SIZE") + BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    signal.signal(signal.SIGALRM, too_long)
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for number in numbers:
-        print(json.dumps({"begins": number}), file=output, flush=True)
-        result = examine(originals, expected, seed, number)
-        print(json.dumps({"case": number, **result}), file=output, flush=True)
+    # Where there is one, a disk in memory: thousands of small files are written.
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="weft-originals-", dir=place) as folder:
+        tempfile.tempdir = folder
+        Path(folder).chmod(0o755)
+        with warnings.catch_warnings(), quick_commands():
+            warnings.simplefilter("ignore")
+            make_originals(Path(folder) / "whole")
+            yield Cases.of(Path(folder) / "whole", seed, seconds)
 
 
-def examine(originals: Path, expected: dict[str, Any], seed: int, number: int) -> dict[str, Any]:
-    """Damage a copy of an input, and read it."""
-    from damage.damages import damage
-    from damage.readings import READINGS, by_verb
-
-    chance = random.Random(f"{seed} {number}")
-    kind = chance.choice(KINDS)
-    with _case_folder() as folder:
-        copy = folder / kind
-        shutil.copytree(originals / kind, copy)
-        what = damage(copy, chance)
-        verb = ""
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-        fault = ""
-        try:
-            with _as_nobody(folder) if what.startswith("unreadable") else contextlib.nullcontext():
-                parts = READINGS[kind](copy)
-                wrong = {
-                    name: (expected[kind].get(name), found)
-                    for name, found in parts.items()
-                    if expected[kind].get(name) != found
-                }
-                if wrong and not what.startswith(("resealed", "unsealed")):
-                    fault = f"wrong data: {wrong!r:.300}"
-                if number % 3 == 0:
-                    verb = by_verb(kind, copy, originals, folder / "new", chance)
-        except TooLong:
-            fault = f"longer than {SECONDS} s"
-        except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            fault = f"{type(error).__name__}: {str(error)[:300]} ({last.filename}:{last.lineno})"
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    return {"kind": kind, "damage": what, "verb": verb, "fault": fault}
+def go_through(came: Iterable[Result], expected: int, every: bool) -> int:
+    """Count what cases came to, and print it; returns how many are wrong."""
+    counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
+    begun = time.monotonic()
+    for result in came:
+        counts[result.kind, result.way, result.outcome] += 1
+        if result.outcome == "wrong" or every:
+            print(f"{result.outcome} {result.number} {result.kind}: {result.said}", flush=True)
+        if counts.total() % 1_000 == 0:
+            minutes = (time.monotonic() - begun) / 60
+            print(f"{counts.total():,} cases in {minutes:.1f} minutes", flush=True)
+    for title, column in (("input", 0), ("damage", 1)):
+        print_table(title, column, counts)
+    total = collections.Counter[str]()
+    for (*_, outcome), number in counts.items():
+        total[outcome] += number
+    wrong = total["wrong"]
+    if counts.total() != expected:
+        print(f"only {counts.total():,} of {expected:,} cases were tried")
+        wrong += 1
+    reader = "as root and as another user" if os.geteuid() == 0 else "as one user"
+    print(
+        f"{counts.total():,} cases: {total['refused']:,} refused in one line, {total['equal']:,} "
+        f"read equal, {total['rewritten']:,} read as rewritten, {wrong:,} wrong ({reader})"
+    )
+    return wrong
 
 
-@contextlib.contextmanager
-def _case_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="weft-damaged-"))
-    folder.chmod(0o777)
-    try:
-        yield folder
-    finally:
-        for path in (folder, *folder.rglob("*")):
-            if path.is_dir() and not path.is_symlink():
-                path.chmod(0o700)
-        shutil.rmtree(folder)
+def print_table(title: str, column: int, counts: collections.Counter[tuple[str, str, str]]) -> None:
+    """A row for each kind of input, or of damage; a column for each outcome."""
+    print(f"\n{title:<14}" + "".join(f"{outcome:>11}" for outcome in OUTCOMES))
+    for name in sorted({key[column] for key in counts}):
+        numbers = [
+            sum(n for key, n in counts.items() if (key[column], key[2]) == (name, outcome))
+            for outcome in OUTCOMES
+        ]
+        print(f"{name or '-':<14}" + "".join(f"{number:>11,}" for number in numbers))
+    print()
 
 
-@contextlib.contextmanager
-def _as_nobody(folder: Path) -> Iterator[None]:
-    """As a user who may read what everybody may; root may read everything."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(0)
+def self_check(cases: Cases, workers: int) -> int:
+    """Plant faults; returns how many were not seen."""
+    from damage.planted import PLANTED
+    from damage.workers import results
 
-
-def results(originals: Path, seed: int, stripe: range) -> Iterator[dict[str, Any]]:
-    """What each case of a stripe came to; a worker that dies or does not answer is replaced."""
-    here = Path(__file__).resolve()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
-    numbers = stripe
-    while numbers:
-        command = [sys.executable, str(here), "--work", str(originals), "--seed", str(seed),
-                   "--range", f"{numbers.start},{numbers.stop},{numbers.step}"]  # fmt: skip
-        current = -1
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment
-        ) as worker:
-            assert worker.stdout is not None
-            while True:
-                # A case has its own alarm; this is for one that never comes back to Python.
-                timer = threading.Timer(SECONDS * (6 if current >= 0 else 40), worker.kill)
-                timer.start()
-                line = worker.stdout.readline()
-                timer.cancel()
-                if not line:
-                    break
-                said = json.loads(line)
-                if "begins" in said:
-                    current = said["begins"]
-                else:
-                    yield said
-        if worker.returncode == 0:
-            return
-        if current < 0:
-            raise SystemExit(f"a worker ended with {worker.returncode} before its first case")
-        yield {"case": current, "kind": "", "damage": "", "verb": "",
-               "fault": f"the process ended with {worker.returncode}"}  # fmt: skip
-        numbers = range(current + numbers.step, numbers.stop, numbers.step)
-
-
-def all_results(originals: Path, seed: int, stripes: list[range]) -> Iterator[dict[str, Any]]:
-    """The results of all stripes as they come, each stripe by a worker of its own."""
-    came: queue.Queue[dict[str, Any] | None] = queue.Queue()
-
-    def follow(stripe: range) -> None:
-        try:
-            for result in results(originals, seed, stripe):
-                came.put(result)
-        finally:
-            came.put(None)
-
-    for stripe in stripes:
-        threading.Thread(target=follow, args=(stripe,), daemon=True).start()
-    ended = 0
-    while ended < len(stripes):
-        result = came.get()
-        if result is None:
-            ended += 1
+    blind = 0
+    for what, (kind, sign, plant) in PLANTED.items():
+        with plant():
+            came = results(
+                lambda number, kind=kind: cases.examine(number, (kind,)),
+                range(1, PLANTED_CASES), workers, cases.seconds,
+            )  # fmt: skip
+            with contextlib.closing(came):
+                wrong = (result for result in came if result.outcome == "wrong")
+                first = next((result for result in wrong if re.search(sign, result.said)), None)
+        if first is None:
+            blind += 1
+            print(f"NOT SEEN in {PLANTED_CASES} cases: {what}", flush=True)
         else:
-            yield result
+            print(f"seen at case {first.number}: {what}: {first.said:.200}", flush=True)
+    print(f"{len(PLANTED)} faults planted: {len(PLANTED) - blind} seen, {blind} not seen")
+    return blind
 
 
 def main() -> None:
@@ -219,37 +137,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, help="the number of one case")
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--range", help=argparse.SUPPRESS)
+    parser.add_argument("--self-check", action="store_true", help="plant faults, and see them")
     options = parser.parse_args()
-    if options.work is not None:
-        work(options.work, options.seed, range(*map(int, options.range.split(","))))
-        return
-    count, workers = options.cases, options.workers
-    stripes = [range(first, count, workers) for first in range(workers)]
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from damage.workers import results
+
+    numbers = range(options.cases)
     if options.only is not None:
-        stripes = [range(options.only, options.only + 1)]
-    faults, done = 0, collections.Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="weft-originals-") as folder:
-        Path(folder).chmod(0o755)
-        prepare(Path(folder) / "whole")
-        for result in all_results(Path(folder) / "whole", options.seed, stripes):
-            done[result["kind"]] += 1
-            if result["fault"]:
-                faults += 1
-                print("FAULT", json.dumps(result), flush=True)
-            elif options.only is not None:
-                print(json.dumps(result))
-            if done.total() % 500 == 0:
-                print(f"{done.total():,} cases, {faults} faults", flush=True)
-    kinds = ", ".join(f"{number:,} of {kind}" for kind, number in sorted(done.items()) if kind)
-    reader = "as root and as another user" if os.geteuid() == 0 else "as one user"
-    expected = sum(map(len, stripes))
-    if done.total() != expected:
-        print(f"only {done.total():,} of {expected:,} cases were tried")
-        faults += 1
-    print(f"{done.total():,} damaged inputs ({kinds}), read {reader}: {faults} faults.")
-    raise SystemExit(1 if faults else 0)
+        numbers = range(options.only, options.only + 1)
+    seconds = PLANTED_SECONDS if options.self_check else SECONDS
+    with prepared(options.seed, seconds) as cases:
+        if options.self_check:
+            raise SystemExit(1 if self_check(cases, options.workers) else 0)
+        came = results(cases.examine, numbers, options.workers, seconds)
+        wrong = go_through(came, len(numbers), options.only is not None)
+    raise SystemExit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

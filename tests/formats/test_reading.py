@@ -79,6 +79,9 @@ def _socket(path: Path) -> None:
         (_pipe, "a pipe, a socket or a device"),
         (_socket, "a pipe, a socket or a device"),
         (lambda path: path.symlink_to("/dev/zero"), "a pipe, a socket or a device"),
+        # It says that it is a file, and reading it waits for the next message of the kernel.
+        (lambda path: path.symlink_to("/proc/kmsg"), r"a pipe, a socket or a device|permitted"),
+        (lambda path: path.symlink_to("/proc/version"), "a pipe, a socket or a device"),
         (Path.mkdir, "a folder"),
         (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
         (lambda path: path.symlink_to("nowhere"), "no such"),
@@ -219,3 +222,16 @@ def test_a_name_that_is_too_long_says_so(tmp_path: Path) -> None:
     with atomic_file(tmp_path / ("a" * 250)) as temporary:
         temporary.write_text("a")
     assert (tmp_path / ("a" * 250)).read_text() == "a"
+
+
+def test_a_history_that_may_not_be_read_is_not_empty(tmp_path: Path) -> None:
+    for part in tmp_path.parents:
+        if part.owner() == "root" and part.stat().st_mode & 0o7 == 0:
+            part.chmod(0o711)
+    folder = tmp_path / "history"
+    folder.mkdir()
+    assert History(folder).steps == []
+    folder.chmod(0)
+    with _nobody(), pytest.raises(DataError, match="permission denied"):
+        print(History(folder).steps)
+    folder.chmod(0o755)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import weft
 from weft.cli import main
@@ -231,3 +232,39 @@ def test_a_pipe_in_the_place_of_a_file(small):
             load_pretrained(small)
         (small / name).unlink()
         (small / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("predicting", [False, True])
+def test_weights_that_were_not_saved_are_not_drawn_at_random(
+    small: Path, capfd: pytest.CaptureFixture[str], predicting: bool
+) -> None:
+    weights = small / "model.safetensors"
+    whole = load_file(weights)
+    for name in ("h.1.attn.c_attn.weight", "wpe.weight"):
+        save_file({key: whole[key] for key in whole if key != name}, weights, {"format": "pt"})
+        with pytest.raises(weft.DataError, match=f"{name} is missing, and would be drawn at rand"):
+            load_pretrained(small, predicting=predicting)
+        save_file({**whole, name: torch.zeros(3, 2)}, weights, {"format": "pt"})
+        with pytest.raises(weft.DataError, match=rf"{name} has the shape \(3, 2\), and config"):
+            load_pretrained(small, predicting=predicting)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_part_that_no_attention_reads_may_be_missing(tmp_path: Path) -> None:
+    config = transformers.BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=16,
+    )  # fmt: skip
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)  # it has no pooler
+    model, _ = load_pretrained(tmp_path, text=False)
+    assert model.pooler is not None
+    load_pretrained(tmp_path, text=False, predicting=True)
+
+
+def test_a_tokenizer_whose_limit_is_no_number(small: Path) -> None:
+    settings = small / "tokenizer_config.json"
+    content = json.loads(settings.read_text("utf-8"))
+    for wrong in ("a", [1], True):
+        settings.write_text(json.dumps({**content, "model_max_length": wrong}), "utf-8")
+        with pytest.raises(weft.DataError, match=r"model_max_length is .*, expected a number"):
+            load_pretrained(small)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.errors import InputError
+from weft.errors import DataError, InputError
 from weft.formats.history import MATRICES, History
 from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors
+from weft.formats.tensors import load_tensors, save_tensors
 from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
@@ -84,6 +84,16 @@ def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path
     assert opened.step == result.best_step
     measures = evaluate_run(opened, split="valid", beam=1, progress=lambda done, total: None)
     assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("step", [None, "a", -1, 2.5])
+def test_kept_weights_say_their_step(step: object, tiny: ConfigMaker, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "a")
+    best = tmp_path / "a" / "best.safetensors"
+    tensors, notes = load_tensors(best, "checkpoint")
+    save_tensors(best, tensors, {**notes, "step": step})
+    with pytest.raises(DataError, match="its notes do not say at which step"):
+        open_run(tmp_path / "a")
 
 
 def test_one_seed_one_result(tiny: ConfigMaker, tmp_path: Path) -> None:

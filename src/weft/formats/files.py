@@ -173,16 +173,25 @@ def open_file(path: Path | str, what: str = "file") -> BinaryIO:
     except ValueError:  # a name with a zero in it
         raise DataError(f"{path}: no such {what}. Check the path.") from None
     try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise DataError(f"{path}: a folder; expected a {what}, which is a file.")
-        if not stat.S_ISREG(mode) and not str(path).startswith(_HANDED_OVER):
+        is_file = stat.S_ISREG(status.st_mode) and status.st_dev != _system_device()
+        if not is_file and not str(path).startswith(_HANDED_OVER):
             raise DataError(f"{path}: {_no_file(what)}")
         os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _system_device() -> int | None:
+    """Where the system's own files are: they say they are files, and reading one may wait."""
+    try:
+        return Path("/proc").stat().st_dev
+    except OSError:
+        return None
 
 
 def _no_file(what: str) -> str:

@@ -166,9 +166,13 @@ class History:
     def steps(self) -> list[int]:
         """The steps at which there is a snapshot, ascending."""
         try:
-            names = [path.stem[5:] for path in self.folder.glob("step-*.safetensors")]
+            # Not by glob, which takes a folder that may not be read for an empty one.
+            files = list(self.folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         except OSError as error:
             raise cannot_read(self.folder, "history", error) from error
+        names = [path.stem[5:] for path in files if path.match("step-*.safetensors")]
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def _path(self, step: int) -> Path:

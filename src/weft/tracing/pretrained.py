@@ -44,9 +44,11 @@ def load_pretrained(
     if located.folder:
         _check_folder(Path(model), library)
     hub, bars = logging.getLogger("huggingface_hub"), library.utils.logging
-    level, shown = hub.level, bars.is_progress_bar_enabled()
+    level, shown, verbosity = hub.level, bars.is_progress_bar_enabled(), bars.get_verbosity()
     hub.setLevel(logging.CRITICAL)
     bars.disable_progress_bar()
+    # Its table of weights that do not fit: what matters of it is an error of ours.
+    bars.set_verbosity_error()
     try:
         from_disk = located.cached is not None
         try:
@@ -72,6 +74,7 @@ def load_pretrained(
         ) from error
     finally:
         hub.setLevel(level)
+        bars.set_verbosity(verbosity)
         if shown:
             bars.enable_progress_bar()
     network: nn.Module = loaded
@@ -87,12 +90,53 @@ def _load(
     tokenizer = None
     if text:
         tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
+        longest = tokenizer.model_max_length
+        # The library takes whatever is written, and fails at the first text.
+        if isinstance(longest, bool) or not isinstance(longest, int | float):
+            raise DataError(
+                f"{located.source}: this tokenizer is damaged: tokenizer_config.json says "
+                f"model_max_length is {longest!r:.40}, expected a number. Get it again."
+            )
     kind = "AutoModel"
     if predicting:
         config = library.AutoConfig.from_pretrained(located.source, **options)
         kind = _predicting_class(config, labelling)
     automatic = getattr(library, kind)
-    return automatic.from_pretrained(located.source, use_safetensors=True, **options), tokenizer
+    # Weights of another shape are told by us, in one line that names one.
+    loaded, report = automatic.from_pretrained(
+        located.source,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **options,
+    )
+    _check_weights(loaded, report, predicting=kind != "AutoModel")
+    return loaded, tokenizer
+
+
+def _check_weights(model: nn.Module, report: dict[str, Any], predicting: bool) -> None:
+    """Raise a DataError where weights that were not saved would be drawn at random.
+
+    Not of parts that no attention reads, such as a pooler, unless the model is to predict.
+    """
+    tables = {
+        f"{name}.weight" for name, part in model.named_modules() if isinstance(part, nn.Embedding)
+    }
+    drawn = [
+        f"{name} is missing"
+        for name in sorted(report["missing_keys"])
+        if predicting or name in tables or any(part.isdigit() for part in name.split("."))
+    ]
+    drawn += [
+        f"{name} has the shape {tuple(saved)}, and config.json says {tuple(expected)}"
+        for name, saved, expected in sorted(report["mismatched_keys"])
+    ]
+    if drawn:
+        more = f" (and {len(drawn) - 1:,} more)" if len(drawn) > 1 else ""
+        raise DataError(
+            f"{model.name_or_path}: the weights are damaged: {drawn[0]}{more}, and would be drawn "
+            "at random. Get them again."
+        )
 
 
 def _predicting_class(config: Any, labelling: bool) -> str:

@@ -72,9 +72,14 @@ def open_run(path: Path | str) -> TrainedRun:
             f"{folder.path}: this run has kept no weights yet; they come with its first "
             "validation. Let it train on."
         )
-    notes = load_weights(folder.best, model)
+    step = load_weights(folder.best, model).get("step")
+    if type(step) is not int or step < 0:
+        raise DataError(
+            f"{folder.best}: this checkpoint is damaged: its notes do not say at which step it was "
+            "kept. Restore it from a copy, or train the run again."
+        )
     nn.Module.eval(model)
-    return TrainedRun(folder, config, vocabulary, model, int(notes["step"]))
+    return TrainedRun(folder, config, vocabulary, model, step)
 
 
 def generate_text(
