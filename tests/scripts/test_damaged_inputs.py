@@ -1,0 +1,41 @@
+"""A fixed part of the cases of scripts/damaged_inputs.py; all of them run by hand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "damaged_inputs.py"
+
+
+def _run(*options: str) -> tuple[int, str]:
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were() -> None:
+    code, output = _run("--cases", "300", "--seed", "2026")
+    assert code == 0, output
+    last = output.splitlines()[-1]
+    found = re.match(
+        r"300 cases: (\d+) refused in one line, (\d+) read equal, (\d+) read as rewritten, 0 wrong",
+        last,
+    )
+    assert found is not None, output
+    refused, equal, rewritten = map(int, found.groups())
+    assert refused + equal + rewritten == 300
+    assert refused > 150
+    assert equal > 20
+
+
+@pytest.mark.slow
+def test_faults_planted_in_weft_are_seen() -> None:
+    code, output = _run("--self-check")
+    assert code == 0, output
+    assert re.search(r"(\d+) faults planted: \1 seen, 0 not seen", output), output
