@@ -16,22 +16,22 @@ def _run(*options: str) -> tuple[int, str]:
     result = subprocess.run(
         [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False
     )
-    return result.returncode, result.stdout + result.stderr
+    return result.returncode, result.stderr + result.stdout
 
 
 def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were() -> None:
-    code, output = _run("--cases", "300", "--seed", "2026")
+    code, output = _run("--cases", "120", "--seed", "2026")
     assert code == 0, output
     last = output.splitlines()[-1]
-    found = re.match(
-        r"300 cases: (\d+) refused in one line, (\d+) read equal, (\d+) read as rewritten, 0 wrong",
+    counted = re.match(
+        r"120 cases: (\d+) refused in one line, (\d+) read equal, (\d+) read as rewritten, 0 wrong",
         last,
     )
-    assert found is not None, output
-    refused, equal, rewritten = map(int, found.groups())
-    assert refused + equal + rewritten == 300
-    assert refused > 150
-    assert equal > 20
+    assert counted is not None, output
+    refused, equal, rewritten = map(int, counted.groups())
+    assert refused + equal + rewritten == 120
+    assert refused > 60
+    assert equal > 5
 
 
 @pytest.mark.slow
