@@ -135,12 +135,12 @@ def test_models_of_hugging_face(
     [
         ((), "--text or --file"),
         (("--text", ""), "the text is empty"),
-        (("--text", "ab", "--file", "ab"), "one of --text and --file"),
-        (("--text", "ab", "--against", "a"), "needs --logit"),
-        (("--text", "ab", "--logit", "ab"), "2 tokens; expected one"),
-        (("--text", "ab", "--position", "2"), "there are tokens 0 to 1"),
-        (("--text", "ab", "--target", "x"), "language model"),
-        (("--text", "ab", "--top", "0"), "--top"),
+        (("--text", "at", "--file", "at"), "one of --text and --file"),
+        (("--text", "at", "--against", "a"), "needs --logit"),
+        (("--text", "at", "--logit", "at"), "2 tokens; expected one"),
+        (("--text", "at", "--position", "2"), "there are tokens 0 to 1"),
+        (("--text", "at", "--target", "x"), "language model"),
+        (("--text", "at", "--top", "0"), "--top"),
     ],
 )
 def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
