@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import runpy
 import subprocess
 import sys
@@ -120,9 +121,26 @@ def test_exports_exist(path: Path) -> None:
     assert lazy or set(names) <= defined
 
 
-def test_the_face_has_what_it_promises() -> None:
-    for name in weft.__all__:
-        assert getattr(weft, name) is not None
+def test_the_face_is_one_list() -> None:
+    """Each name of the stub is the object that its module defines under this name."""
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    names = {}
+    for node in stub.body[1:]:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        assert alias.asname == alias.name  # without it a type checker takes the name for private
+        names[alias.name] = f"weft.{node.module}"
+    assert sorted(names) == weft.__all__ == dir(weft)
+    for name, module in names.items():
+        value = getattr(weft, name)
+        assert value is getattr(importlib.import_module(module), name)
+        if name not in ("trace", "watch", "__version__"):  # the first two stand over tracing's
+            assert value.__module__ == module, name
+
+
+def test_a_name_of_the_face_loads_no_more_than_it_needs() -> None:
+    code = "import sys, weft; weft.DataError; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 EACH_ALONE = """

@@ -17,12 +17,14 @@ from weft.tracing import watch as watching
 from weft.tracing.watched import Watched
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas
     from torch import Tensor
 
     from weft.studio.serving import Viewer
 
-__all__ = ["Trace", "WatchedModel", "trace", "watch"]
+__all__ = ["Trace", "WatchedModel", "open", "trace", "watch"]
 
 Parameters = ParamSpec("Parameters")
 
@@ -109,6 +111,14 @@ def _of(
 
 
 trace = _of(capture.trace)
+
+
+def open(path: Path | str) -> Trace:
+    """Open a trace folder; its layers are read when they are first asked for.
+
+    Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+    """
+    return Trace.open(path)
 
 
 class WatchedModel:
