@@ -16,7 +16,12 @@ export default defineConfig({
     reportCompressedSize: false,
     rolldownOptions: { output: { minify: true } },
     modulePreload: false,
-    lib: { entry: "src/main.ts", formats: ["es"], fileName: () => "studio.js", cssFileName: "studio" },
+    lib: {
+      entry: "src/main.ts",
+      formats: ["es"],
+      fileName: () => "studio.js",
+      cssFileName: "studio",
+    },
   },
   define: { "process.env.NODE_ENV": '"production"' },
 });

@@ -60,12 +60,21 @@ export function parse(hash: string): { state: State; problems: string[] } {
     const choices = CHOICES[name as keyof State];
     if (typeof start === "number") {
       const number = text.trim() === "" ? NaN : Number(text);
-      if (Number.isFinite(number) && (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number)))
+      if (
+        Number.isFinite(number) &&
+        (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number))
+      )
         state[name] = number;
-      else problems.push(`The link says ${name}=${visible(text, 30)}; expected ${name === "share" ? "a share above 0, at most 1" : "a whole number"}.`);
+      else
+        problems.push(
+          `The link says ${name}=${visible(text, 30)}; expected ${name === "share" ? "a share above 0, at most 1" : "a whole number"}.`,
+        );
     } else if (typeof start === "boolean") state[name] = text === "1";
     else if (!choices || choices.includes(text)) state[name] = text.slice(0, LONGEST);
-    else problems.push(`The link says ${name}=${visible(text, 30)}; there are ${choices.filter(Boolean).join(", ")}.`);
+    else
+      problems.push(
+        `The link says ${name}=${visible(text, 30)}; there are ${choices.filter(Boolean).join(", ")}.`,
+      );
   }
   return { state: state as State, problems };
 }
@@ -74,7 +83,10 @@ export function format(state: State): string {
   const link = new URLSearchParams();
   for (const name of Object.keys(START) as (keyof State)[])
     if (name === "view" || state[name] !== START[name])
-      link.set(name, typeof state[name] === "boolean" ? (state[name] ? "1" : "0") : String(state[name]));
+      link.set(
+        name,
+        typeof state[name] === "boolean" ? (state[name] ? "1" : "0") : String(state[name]),
+      );
   return `#${link}`;
 }
 
@@ -121,7 +133,8 @@ export class Address {
   private pending = "";
   private write(): void {
     clearTimeout(this.later);
-    if (this.pending && this.pending !== location.hash) history.replaceState(null, "", this.pending);
+    if (this.pending && this.pending !== location.hash)
+      history.replaceState(null, "", this.pending);
     this.pending = "";
   }
 

@@ -6,24 +6,100 @@ type Stops = [lightness: number, chroma: number, hue: number][];
 
 const STOPS: Record<Theme, { weight: Stops; difference: Stops }> = {
   light: {
-    weight: [[0.995, 0.004, 90], [0.86, 0.1, 72], [0.725, 0.155, 48], [0.59, 0.18, 22], [0.455, 0.165, -8], [0.32, 0.12, -40], [0.185, 0.055, -72]],
-    difference: [[0.36, 0.13, 262], [0.57, 0.145, 255], [0.78, 0.085, 250], [0.985, 0.003, 90], [0.78, 0.1, 12], [0.57, 0.18, 8], [0.36, 0.14, 2]],
+    weight: [
+      [0.995, 0.004, 90],
+      [0.86, 0.1, 72],
+      [0.725, 0.155, 48],
+      [0.59, 0.18, 22],
+      [0.455, 0.165, -8],
+      [0.32, 0.12, -40],
+      [0.185, 0.055, -72],
+    ],
+    difference: [
+      [0.36, 0.13, 262],
+      [0.57, 0.145, 255],
+      [0.78, 0.085, 250],
+      [0.985, 0.003, 90],
+      [0.78, 0.1, 12],
+      [0.57, 0.18, 8],
+      [0.36, 0.14, 2],
+    ],
   },
   dark: {
-    weight: [[0.17, 0.012, -80], [0.305, 0.1, -62], [0.44, 0.155, -38], [0.575, 0.18, -8], [0.71, 0.165, 32], [0.845, 0.125, 72], [0.975, 0.055, 100]],
-    difference: [[0.88, 0.075, 240], [0.65, 0.14, 252], [0.42, 0.11, 260], [0.2, 0.008, 270], [0.42, 0.13, 6], [0.65, 0.18, 10], [0.88, 0.08, 16]],
+    weight: [
+      [0.17, 0.012, -80],
+      [0.305, 0.1, -62],
+      [0.44, 0.155, -38],
+      [0.575, 0.18, -8],
+      [0.71, 0.165, 32],
+      [0.845, 0.125, 72],
+      [0.975, 0.055, 100],
+    ],
+    difference: [
+      [0.88, 0.075, 240],
+      [0.65, 0.14, 252],
+      [0.42, 0.11, 260],
+      [0.2, 0.008, 270],
+      [0.42, 0.13, 6],
+      [0.65, 0.18, 10],
+      [0.88, 0.08, 16],
+    ],
   },
 };
 
 /** Twelve colours told apart by all; a head's number is always beside its colour. */
 const HEADS: Record<Theme, string[]> = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a4fcf", "#3d8fc4", "#a33b20", "#3f7d20", "#8e2f7c", "#6b7280", "#b0851e"],
-  dark: ["#56b4e9", "#ff8c42", "#35c99a", "#e8a0c8", "#f0e442", "#9d94ff", "#2f8fd0", "#e2725b", "#9bd267", "#c86fc0", "#b3bac5", "#d8b45a"],
+  light: [
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#8a6d00",
+    "#5a4fcf",
+    "#3d8fc4",
+    "#a33b20",
+    "#3f7d20",
+    "#8e2f7c",
+    "#6b7280",
+    "#b0851e",
+  ],
+  dark: [
+    "#56b4e9",
+    "#ff8c42",
+    "#35c99a",
+    "#e8a0c8",
+    "#f0e442",
+    "#9d94ff",
+    "#2f8fd0",
+    "#e2725b",
+    "#9bd267",
+    "#c86fc0",
+    "#b3bac5",
+    "#d8b45a",
+  ],
 };
 
 export const INKS = {
-  light: { ground: "#fbfaf6", card: "#ffffff", ink: "#1c2126", faint: "#5f6670", line: "#e2dfd6", query: "#0a716e", key: "#945407", seen: "#f0a83f" },
-  dark: { ground: "#0f1216", card: "#161a20", ink: "#e9e7e2", faint: "#98a0ab", line: "#272d35", query: "#5cc8c2", key: "#f2b05e", seen: "#8a5513" },
+  light: {
+    ground: "#fbfaf6",
+    card: "#ffffff",
+    ink: "#1c2126",
+    faint: "#5f6670",
+    line: "#e2dfd6",
+    query: "#0a716e",
+    key: "#945407",
+    seen: "#f0a83f",
+  },
+  dark: {
+    ground: "#0f1216",
+    card: "#161a20",
+    ink: "#e9e7e2",
+    faint: "#98a0ab",
+    line: "#272d35",
+    query: "#5cc8c2",
+    key: "#f2b05e",
+    seen: "#8a5513",
+  },
 } as const;
 
 /** 256 colours, [red, green, blue, alpha] as one 32-bit number each, for an image's pixels. */
@@ -60,15 +136,53 @@ export const RAMPS = {
 
 export const headColour = (theme: Theme, head: number) => HEADS[theme][head % 12];
 
-export function rampColour(theme: Theme, value: number, of: "weight" | "difference" = "weight"): string {
+export function rampColour(
+  theme: Theme,
+  value: number,
+  of: "weight" | "difference" = "weight",
+): string {
   const pixel = RAMPS[theme][of][Math.round(255 * Math.min(Math.max(value, 0), 1))];
   return `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 }
 
 /** Every role's colour; what is not named here gets one of the last by its name. */
 const ROLES: Record<Theme, Record<string, string>> = {
-  light: { previous: "#0f8a86", next: "#3f8f2f", same: "#7a5fc0", first: "#5e6b80", separator: "#8a7a62", punctuation: "#a08a3c", partner: "#4a7fa8", last: "#8a7a62", local: "#c07a12", broad: "#c2506c", induction: "#2f6fd0", duplicate: "#a2459c", retrieval: "#b5471d", focused: "#b5471d", mixed: "#858b94", none: "#858b94" },
-  dark: { previous: "#5cc8c2", next: "#86d275", same: "#b39df0", first: "#7f8ea6", separator: "#b5a488", punctuation: "#d0bd6a", partner: "#7fb4dc", last: "#b5a488", local: "#f2b05e", broad: "#e07a92", induction: "#6ea8ff", duplicate: "#d88fd2", retrieval: "#f08a5a", focused: "#f08a5a", mixed: "#6b737e", none: "#6b737e" },
+  light: {
+    previous: "#0f8a86",
+    next: "#3f8f2f",
+    same: "#7a5fc0",
+    first: "#5e6b80",
+    separator: "#8a7a62",
+    punctuation: "#a08a3c",
+    partner: "#4a7fa8",
+    last: "#8a7a62",
+    local: "#c07a12",
+    broad: "#c2506c",
+    induction: "#2f6fd0",
+    duplicate: "#a2459c",
+    retrieval: "#b5471d",
+    focused: "#b5471d",
+    mixed: "#858b94",
+    none: "#858b94",
+  },
+  dark: {
+    previous: "#5cc8c2",
+    next: "#86d275",
+    same: "#b39df0",
+    first: "#7f8ea6",
+    separator: "#b5a488",
+    punctuation: "#d0bd6a",
+    partner: "#7fb4dc",
+    last: "#b5a488",
+    local: "#f2b05e",
+    broad: "#e07a92",
+    induction: "#6ea8ff",
+    duplicate: "#d88fd2",
+    retrieval: "#f08a5a",
+    focused: "#f08a5a",
+    mixed: "#6b737e",
+    none: "#6b737e",
+  },
 };
 
 export function roleColour(theme: Theme, role: string): string {
@@ -80,11 +194,21 @@ export function roleColour(theme: Theme, role: string): string {
 export const SCALES = {
   root: { name: "square root", to: Math.sqrt, ticks: [0, 0.04, 0.25, 0.5, 1] },
   linear: { name: "linear", to: (w: number) => w, ticks: [0, 0.25, 0.5, 0.75, 1] },
-  log: { name: "logarithmic", to: (w: number) => (w <= 1e-6 ? 0 : 1 + Math.log10(w) / 6), ticks: [1e-6, 1e-4, 1e-2, 1] },
+  log: {
+    name: "logarithmic",
+    to: (w: number) => (w <= 1e-6 ? 0 : 1 + Math.log10(w) / 6),
+    ticks: [1e-6, 1e-4, 1e-2, 1],
+  },
 };
 
 /** Shades of 0 to 255 onto a canvas, one pixel a cell. */
-export function paintShades(canvas: HTMLCanvasElement, shades: Uint8Array, rows: number, columns: number, table: Uint32Array): void {
+export function paintShades(
+  canvas: HTMLCanvasElement,
+  shades: Uint8Array,
+  rows: number,
+  columns: number,
+  table: Uint32Array,
+): void {
   canvas.width = Math.max(columns, 1);
   canvas.height = Math.max(rows, 1);
   const context = canvas.getContext("2d");

@@ -57,10 +57,14 @@ export class Gestures {
       this.moves.pinch(apart(now) / apart(before), between(before), between(now));
       return;
     }
-    const dx = now.x - before.x, dy = now.y - before.y;
+    const dx = now.x - before.x,
+      dy = now.y - before.y;
     const passed = Math.max(event.timeStamp - this.last, 1);
     this.last = event.timeStamp;
-    this.speed = { x: 0.7 * (dx / passed) + 0.3 * this.speed.x, y: 0.7 * (dy / passed) + 0.3 * this.speed.y };
+    this.speed = {
+      x: 0.7 * (dx / passed) + 0.3 * this.speed.x,
+      y: 0.7 * (dy / passed) + 0.3 * this.speed.y,
+    };
     this.moved += Math.abs(dx) + Math.abs(dy);
     if (this.moved > STILL) this.moves.drag(dx, dy);
   }
@@ -70,7 +74,8 @@ export class Gestures {
     // The finger that stays goes on as a drag.
     if (this.fingers.size) this.speed = { x: 0, y: 0 };
     else if (this.moved <= STILL) this.moves.click(event);
-    else if (event.timeStamp - this.last < 60 && Math.hypot(this.speed.x, this.speed.y) > 0.2) this.slide();
+    else if (event.timeStamp - this.last < 60 && Math.hypot(this.speed.x, this.speed.y) > 0.2)
+      this.slide();
   }
 
   cancel(event: PointerEvent): void {
@@ -84,7 +89,8 @@ export class Gestures {
 
   private slide(): void {
     if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-    let { x, y } = this.speed, last = performance.now();
+    let { x, y } = this.speed,
+      last = performance.now();
     const slide = (now: number) => {
       const passed = now - last;
       last = now;

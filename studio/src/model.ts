@@ -40,7 +40,12 @@ interface Description {
   special: Record<string, boolean[]>;
   deviation: number | null;
   /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
-  verification: { unverified?: string; difference?: number; tokens?: number; whole?: boolean } | null;
+  verification: {
+    unverified?: string;
+    difference?: number;
+    tokens?: number;
+    whole?: boolean;
+  } | null;
   layers: LayerDescription[];
 }
 
@@ -198,7 +203,11 @@ export class Example {
   overview(layer: Layer): Overview {
     let found = this.overviews.get(layer.number);
     if (!found) {
-      found = new Overview(this.source, (name) => this.path(`layers/${layer.number}/${name}`), layer);
+      found = new Overview(
+        this.source,
+        (name) => this.path(`layers/${layer.number}/${name}`),
+        layer,
+      );
       this.overviews.set(layer.number, found);
     }
     return found;
@@ -210,10 +219,15 @@ export class Example {
     const path = this.path(`layers/${layer.number}/sums`);
     return this.once(path, async () => {
       const all = new Float32Array(await this.source.bytes(path));
-      const { heads, rows, columns } = layer, keys = heads * columns;
-      const by = (array: Float32Array, length: number) => (head: number) => array.subarray(head * length, (head + 1) * length);
+      const { heads, rows, columns } = layer,
+        keys = heads * columns;
+      const by = (array: Float32Array, length: number) => (head: number) =>
+        array.subarray(head * length, (head + 1) * length);
       if (!layer.values) return { received: by(all, columns), valued: null, given: null };
-      const [valued, given] = [all.subarray(keys, keys + heads * rows), all.subarray(keys + heads * rows)];
+      const [valued, given] = [
+        all.subarray(keys, keys + heads * rows),
+        all.subarray(keys + heads * rows),
+      ];
       return { received: by(all, columns), valued: by(valued, rows), given: by(given, columns) };
     });
   }
@@ -245,7 +259,11 @@ export class Example {
   }
 
   /** Which rows look at a key, over the kept edges, strongest first. */
-  async lookers(layer: Layer, head: number, key: number): Promise<{ row: number; weight: number }[]> {
+  async lookers(
+    layer: Layer,
+    head: number,
+    key: number,
+  ): Promise<{ row: number; weight: number }[]> {
     const found: { row: number; weight: number }[] = [];
     if (this.source.live && layer.rows > 4 * BLOCK) {
       const path = this.path(`layers/${layer.number}/heads/${head}/lookers/${key}`);
@@ -282,9 +300,12 @@ const FAR = 0.05;
 export function verifiedWords({ description }: Example): string {
   const { verification, deviation, layers } = description;
   if (verification?.unverified) return `not verified: ${visible(verification.unverified, 100)}`;
-  const found = [verification?.difference, deviation].filter((one): one is number => typeof one === "number");
+  const found = [verification?.difference, deviation].filter(
+    (one): one is number => typeof one === "number",
+  );
   if (!found.length) return "";
-  const most = Math.max(...found), number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
+  const most = Math.max(...found),
+    number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
   return `${layers.every((layer) => layer.picture === "means") ? "exact" : "kept edges"}, verified to ${number}`;
 }
@@ -293,7 +314,9 @@ export function verifiedWords({ description }: Example): string {
 export const unmeasured = (example: Example): Heads => ({
   measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
   kept: [],
-  layers: example.layers.map((layer) => Array.from({ length: layer.heads }, () => ({ even: {}, bounds: [] }))),
+  layers: example.layers.map((layer) =>
+    Array.from({ length: layer.heads }, () => ({ even: {}, bounds: [] })),
+  ),
   state: "measuring",
   roles: null,
 });

@@ -15,8 +15,14 @@ const MOST = 128;
 
 /** How the cells of a layer are put together: rows and columns of blocks, and cells of a block. */
 export function blocksOf(layer: { rows: number; columns: number }) {
-  const down = Math.max(1, Math.ceil(layer.rows / MOST)), across = Math.max(1, Math.ceil(layer.columns / MOST));
-  return { rows: Math.ceil(layer.rows / down), columns: Math.ceil(layer.columns / across), down, across };
+  const down = Math.max(1, Math.ceil(layer.rows / MOST)),
+    across = Math.max(1, Math.ceil(layer.columns / MOST));
+  return {
+    rows: Math.ceil(layer.rows / down),
+    columns: Math.ceil(layer.columns / across),
+    down,
+    across,
+  };
 }
 
 /** The share of a row's mass that a shade stands for. */
@@ -25,7 +31,11 @@ export const massOf = (shade: number) => (shade / 255) ** 4;
 /** The colour of each shade. */
 export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root"): Uint32Array {
   const { to } = SCALES[scale];
-  return Uint32Array.from({ length: 256 }, (_, shade) => RAMPS[theme].weight[Math.round(255 * Math.min(Math.max(to(massOf(shade)), 0), 1))]);
+  return Uint32Array.from(
+    { length: 256 },
+    (_, shade) =>
+      RAMPS[theme].weight[Math.round(255 * Math.min(Math.max(to(massOf(shade)), 0), 1))],
+  );
 }
 
 /** What a dot of such a picture is, in words. */
@@ -35,7 +45,8 @@ export function dotOf(layer: { rows: number; columns: number }): string {
   return `each dot is ${across === 1 ? "a weight" : `the mass of a row in ${across} keys`}${down === 1 ? "" : `, the mean of ${down} rows`}`;
 }
 
-const WAIT = 300, LONGEST_WAIT = 4000;
+const WAIT = 300,
+  LONGEST_WAIT = 4000;
 
 /** The pictures of a layer: of the kept edges at first where exact ones take long. */
 export class Overview {
@@ -63,9 +74,14 @@ export class Overview {
   private async ask(): Promise<void> {
     this.asking = true;
     try {
-      if (this.layer.picture !== "means" && !this.pictures.length) this.take(await this.source.bytes(this.path("kept")), false);
+      if (this.layer.picture !== "means" && !this.pictures.length)
+        this.take(await this.source.bytes(this.path("kept")), false);
       if (this.layer.picture === "kept") this.whole = true;
-      for (let wait = WAIT; !this.whole && this.listeners.size; wait = Math.min(1.5 * wait, LONGEST_WAIT)) {
+      for (
+        let wait = WAIT;
+        !this.whole && this.listeners.size;
+        wait = Math.min(1.5 * wait, LONGEST_WAIT)
+      ) {
         const { bytes, whole } = await this.source.soFar(this.path("means"));
         this.whole = whole;
         this.take(bytes, true);
@@ -79,9 +95,11 @@ export class Overview {
   /** Pictures of the first heads, in the place of those that were there. */
   private take(bytes: ArrayBuffer, exact: boolean): void {
     const { rows, columns } = blocksOf(this.layer);
-    const size = rows * columns, before = this.pictures;
+    const size = rows * columns,
+      before = this.pictures;
     const count = size ? bytes.byteLength / size : this.layer.heads;
-    if (exact && before.filter((one) => one.exact).length === count && count < this.layer.heads) return;
+    if (exact && before.filter((one) => one.exact).length === count && count < this.layer.heads)
+      return;
     this.pictures = Array.from({ length: Math.max(count, before.length) }, (_, head) =>
       head < count ? { shades: new Uint8Array(bytes, head * size, size), exact } : before[head],
     );

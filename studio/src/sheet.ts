@@ -24,7 +24,10 @@ export interface Sheet {
 export const TOKENS_FROM = 11;
 export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
 
-export const plot = ({ width, height, margin }: Sheet) => ({ wide: Math.max(width - margin.left - 12, 1), high: Math.max(height - margin.top - 12, 1) });
+export const plot = ({ width, height, margin }: Sheet) => ({
+  wide: Math.max(width - margin.left - 12, 1),
+  high: Math.max(height - margin.top - 12, 1),
+});
 
 /** The zoom at which the whole matrix is seen. */
 export function wholeZoom(sheet: Sheet, layer: Layer): number {
@@ -37,8 +40,13 @@ export function held(view: Window, sheet: Sheet, layer: Layer): Window {
   const { wide, high } = plot(sheet);
   const least = wholeZoom(sheet, layer);
   const zoom = Math.min(Math.max(view.zoom, least), Math.max(64, least));
-  const within = (start: number, room: number, count: number) => Math.min(Math.max(start, 0), Math.max(count - room / zoom, 0));
-  return { zoom, top: within(view.top, high, layer.rows), left: within(view.left, wide, layer.columns) };
+  const within = (start: number, room: number, count: number) =>
+    Math.min(Math.max(start, 0), Math.max(count - room / zoom, 0));
+  return {
+    zoom,
+    top: within(view.top, high, layer.rows),
+    left: within(view.left, wide, layer.columns),
+  };
 }
 
 export interface Look {
@@ -60,7 +68,8 @@ export interface Rough {
   across: number;
 }
 
-export const levelOf = (zoom: number, top: number) => Math.min(Math.max(Math.floor(-Math.log2(zoom) + 1e-9), 0), top);
+export const levelOf = (zoom: number, top: number) =>
+  Math.min(Math.max(Math.floor(-Math.log2(zoom) + 1e-9), 0), top);
 
 /** How the names of columns stand, so that none touches the next: level, leaning, or upright. */
 export function turnOf(zoom: number, widest: number): number {
@@ -69,7 +78,14 @@ export function turnOf(zoom: number, widest: number): number {
 }
 
 /** Draws what is in sight; says whether all of it was there. */
-export function drawSheet(context: CanvasRenderingContext2D, sheet: Sheet, view: Window, tiles: Tiles, look: Look, ratio: number): boolean {
+export function drawSheet(
+  context: CanvasRenderingContext2D,
+  sheet: Sheet,
+  view: Window,
+  tiles: Tiles,
+  look: Look,
+  ratio: number,
+): boolean {
   const { layer } = tiles;
   const { margin } = sheet;
   const { wide, high } = plot(sheet);
@@ -79,26 +95,48 @@ export function drawSheet(context: CanvasRenderingContext2D, sheet: Sheet, view:
   context.fillRect(0, 0, sheet.width, sheet.height);
   context.save();
   context.beginPath();
-  const right = Math.min(wide, (layer.columns - view.left) * view.zoom), bottom = Math.min(high, (layer.rows - view.top) * view.zoom);
+  const right = Math.min(wide, (layer.columns - view.left) * view.zoom),
+    bottom = Math.min(high, (layer.rows - view.top) * view.zoom);
   context.rect(margin.left, margin.top, right, bottom);
   context.clip();
   context.imageSmoothingEnabled = false;
-  const x0 = margin.left - view.left * view.zoom, y0 = margin.top - view.top * view.zoom;
+  const x0 = margin.left - view.left * view.zoom,
+    y0 = margin.top - view.top * view.zoom;
   if (look.rough) {
     const { picture, down, across } = look.rough;
-    context.drawImage(picture, x0, y0, picture.width * across * view.zoom, picture.height * down * view.zoom);
+    context.drawImage(
+      picture,
+      x0,
+      y0,
+      picture.width * across * view.zoom,
+      picture.height * down * view.zoom,
+    );
   }
   const level = levelOf(view.zoom, tiles.top);
-  const whole = look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
+  const whole =
+    look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
   context.restore();
   drawAxes(context, sheet, view, layer, look, right, bottom);
   return whole;
 }
 
-function drawLevel(context: CanvasRenderingContext2D, tiles: Tiles, level: number, view: Window, x0: number, y0: number, wide: number, high: number, colours: Uint32Array): boolean {
+function drawLevel(
+  context: CanvasRenderingContext2D,
+  tiles: Tiles,
+  level: number,
+  view: Window,
+  x0: number,
+  y0: number,
+  wide: number,
+  high: number,
+  colours: Uint32Array,
+): boolean {
   const step = SIDE * 2 ** level; // cells of a tile
   const first = { row: Math.floor(view.top / step), column: Math.floor(view.left / step) };
-  const last = { row: Math.floor((view.top + high / view.zoom - 1e-6) / step), column: Math.floor((view.left + wide / view.zoom - 1e-6) / step) };
+  const last = {
+    row: Math.floor((view.top + high / view.zoom - 1e-6) / step),
+    column: Math.floor((view.left + wide / view.zoom - 1e-6) / step),
+  };
   let whole = true;
   for (let row = first.row; row <= last.row; row++)
     for (let column = first.column; column <= last.column; column++) {
@@ -112,21 +150,54 @@ function drawLevel(context: CanvasRenderingContext2D, tiles: Tiles, level: numbe
       }
       if (!tile) continue;
       const block = 2 ** at.level;
-      const within = at.level === level ? null : { x: (column * step - at.column * SIDE * block) / block, y: (row * step - at.row * SIDE * block) / block, size: step / block };
+      const within =
+        at.level === level
+          ? null
+          : {
+              x: (column * step - at.column * SIDE * block) / block,
+              y: (row * step - at.row * SIDE * block) / block,
+              size: step / block,
+            };
       const picture = painted(tile, colours);
       if (!within) {
-        const x = x0 + column * step * view.zoom, y = y0 + row * step * view.zoom;
-        context.drawImage(picture, x, y, tile.columns * block * view.zoom, tile.rows * block * view.zoom);
+        const x = x0 + column * step * view.zoom,
+          y = y0 + row * step * view.zoom;
+        context.drawImage(
+          picture,
+          x,
+          y,
+          tile.columns * block * view.zoom,
+          tile.rows * block * view.zoom,
+        );
       } else {
-        const across = Math.min(within.size, tile.columns - within.x), down = Math.min(within.size, tile.rows - within.y);
+        const across = Math.min(within.size, tile.columns - within.x),
+          down = Math.min(within.size, tile.rows - within.y);
         if (across <= 0 || down <= 0) continue;
-        context.drawImage(picture, within.x, within.y, across, down, x0 + column * step * view.zoom, y0 + row * step * view.zoom, across * block * view.zoom, down * block * view.zoom);
+        context.drawImage(
+          picture,
+          within.x,
+          within.y,
+          across,
+          down,
+          x0 + column * step * view.zoom,
+          y0 + row * step * view.zoom,
+          across * block * view.zoom,
+          down * block * view.zoom,
+        );
       }
     }
   return whole;
 }
 
-function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window, layer: Layer, look: Look, wide: number, high: number): void {
+function drawAxes(
+  context: CanvasRenderingContext2D,
+  sheet: Sheet,
+  view: Window,
+  layer: Layer,
+  look: Look,
+  wide: number,
+  high: number,
+): void {
   const { margin } = sheet;
   const ink = INKS[look.theme];
   context.font = `600 11.5px ${FONT}`;
@@ -143,20 +214,37 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   const size = Math.min(13, Math.max(10.5, view.zoom * 0.62));
   context.font = `${size}px ${FONT}`;
   context.textBaseline = "middle";
-  const rows = [Math.floor(view.top), Math.min(layer.rows - 1, Math.ceil(view.top + high / view.zoom) - 1)];
-  const columns = [Math.floor(view.left), Math.min(layer.columns - 1, Math.ceil(view.left + wide / view.zoom) - 1)];
+  const rows = [
+    Math.floor(view.top),
+    Math.min(layer.rows - 1, Math.ceil(view.top + high / view.zoom) - 1),
+  ];
+  const columns = [
+    Math.floor(view.left),
+    Math.min(layer.columns - 1, Math.ceil(view.left + wide / view.zoom) - 1),
+  ];
   const y = (row: number) => margin.top + (row + 0.5 - view.top) * view.zoom;
   const x = (column: number) => margin.left + (column + 0.5 - view.left) * view.zoom;
-  const inside = (at: number, start: number, room: number) => at >= start - 1 && at <= start + room + 1;
+  const inside = (at: number, start: number, room: number) =>
+    at >= start - 1 && at <= start + room + 1;
   if (named) {
-    const names = layer.keyTokens.slice(columns[0], columns[1] + 1).map((token) => visible(token, 12));
-    const turn = turnOf(view.zoom, Math.max(0, ...names.map((name) => context.measureText(name).width)));
+    const names = layer.keyTokens
+      .slice(columns[0], columns[1] + 1)
+      .map((token) => visible(token, 12));
+    const turn = turnOf(
+      view.zoom,
+      Math.max(0, ...names.map((name) => context.measureText(name).width)),
+    );
     const room = turn === -45 ? 82 : margin.top - 38;
     context.textAlign = "right";
     for (let row = rows[0]; row <= rows[1]; row++) {
       if (!inside(y(row), margin.top, high)) continue;
       context.fillStyle = row === look.cell?.row ? ink.query : ink.faint;
-      context.fillText(visible(layer.queryTokens[row], 14), margin.left - 8, y(row), margin.left - 16);
+      context.fillText(
+        visible(layer.queryTokens[row], 14),
+        margin.left - 8,
+        y(row),
+        margin.left - 16,
+      );
     }
     for (let column = columns[0]; column <= columns[1]; column++) {
       if (!inside(x(column), margin.left, wide)) continue;
@@ -180,7 +268,11 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
       tick(context, margin.left - 6, y(row), margin.left - 2, y(row));
     }
     const across = nice(90 / view.zoom);
-    for (let column = Math.ceil(view.left / across) * across; column <= columns[1]; column += across) {
+    for (
+      let column = Math.ceil(view.left / across) * across;
+      column <= columns[1];
+      column += across
+    ) {
       context.fillStyle = ink.faint;
       context.textAlign = "center";
       context.fillText(column.toLocaleString("en"), x(column), margin.top - 14);
@@ -193,7 +285,10 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
     const side = Math.max(view.zoom, 5) + 4;
     const [left, across] = column < 0 ? [margin.left, wide] : [x(column) - side / 2, side];
     const [top, down] = row < 0 ? [margin.top, high] : [y(row) - side / 2, side];
-    if ((column < 0 || inside(x(column), margin.left, wide)) && (row < 0 || inside(y(row), margin.top, high))) {
+    if (
+      (column < 0 || inside(x(column), margin.left, wide)) &&
+      (row < 0 || inside(y(row), margin.top, high))
+    ) {
       context.lineWidth = 4;
       context.strokeStyle = ink.card;
       context.strokeRect(left, top, across, down);
@@ -204,7 +299,13 @@ function drawAxes(context: CanvasRenderingContext2D, sheet: Sheet, view: Window,
   }
 }
 
-function tick(context: CanvasRenderingContext2D, x1: number, y1: number, x2: number, y2: number): void {
+function tick(
+  context: CanvasRenderingContext2D,
+  x1: number,
+  y1: number,
+  x2: number,
+  y2: number,
+): void {
   context.beginPath();
   context.moveTo(x1, y1);
   context.lineTo(x2, y2);

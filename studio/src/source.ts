@@ -61,7 +61,9 @@ export function servedSource(root: string): Source {
     }
     if (!response.ok) {
       const said = await response.json().catch(() => ({}));
-      throw new Error(typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`);
+      throw new Error(
+        typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`,
+      );
     }
     return response;
   };

@@ -90,11 +90,19 @@ export class Studio {
 
   /** Turns to a head; the token in question stays where the other layer has the same tokens. */
   select(layer: number, head: number): void {
-    const from = this.layer, to = this.example!.layers[layer];
+    const from = this.layer,
+      to = this.example!.layers[layer];
     const { query, key, lock, window } = this.state;
     const [queries, keys] = [to.queries === from.queries, to.keys === from.keys];
     const place = { query: queries ? query : -1, key: keys ? key : -1 };
-    this.set({ layer, head, heads: "", ...place, lock: lock && (place.query >= 0 || place.key >= 0), window: queries && keys ? window : "" });
+    this.set({
+      layer,
+      head,
+      heads: "",
+      ...place,
+      lock: lock && (place.query >= 0 || place.key >= 0),
+      window: queries && keys ? window : "",
+    });
   }
 
   async open(): Promise<void> {
@@ -121,7 +129,13 @@ export class Studio {
   /** Shows an example of those there are. */
   choose(number: number): void {
     this.chose = true;
-    this.set({ example: this.opening!.examples[number], query: -1, key: -1, lock: false, window: "" });
+    this.set({
+      example: this.opening!.examples[number],
+      query: -1,
+      key: -1,
+      lock: false,
+      window: "",
+    });
   }
 
   /** Reads the example that the address names. */
@@ -155,10 +169,14 @@ export class Studio {
     const { state, example } = this;
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
-      if (count) found.push(`There is no ${what} ${number} here: there are ${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}.`);
+      if (count)
+        found.push(
+          `There is no ${what} ${number} here: there are ${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}.`,
+        );
     };
     if (state.view === "training") {
-      if (this.opening && !this.opening.history) found.push("There is no training here: this is not a run.");
+      if (this.opening && !this.opening.history)
+        found.push("There is no training here: this is not a run.");
       const { layers, steps } = this.training?.description ?? {};
       if (layers && steps) {
         ask("layer", state.layer, layers.length);
@@ -170,7 +188,8 @@ export class Studio {
       const layer = example.layers[state.layer];
       if (layer) {
         ask("head", state.head, layer.heads);
-        for (const head of state.heads.split(".").filter(Boolean)) ask("head", Number(head), layer.heads);
+        for (const head of state.heads.split(".").filter(Boolean))
+          ask("head", Number(head), layer.heads);
         if (state.view !== "heads") {
           ask("query", state.query, layer.rows, -1);
           ask("key", state.key, layer.columns, -1);
@@ -186,7 +205,11 @@ export class Studio {
     if (this.state.view === "training" && this.training) {
       const { layers, steps } = this.training.description;
       const layer = clamp(this.state.layer, layers.length);
-      this.set({ layer, head: clamp(this.state.head, layers[layer].shape[0]), step: clamp(this.state.step, steps.length) });
+      this.set({
+        layer,
+        head: clamp(this.state.head, layers[layer].shape[0]),
+        step: clamp(this.state.step, steps.length),
+      });
     } else if (this.example) {
       const { layer, head, state } = this;
       const within = (place: number, count: number) => (place < count ? place : -1);
@@ -212,4 +235,5 @@ export class Studio {
   }
 }
 
-export const clamp = (number: number, count: number) => Math.min(Math.max(number, 0), Math.max(count - 1, 0));
+export const clamp = (number: number, count: number) =>
+  Math.min(Math.max(number, 0), Math.max(count - 1, 0));

@@ -32,7 +32,8 @@ export function visible(token: string, limit = 60): string {
 export const grouped = (number: number) => number.toLocaleString("en");
 
 /** So many of a thing: "1 head", "12 heads". */
-export const counted = (number: number, thing: string, things = `${thing}s`) => `${grouped(number)} ${number === 1 ? thing : things}`;
+export const counted = (number: number, thing: string, things = `${thing}s`) =>
+  `${grouped(number)} ${number === 1 ? thing : things}`;
 
 /** A number with a true minus sign. */
 export function minus(number: number, digits: number): string {
@@ -68,14 +69,23 @@ const FIRST_PART = /¹⁄[₀-₉]+/gu;
 const LATER_PART = /.([⁰¹²³⁴-⁹]+)⁄[₀-₉]+/gu;
 /** A text in which the first part of a character stands for it, and each later part is a small number. */
 const once = (token: string) =>
-  token.replace(FIRST_PART, "").replace(LATER_PART, (_, part: string) => Array.from(part, (digit) => "₀₁₂₃₄₅₆₇₈₉"["⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(digit)]).join(""));
+  token
+    .replace(FIRST_PART, "")
+    .replace(LATER_PART, (_, part: string) =>
+      Array.from(part, (digit) => "₀₁₂₃₄₅₆₇₈₉"["⁰¹²³⁴⁵⁶⁷⁸⁹".indexOf(digit)]).join(""),
+    );
 
 /** How a token stands in flowing text: what is shown, and whether a space comes before it. */
-export function flowing(token: string, words: boolean): { text: string; space: boolean; line: boolean } {
+export function flowing(
+  token: string,
+  words: boolean,
+): { text: string; space: boolean; line: boolean } {
   token = once(token);
-  if (BERT_PIECE.test(token) && token.length > 2) return { text: visible(token.slice(2), 40), space: false, line: false };
+  if (BERT_PIECE.test(token) && token.length > 2)
+    return { text: visible(token.slice(2), 40), space: false, line: false };
   if (/^[\n\r]+$/.test(token)) return { text: "↵", space: true, line: true };
-  if (NEW_WORD.test(token) && token.length > 1) return { text: visible(token.slice(1), 40), space: true, line: false };
+  if (NEW_WORD.test(token) && token.length > 1)
+    return { text: visible(token.slice(1), 40), space: true, line: false };
   const punctuation = /^[.,;:!?)\]}%'’”]+$/.test(token);
   return { text: visible(token, 40), space: words && !punctuation, line: false };
 }
@@ -88,7 +98,8 @@ export function areWords(tokens: string[]): boolean {
 }
 
 /** Fewest and most tokens of a paragraph, where a text has no ends of sentences in between. */
-const FEW = 150, MANY = 1200;
+const FEW = 150,
+  MANY = 1200;
 const END = /[.!?…。！？]["'”’»)\]]*$/;
 const CLOSING = /^[”’»)\]]+$/;
 const NUMBER = /^ ?\d/;
@@ -99,7 +110,9 @@ const BLANK_LINE = /^\n\s*\n/;
  * whole: false of an end that is none of the text's own, for want of one. */
 export function paragraphs(tokens: string[]): { end: number; whole: boolean }[] {
   const found: { end: number; whole: boolean }[] = [];
-  const blank = (place: number) => BLANK_LINE.test(tokens[place]) || (flowing(tokens[place], false).line && place > 0 && flowing(tokens[place - 1], false).line);
+  const blank = (place: number) =>
+    BLANK_LINE.test(tokens[place]) ||
+    (flowing(tokens[place], false).line && place > 0 && flowing(tokens[place - 1], false).line);
   for (let start = 0, end = 0; start < tokens.length; start = end) {
     const last = Math.min(start + MANY, tokens.length);
     let whole = last === tokens.length;
@@ -124,5 +137,10 @@ export function modelName(name: unknown): string {
   const parts = name.split(/[\\/]+/).filter(Boolean);
   if (!/^([\\/.~]|[A-Za-z]:)/.test(name)) return visible(name, 60);
   const last = parts.at(-1) ?? "";
-  return visible(/^(model|models|checkpoint|main|weights)$/i.test(last) && parts.length > 1 ? parts.at(-2)! : last, 60);
+  return visible(
+    /^(model|models|checkpoint|main|weights)$/i.test(last) && parts.length > 1
+      ? parts.at(-2)!
+      : last,
+    60,
+  );
 }

@@ -37,7 +37,8 @@ export function whole(bits: number): number {
 /** A colour for each of the half-precision numbers from 0 to 1. */
 export function lookup(table: Uint32Array, to: (weight: number) => number): Uint32Array {
   const found = new Uint32Array(65536).fill(table[255]);
-  for (let n = 0; n <= half(1); n++) found[n] = table[Math.round(255 * Math.min(Math.max(to(whole(n)), 0), 1))];
+  for (let n = 0; n <= half(1); n++)
+    found[n] = table[Math.round(255 * Math.min(Math.max(to(whole(n)), 0), 1))];
   return found;
 }
 
@@ -101,7 +102,9 @@ export class Tiles {
     const size = 2 ** level;
     const rows = Math.min(SIDE, Math.ceil(this.layer.rows / size) - row * SIDE);
     const columns = Math.min(SIDE, Math.ceil(this.layer.columns / size) - column * SIDE);
-    const path = this.example.path(`layers/${this.layer.number}/heads/${this.head}/matrix/${this.of}/${level}/${row}/${column}`);
+    const path = this.example.path(
+      `layers/${this.layer.number}/heads/${this.head}/matrix/${this.of}/${level}/${row}/${column}`,
+    );
     const halves = this.example.source.live
       ? new Uint16Array(await this.example.source.bytes(path))
       : await this.gathered(size, row * SIDE, column * SIDE, rows, columns);
@@ -109,7 +112,13 @@ export class Tiles {
   }
 
   /** A tile made of the kept edges; what was not kept counts as 0. */
-  private async gathered(size: number, row: number, column: number, rows: number, columns: number): Promise<Uint16Array> {
+  private async gathered(
+    size: number,
+    row: number,
+    column: number,
+    rows: number,
+    columns: number,
+  ): Promise<Uint16Array> {
     const found = new Float32Array(rows * columns);
     const last = Math.min((row + rows) * size, this.layer.rows);
     for (let block = Math.floor((row * size) / BLOCK); block * BLOCK < last; block++)

@@ -40,7 +40,9 @@ export class Training {
     const all = (name: string, has: (layer: HistoryLayer) => boolean) =>
       Promise.all(
         description.layers.map(async (layer, number) =>
-          has(layer) ? new Uint8Array(await source.bytes(`history/layers/${number}/${name}`)) : null,
+          has(layer)
+            ? new Uint8Array(await source.bytes(`history/layers/${number}/${name}`))
+            : null,
         ),
       );
     return new Training(
@@ -65,7 +67,11 @@ export class Training {
 
   /** What the pictures of a snapshot leave out, in words. */
   unshown(snapshot: number): string {
-    const heads = this.description.layers.flatMap((layer, number) => Array.from({ length: layer.weights ? layer.shape[0] : 0 }, (_, head) => this.leftOut(number, head, snapshot)));
+    const heads = this.description.layers.flatMap((layer, number) =>
+      Array.from({ length: layer.weights ? layer.shape[0] : 0 }, (_, head) =>
+        this.leftOut(number, head, snapshot),
+      ),
+    );
     const shares = heads.filter((share) => share !== null);
     if (!shares.length) return "";
     const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];

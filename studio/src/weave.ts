@@ -64,13 +64,17 @@ export function present(row: Row, { share, sinks, values, valued }: Choice): Pre
   if (values) {
     const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
     // What was not kept has at most the largest norm.
-    const total = (whole ? sum : (valued ?? sum + row.rest * values.reduce((most, norm) => Math.max(most, norm), 0))) || 1;
+    const total =
+      (whole
+        ? sum
+        : (valued ?? sum + row.rest * values.reduce((most, norm) => Math.max(most, norm), 0))) || 1;
     for (const thread of threads) thread.share = (thread.weight * values[thread.key]) / total;
     threads.sort((a, b) => b.share - a.share);
   }
   const mass = row.count ? 1 : 0;
   const least = values !== null && valued === null && !whole;
-  const hidesMore = !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
+  const hidesMore =
+    !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
   let hidden = 0;
   if (sinks) {
     threads = threads.filter((thread) => {
@@ -85,7 +89,15 @@ export function present(row: Row, { share, sinks, values, valued }: Choice): Pre
     shown.push(thread);
     sum += thread.share;
   }
-  return { threads: shown, kept, hidden, rest: Math.max(mass - hidden - sum, 0), whole, least, hidesMore };
+  return {
+    threads: shown,
+    kept,
+    hidden,
+    rest: Math.max(mass - hidden - sum, 0),
+    whole,
+    least,
+    hidesMore,
+  };
 }
 
 /** The keys that one row's threads lead to in any of some heads, each with the mean over all of them. */
@@ -95,11 +107,21 @@ export function together(rows: [head: number, row: Presented][]): Mean[] {
     for (const { key, score } of threads) {
       const mean = found.get(key);
       if (mean) mean.heads.push(head);
-      else found.set(key, { place: key, weight: 0, share: 0, score, heads: [head], leastWeight: false, leastShare: false });
+      else
+        found.set(key, {
+          place: key,
+          weight: 0,
+          share: 0,
+          score,
+          heads: [head],
+          leastWeight: false,
+          leastShare: false,
+        });
     }
   for (const mean of found.values())
     for (const [, { kept, whole, least }] of rows) {
-      const edge = kept.get(mean.place), missing = !edge && !whole;
+      const edge = kept.get(mean.place),
+        missing = !edge && !whole;
       mean.weight += (edge?.weight ?? 0) / rows.length;
       mean.share += (edge?.share ?? 0) / rows.length;
       mean.leastWeight ||= missing;
@@ -124,7 +146,12 @@ export function curve(line: Line): [number, number, number, number, number, numb
   return [line.x1 + bend, line.y1, line.x2 - bend, line.y2, line.x2, line.y2];
 }
 
-export function draw(canvas: HTMLCanvasElement, width: number, height: number, lines: Line[]): void {
+export function draw(
+  canvas: HTMLCanvasElement,
+  width: number,
+  height: number,
+  lines: Line[],
+): void {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.max(1, Math.round(width * ratio));
   canvas.height = Math.max(1, Math.round(height * ratio));

@@ -52,7 +52,18 @@ const number = (measures: Measures, name: string) => {
   return typeof found === "number" ? found : null;
 };
 
-const PATTERNS = ["previous", "next", "same", "first", "separator", "punctuation", "induction", "duplicate", "local", "partner"];
+const PATTERNS = [
+  "previous",
+  "next",
+  "same",
+  "first",
+  "separator",
+  "punctuation",
+  "induction",
+  "duplicate",
+  "local",
+  "partner",
+];
 
 /** Where a head looks, in bars: what was measured of it, the analysis' scores once they are known. */
 export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
@@ -71,7 +82,12 @@ export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
 export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
 
 /** What a picture of a head leaves out: a share of its mass; null: nothing, or it is not known yet. */
-export function leftOut(heads: Heads, layer: number, head: number, picture: Picture | undefined): number | null {
+export function leftOut(
+  heads: Heads,
+  layer: number,
+  head: number,
+  picture: Picture | undefined,
+): number | null {
   if (!picture || picture.exact) return null;
   const share = number(heads.layers[layer][head], "unkept");
   return share !== null && share >= 5e-4 ? share : null;
@@ -104,7 +120,8 @@ export function roleLook(heads: Heads, layer: number, head: number): Looks | nul
   return looksOf(heads, layer, head).find((look) => look.name === role) ?? null;
 }
 
-export const roleTitle = (role: string) => NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
+export const roleTitle = (role: string) =>
+  NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
 
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   if (heads.state === "measuring") return "The heads are being measured …";
@@ -125,7 +142,8 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const largest = number(measures, "largest") ?? 0;
   const wide = `${spread.toFixed(1)} of ${counted(Math.round(number(measures, "allowed") ?? 0), "key")}`;
   if (role === "broad") return `${subject} looks almost everywhere: as if evenly at ${wide}.`;
-  if (largest > 0.6) return `${subject} picks few keys: its largest weight is ${largest.toFixed(3)} on average.`;
+  if (largest > 0.6)
+    return `${subject} picks few keys: its largest weight is ${largest.toFixed(3)} on average.`;
   return `${subject} looks at several keys: as if evenly at ${wide}; its largest weight is ${largest.toFixed(3)} on average.`;
 }
 
@@ -134,16 +152,20 @@ export function measureOf(heads: Heads, layer: number, head: number, name: strin
 }
 
 /** Whether a measure of some head is a lower bound. */
-export const isBound = (heads: Heads, name: string) => heads.layers.some((layer) => layer.some((measures) => measures.bounds.includes(name)));
+export const isBound = (heads: Heads, name: string) =>
+  heads.layers.some((layer) => layer.some((measures) => measures.bounds.includes(name)));
 
 /** The measures to choose axes from, with what they are. */
 export function measuresOf(heads: Heads): [name: string, title: string][] {
   if (heads.state === "measuring") return Object.entries(heads.measures);
   const found = new Map(Object.entries(heads.measures));
   for (const role of heads.roles?.flat() ?? [])
-    for (const name of Object.keys(role?.scores ?? {})) if (!found.has(name)) found.set(name, TITLES[name] ?? `${name}, score`);
+    for (const name of Object.keys(role?.scores ?? {}))
+      if (!found.has(name)) found.set(name, TITLES[name] ?? `${name}, score`);
   return [...found]
-    .filter(([name]) => heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)))
+    .filter(([name]) =>
+      heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)),
+    )
     .map(([name, title]) => [name, isBound(heads, name) ? `${title}, at least` : title]);
 }
 

@@ -17,58 +17,124 @@ interface Group {
   numbered: boolean;
 }
 
-const SIDE = 22, MOST = 60;
+const SIDE = 22,
+  MOST = 60;
 
-export function headsFigure(studio: Studio, example: Example, heads: Heads, groups: Group[], pictures: (Picture[] | null)[], theme: Theme, wide: number): Figure {
+export function headsFigure(
+  studio: Studio,
+  example: Example,
+  heads: Heads,
+  groups: Group[],
+  pictures: (Picture[] | null)[],
+  theme: Theme,
+  wide: number,
+): Figure {
   const ink = INKS[theme];
   const byRole = studio.state.colour === "role";
   const all = groups.flatMap((group) => group.rows.flatMap((row) => row.cells));
-  const most = Math.max(...all.map(({ layer, head }) => measureOf(heads, layer, head, "entropy") ?? 0), 1e-9);
+  const most = Math.max(
+    ...all.map(({ layer, head }) => measureOf(heads, layer, head, "entropy") ?? 0),
+    1e-9,
+  );
   const columns = Math.max(...groups.map((group) => group.columns));
-  const left = EDGE + SIDE, gap = wide < 400 ? 3 : 8;
+  const left = EDGE + SIDE,
+    gap = wide < 400 ? 3 : 8;
   const tile = Math.max(3, Math.min(MOST, (wide - left - EDGE - (columns - 1) * gap) / columns));
   const step = tile + gap;
 
   // Under a tile in one line, in two, or not at all: the strip and the legend name the role.
   const words = (layer: number, head: number): string[] => {
-    const entropy = measureOf(heads, layer, head, "entropy") ?? 0, look = roleLook(heads, layer, head);
-    const second = byRole ? (look ? [bounded(short(look.value), look.bound)] : []) : [entropy.toFixed(2)];
-    if (!groups[0].numbered) return [headName(example, example.layers[layer], head).replace(/^(\w)\w* L/, "$1 L"), ...second];
+    const entropy = measureOf(heads, layer, head, "entropy") ?? 0,
+      look = roleLook(heads, layer, head);
+    const second = byRole
+      ? look
+        ? [bounded(short(look.value), look.bound)]
+        : []
+      : [entropy.toFixed(2)];
+    if (!groups[0].numbered)
+      return [
+        headName(example, example.layers[layer], head).replace(/^(\w)\w* L/, "$1 L"),
+        ...second,
+      ];
     return byRole ? [roleOf(heads, layer, head), ...second] : second;
   };
   const widest = (texts: string[]) => Math.max(0, ...texts.map((one) => widthOf(one, SMALLEST)));
   const captions = all.map(({ layer, head }) => words(layer, head));
-  const under = widest(captions.map((of) => of.join(" "))) <= tile ? 1 : widest(captions.flat()) <= tile ? 2 : 0;
+  const under =
+    widest(captions.map((of) => of.join(" "))) <= tile
+      ? 1
+      : widest(captions.flat()) <= tile
+        ? 2
+        : 0;
   const label = widthOf(`H${columns - 1}`, SMALLEST) < step ? "H" : "";
   const every = Math.ceil((widthOf(`${label}${columns - 1}`, SMALLEST) + 1) / step);
-  const leaves = (layer: number, head: number) => leftOut(heads, layer, head, pictures[layer]?.[head]);
-  const partial = all.map(({ layer, head }) => leaves(layer, head)).filter((share) => share !== null);
-  const missing = partial.length && widest(partial.map((share) => `−${percent(share)}`)) <= tile ? 1 : 0;
+  const leaves = (layer: number, head: number) =>
+    leftOut(heads, layer, head, pictures[layer]?.[head]);
+  const partial = all
+    .map(({ layer, head }) => leaves(layer, head))
+    .filter((share) => share !== null);
+  const missing =
+    partial.length && widest(partial.map((share) => `−${percent(share)}`)) <= tile ? 1 : 0;
   const table = overviewTable(theme);
 
   const parts: string[] = [];
   let y = 4;
   for (const group of groups) {
-    parts.push(text(EDGE, y + 8, [group.title, group.note].filter(Boolean).join(": "), { size: SMALLEST, fill: ink.faint }));
+    parts.push(
+      text(EDGE, y + 8, [group.title, group.note].filter(Boolean).join(": "), {
+        size: SMALLEST,
+        fill: ink.faint,
+      }),
+    );
     y += 16;
     if (group.numbered) {
       for (let head = 0; head < group.columns; head += every)
-        parts.push(text(left + head * step + tile / 2, y + 8, `${label}${head}`, { size: SMALLEST, fill: ink.faint, anchor: "middle" }));
+        parts.push(
+          text(left + head * step + tile / 2, y + 8, `${label}${head}`, {
+            size: SMALLEST,
+            fill: ink.faint,
+            anchor: "middle",
+          }),
+        );
       y += 13;
     }
     for (const row of group.rows) {
-      parts.push(text(left - 5, y + tile / 2 + 3, row.label, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
+      parts.push(
+        text(left - 5, y + tile / 2 + 3, row.label, {
+          size: SMALLEST,
+          fill: ink.faint,
+          anchor: "end",
+        }),
+      );
       row.cells.forEach(({ layer, head }, place) => {
         const x = left + place * step;
         const { rows, columns: across } = blocksOf(example.layers[layer]);
         const shown = pictures[layer]?.[head];
         if (shown) parts.push(image(x, y, tile, tile, shown.shades, rows, across, table));
         const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
-        parts.push(rect(x, y + tile + 1, tile, 2.5, byRole ? roleColour(theme, roleOf(heads, layer, head)) : rampColour(theme, 0.15 + (0.75 * entropy) / most)));
+        parts.push(
+          rect(
+            x,
+            y + tile + 1,
+            tile,
+            2.5,
+            byRole
+              ? roleColour(theme, roleOf(heads, layer, head))
+              : rampColour(theme, 0.15 + (0.75 * entropy) / most),
+          ),
+        );
         const caption = words(layer, head);
-        (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) => parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })));
+        (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) =>
+          parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })),
+        );
         const share = leaves(layer, head);
-        if (missing && share !== null) parts.push(text(x, y + tile + 13 + 11 * under, `−${percent(share)}`, { size: SMALLEST, fill: ink.faint }));
+        if (missing && share !== null)
+          parts.push(
+            text(x, y + tile + 13 + 11 * under, `−${percent(share)}`, {
+              size: SMALLEST,
+              fill: ink.faint,
+            }),
+          );
       });
       y += tile + 8 + 11 * (under + missing) + (wide < 400 ? 1 : 3);
     }
@@ -76,16 +142,37 @@ export function headsFigure(studio: Studio, example: Example, heads: Heads, grou
   }
   if (byRole) {
     const names = [...new Set(all.map(({ layer, head }) => roleOf(heads, layer, head)))];
-    const drawn = legend(names.map((name) => [name, roleColour(theme, name)]), left, y + 8, wide - EDGE, ink.faint);
+    const drawn = legend(
+      names.map((name) => [name, roleColour(theme, name)]),
+      left,
+      y + 8,
+      wide - EDGE,
+      ink.faint,
+    );
     parts.push(drawn.svg);
     y += drawn.high + 4;
   }
   const ramp = Math.min(180, wide - left - EDGE);
-  for (let n = 0; n < 60; n++) parts.push(rect(left + (n * ramp) / 60, y, ramp / 60 + 0.4, 7, rampColour(theme, n / 59)));
-  parts.push(text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }), text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }));
+  for (let n = 0; n < 60; n++)
+    parts.push(rect(left + (n * ramp) / 60, y, ramp / 60 + 0.4, 7, rampColour(theme, n / 59)));
+  parts.push(
+    text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }),
+    text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }),
+  );
   const dots = [...new Set(all.map(({ layer }) => dotOf(example.layers[layer])))].join("; ");
-  const least = percent(Math.min(...partial)), largest = percent(Math.max(...partial));
-  const unshown = partial.length ? ` Drawn from the kept edges${partial.length < all.length ? ` in ${partial.length} heads` : ""}: ${least} to ${largest} of the mass is not shown${missing ? ", as said below each head" : ""}.` : "";
+  const least = percent(Math.min(...partial)),
+    largest = percent(Math.max(...partial));
+  const unshown = partial.length
+    ? ` Drawn from the kept edges${partial.length < all.length ? ` in ${partial.length} heads` : ""}: ${least} to ${largest} of the mass is not shown${missing ? ", as said below each head" : ""}.`
+    : "";
   const note = `${dots[0].toUpperCase()}${dots.slice(1)}, square-root scale; rows are queries, columns keys.${unshown}`;
-  return figure(wide, y + 22, theme, "Every head", note, smallPrint(studio, example), parts.join(""));
+  return figure(
+    wide,
+    y + 22,
+    theme,
+    "Every head",
+    note,
+    smallPrint(studio, example),
+    parts.join(""),
+  );
 }

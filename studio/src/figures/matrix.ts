@@ -10,20 +10,46 @@ import { lookup, painted, SIDE, type Tiles } from "../tiles";
 import { smallPrint } from "./print";
 import { EDGE, figure, fitted, line, lines, picture, rect, SMALLEST, text, widthOf } from "./svg";
 
-export async function matrixFigure(studio: Studio, example: Example, layer: Layer, head: number, sheet: Sheet, view: Window, tiles: Tiles, alone: Rough | null, theme: Theme, width: number): Promise<Figure> {
+export async function matrixFigure(
+  studio: Studio,
+  example: Example,
+  layer: Layer,
+  head: number,
+  sheet: Sheet,
+  view: Window,
+  tiles: Tiles,
+  alone: Rough | null,
+  theme: Theme,
+  width: number,
+): Promise<Figure> {
   const ink = INKS[theme];
   const scale = SCALES[studio.state.scale];
   const { wide, high } = plot(sheet);
-  const seen = { rows: Math.min(high / view.zoom, layer.rows - view.top), columns: Math.min(wide / view.zoom, layer.columns - view.left) };
+  const seen = {
+    rows: Math.min(high / view.zoom, layer.rows - view.top),
+    columns: Math.min(wide / view.zoom, layer.columns - view.left),
+  };
   // Tokens name rows and columns where there is room for their letters, else positions do.
-  const shown = (tokens: string[], from: number, count: number) => tokens.slice(Math.floor(from), Math.ceil(from + count));
-  const widest = (tokens: string[], most: number) => Math.min(most, Math.max(...tokens.map((token) => widthOf(visible(token, 16), SMALLEST)), 20));
-  const names = { rows: widest(shown(layer.queryTokens, view.top, seen.rows), width / 4), columns: widest(shown(layer.keyTokens, view.left, seen.columns), 90) };
-  const zoomOf = (left: number) => Math.min(44, (width - left - EDGE) / seen.columns, (1.5 * width) / seen.rows);
+  const shown = (tokens: string[], from: number, count: number) =>
+    tokens.slice(Math.floor(from), Math.ceil(from + count));
+  const widest = (tokens: string[], most: number) =>
+    Math.min(most, Math.max(...tokens.map((token) => widthOf(visible(token, 16), SMALLEST)), 20));
+  const names = {
+    rows: widest(shown(layer.queryTokens, view.top, seen.rows), width / 4),
+    columns: widest(shown(layer.keyTokens, view.left, seen.columns), 90),
+  };
+  const zoomOf = (left: number) =>
+    Math.min(44, (width - left - EDGE) / seen.columns, (1.5 * width) / seen.rows);
   const head_ = widthOf("queries ↓", SMALLEST, 600) + EDGE + 6;
   const named = zoomOf(Math.max(EDGE + names.rows + 8, head_)) >= SMALLEST * 1.15;
-  const x0 = Math.max(EDGE + 8 + (named ? names.rows : widthOf(grouped(layer.rows), SMALLEST)), head_), y0 = named ? 30 + names.columns : 44;
-  const zoom = zoomOf(x0), right = seen.columns * zoom, bottom = seen.rows * zoom;
+  const x0 = Math.max(
+      EDGE + 8 + (named ? names.rows : widthOf(grouped(layer.rows), SMALLEST)),
+      head_,
+    ),
+    y0 = named ? 30 + names.columns : 44;
+  const zoom = zoomOf(x0),
+    right = seen.columns * zoom,
+    bottom = seen.rows * zoom;
 
   const canvas = document.createElement("canvas");
   // Cells in sight one pixel each where they are few; else as many pixels as the screen has, twice.
@@ -34,16 +60,34 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
   const context = canvas.getContext("2d")!;
   context.imageSmoothingEnabled = false;
   const colours = lookup(RAMPS[theme].weight, scale.to);
-  const block = 2 ** level, step = SIDE * block, k = zoom * per;
+  const block = 2 ** level,
+    step = SIDE * block,
+    k = zoom * per;
   if (alone) {
     const { picture: whole, down, across } = alone;
     // In this figure's own colours.
     const own = document.createElement("canvas");
-    paintShades(own, alone.shades, whole.height, whole.width, overviewTable(theme, studio.state.scale));
-    context.drawImage(own, -view.left * k, -view.top * k, whole.width * across * k, whole.height * down * k);
+    paintShades(
+      own,
+      alone.shades,
+      whole.height,
+      whole.width,
+      overviewTable(theme, studio.state.scale),
+    );
+    context.drawImage(
+      own,
+      -view.left * k,
+      -view.top * k,
+      whole.width * across * k,
+      whole.height * down * k,
+    );
   }
   for (let row = Math.floor(view.top / step); !alone && row * step < view.top + seen.rows; row++)
-    for (let column = Math.floor(view.left / step); column * step < view.left + seen.columns; column++) {
+    for (
+      let column = Math.floor(view.left / step);
+      column * step < view.left + seen.columns;
+      column++
+    ) {
       let tile = tiles.get(level, row, column);
       // Those on their way are waited for.
       for (let wait = 0; !tile && wait < 400 && !tiles.problem; wait++) {
@@ -52,32 +96,100 @@ export async function matrixFigure(studio: Studio, example: Example, layer: Laye
       }
       if (!tile) throw new Error("Tiles are still on their way; try again in a moment.");
       const own = { ...tile, canvas: null, painted: null };
-      context.drawImage(painted(own, colours), (column * step - view.left) * k, (row * step - view.top) * k, tile.columns * block * k, tile.rows * block * k);
+      context.drawImage(
+        painted(own, colours),
+        (column * step - view.left) * k,
+        (row * step - view.top) * k,
+        tile.columns * block * k,
+        tile.rows * block * k,
+      );
     }
   const parts = [picture(x0, y0, right, bottom, canvas)];
-  parts.push(text(x0 - 6, y0 - (named ? 10 : 14), "queries ↓", { size: SMALLEST, fill: ink.query, weight: 600, anchor: "end" }), text(x0, 10, "keys →", { size: SMALLEST, fill: ink.key, weight: 600 }));
-  const y = (row: number) => y0 + (row + 0.5 - view.top) * zoom, x = (column: number) => x0 + (column + 0.5 - view.left) * zoom;
-  const rows = { from: Math.max(0, Math.ceil(view.top - 0.5)), to: view.top + seen.rows - 0.5 }, columns = { from: Math.max(0, Math.ceil(view.left - 0.5)), to: view.left + seen.columns - 0.5 };
+  parts.push(
+    text(x0 - 6, y0 - (named ? 10 : 14), "queries ↓", {
+      size: SMALLEST,
+      fill: ink.query,
+      weight: 600,
+      anchor: "end",
+    }),
+    text(x0, 10, "keys →", { size: SMALLEST, fill: ink.key, weight: 600 }),
+  );
+  const y = (row: number) => y0 + (row + 0.5 - view.top) * zoom,
+    x = (column: number) => x0 + (column + 0.5 - view.left) * zoom;
+  const rows = { from: Math.max(0, Math.ceil(view.top - 0.5)), to: view.top + seen.rows - 0.5 },
+    columns = { from: Math.max(0, Math.ceil(view.left - 0.5)), to: view.left + seen.columns - 0.5 };
   const label = { size: SMALLEST, fill: ink.faint, middle: true };
   if (named) {
-    for (let row = rows.from; row <= rows.to + 1e-6; row++) parts.push(text(x0 - 6, y(row), fitted(visible(layer.queryTokens[row], 16), SMALLEST, names.rows), { ...label, anchor: "end" }));
-    for (let column = columns.from; column <= columns.to + 1e-6; column++) parts.push(text(x(column), y0 - 6, fitted(visible(layer.keyTokens[column], 16), SMALLEST, names.columns), { ...label, turn: -90 }));
+    for (let row = rows.from; row <= rows.to + 1e-6; row++)
+      parts.push(
+        text(x0 - 6, y(row), fitted(visible(layer.queryTokens[row], 16), SMALLEST, names.rows), {
+          ...label,
+          anchor: "end",
+        }),
+      );
+    for (let column = columns.from; column <= columns.to + 1e-6; column++)
+      parts.push(
+        text(
+          x(column),
+          y0 - 6,
+          fitted(visible(layer.keyTokens[column], 16), SMALLEST, names.columns),
+          { ...label, turn: -90 },
+        ),
+      );
   } else {
-    const down = nice(40 / zoom), across = nice((widthOf(grouped(layer.columns), SMALLEST) + 16) / zoom);
-    for (let row = Math.ceil(rows.from / down) * down; row <= rows.to; row += down) parts.push(line(x0 - 4, y(row), x0 - 1, y(row), ink.faint), text(x0 - 6, y(row), grouped(row), { ...label, anchor: "end" }));
-    for (let column = Math.ceil(columns.from / across) * across; column <= columns.to; column += across)
-      parts.push(line(x(column), y0 - 4, x(column), y0 - 1, ink.faint), text(Math.min(x(column), width - EDGE - 12), y0 - 8, grouped(column), { size: SMALLEST, fill: ink.faint, anchor: "middle" }));
+    const down = nice(40 / zoom),
+      across = nice((widthOf(grouped(layer.columns), SMALLEST) + 16) / zoom);
+    for (let row = Math.ceil(rows.from / down) * down; row <= rows.to; row += down)
+      parts.push(
+        line(x0 - 4, y(row), x0 - 1, y(row), ink.faint),
+        text(x0 - 6, y(row), grouped(row), { ...label, anchor: "end" }),
+      );
+    for (
+      let column = Math.ceil(columns.from / across) * across;
+      column <= columns.to;
+      column += across
+    )
+      parts.push(
+        line(x(column), y0 - 4, x(column), y0 - 1, ink.faint),
+        text(Math.min(x(column), width - EDGE - 12), y0 - 8, grouped(column), {
+          size: SMALLEST,
+          fill: ink.faint,
+          anchor: "middle",
+        }),
+      );
   }
-  const bar = y0 + bottom + 10, ramp = Math.min(200, width - x0 - EDGE);
-  for (let n = 0; n < 80; n++) parts.push(rect(x0 + (n * ramp) / 80, bar, ramp / 80 + 0.4, 7, rampColour(theme, n / 79)));
+  const bar = y0 + bottom + 10,
+    ramp = Math.min(200, width - x0 - EDGE);
+  for (let n = 0; n < 80; n++)
+    parts.push(rect(x0 + (n * ramp) / 80, bar, ramp / 80 + 0.4, 7, rampColour(theme, n / 79)));
   scale.ticks.forEach((weight, n) => {
     const at = studio.state.scale === "log" ? 1 + Math.log10(weight) / 6 : scale.to(weight);
-    parts.push(text(x0 + at * ramp, bar + 18, weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0), { size: SMALLEST, fill: ink.faint, anchor: n === 0 ? "start" : n === scale.ticks.length - 1 ? "end" : "middle" }));
+    parts.push(
+      text(
+        x0 + at * ramp,
+        bar + 18,
+        weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0),
+        {
+          size: SMALLEST,
+          fill: ink.faint,
+          anchor: n === 0 ? "start" : n === scale.ticks.length - 1 ? "end" : "middle",
+        },
+      ),
+    );
   });
   let end = bar + 20;
   const says = `weight, ${scale.name} scale${alone ? `; ${dotOf(layer)}` : level ? `; a dot is the ${studio.state.blocks === "max" ? "largest weight" : "mass of a row"} in ${block} × ${block} cells` : ""}`;
-  for (const words of lines(says, SMALLEST, width - x0 - EDGE)) parts.push(text(x0, (end += 12), words, { size: SMALLEST, fill: ink.faint }));
+  for (const words of lines(says, SMALLEST, width - x0 - EDGE))
+    parts.push(text(x0, (end += 12), words, { size: SMALLEST, fill: ink.faint }));
   const last = (from: number, count: number) => grouped(Math.ceil(from + count - 1e-6) - 1);
   const note = `Rows ${grouped(Math.floor(view.top))}–${last(view.top, seen.rows)}, columns ${grouped(Math.floor(view.left))}–${last(view.left, seen.columns)} of ${grouped(layer.rows)} × ${grouped(layer.columns)}.`;
-  return figure(width, end + 4, theme, headName(example, layer, head), note, smallPrint(studio, example), parts.join(""));
+  return figure(
+    width,
+    end + 4,
+    theme,
+    headName(example, layer, head),
+    note,
+    smallPrint(studio, example),
+    parts.join(""),
+  );
 }

@@ -10,5 +10,8 @@ export function smallPrint(studio: Studio, example: Example | null): string {
   if (example) parts.push(modelName(example.description.model.name));
   if (example && verifiedWords(example)) parts.push(verifiedWords(example));
   parts.push(`weft ${studio.opening?.weft ?? ""}`);
-  return parts.map((part) => visible(part, 80)).filter((part) => part !== "∅").join(" · ");
+  return parts
+    .map((part) => visible(part, 80))
+    .filter((part) => part !== "∅")
+    .join(" · ");
 }

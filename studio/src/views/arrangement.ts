@@ -6,14 +6,17 @@ export interface Group {
 }
 
 export const LABEL = 34; // room for the names of rows
-const GAP = 10, GAP_NARROW = 4; // between tiles
+const GAP = 10,
+  GAP_NARROW = 4; // between tiles
 export const APART = 28; // between groups
 export const TITLE = 46; // above a group: its name and the numbers of its columns
 
 /** Up to here, in pixels, a studio is narrow: its stage grows with what it holds, and the page scrolls.
  * The style sheet's container queries say the same. */
-const NARROW = 900, PHONE = 560;
-const MOST = 168, MOST_NARROW = 104;
+const NARROW = 900,
+  PHONE = 560;
+const MOST = 168,
+  MOST_NARROW = 104;
 
 interface Room {
   height: number;
@@ -29,14 +32,24 @@ export const roomFor = (studio: number, height: number): Room =>
     : { height, most: MOST, gap: GAP };
 
 /** The size of a tile and how many groups stand in a row. */
-export function arrange(groups: Group[], width: number, { height, most, gap }: Room, caption: number): { tile: number; across: number } {
+export function arrange(
+  groups: Group[],
+  width: number,
+  { height, most, gap }: Room,
+  caption: number,
+): { tile: number; across: number } {
   let best = { tile: 0, across: 1 };
   for (let across = 1; across <= groups.length; across++) {
-    let wide = Infinity, rows = 0, bands = 0;
+    let wide = Infinity,
+      rows = 0,
+      bands = 0;
     for (let start = 0; start < groups.length; start += across) {
       const band = groups.slice(start, start + across);
       const columns = band.reduce((sum, group) => sum + group.columns, 0);
-      wide = Math.min(wide, (width - band.length * LABEL - (band.length - 1) * APART) / columns - gap);
+      wide = Math.min(
+        wide,
+        (width - band.length * LABEL - (band.length - 1) * APART) / columns - gap,
+      );
       rows += Math.max(...band.map((group) => group.rows));
       bands++;
     }
