@@ -12,8 +12,7 @@ from weft.formats.terms import Terms
 from weft.formats.trace import Held, TraceLayer
 from weft.mechanism.masks import Window
 from weft.mechanism.packed import Ranges
-from weft.mechanism.positions import ALiBi, Shaw, alibi_slopes
-from weft.mechanism.transposed import ByDistance
+from weft.mechanism.positions import ALiBi, ByDistance, Shaw, alibi_slopes
 from weft.traces import Trace
 from weft.training.config import load_config
 from weft.training.inference import open_run

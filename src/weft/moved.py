@@ -50,6 +50,7 @@ MOVED = {
     "weft.mechanism.native": "weft.mechanism.backends.native",
     "weft.mechanism.native_call": "weft.mechanism.backends.native_request",
     "weft.mechanism.torch_ops": "weft.mechanism.backends.torch_ops",
+    "weft.mechanism.transposed": "weft.mechanism.relative",
     "weft.tracing.exchange": "weft.formats.exchange",
     "weft.tracing.interventions": "weft.experiments.interventions",
     "weft.tracing.reaching": "weft.experiments.head_outputs",

@@ -9,19 +9,17 @@ with minus infinity where the mask hides a key, and a sink beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.mechanism.masks import Mask, Window, causal
-from weft.mechanism.packed import Ranges
-from weft.mechanism.positions import ALiBi, Relative, Shaw
-from weft.mechanism.transposed import ByDistance
+from weft.mechanism.masks import Mask, Ranges, Window, causal
+from weft.mechanism.positions import ALiBi, ByDistance, Relative, Shaw
 
-__all__ = ["TENSORS", "Terms"]
+__all__ = ["MASKS", "POSITIONS", "TENSORS", "Form", "Terms"]
 
 #: Tensors that terms may have, by their names on disk, and their shapes: "h" heads, "q" queries,
 #: "k" keys, "d" depth, "t" the rows of a table, "n" queries + keys - 1, 1 one for all.
@@ -38,15 +36,52 @@ TENSORS = {
 _FAR = 2**31 - 1
 
 
+class Form(NamedTuple):
+    """How a kind of mask or position lies on disk: the name of its tensor, to it and from it."""
+
+    name: str
+    to_tensor: Callable[[Any], Tensor]
+    #: From the tensor, the number of queries and the offset.
+    from_tensor: Callable[[Tensor, int, int], Any]
+
+
+def _table(shaw: Shaw) -> Tensor:
+    return shaw.key_table if shaw.key_table.ndim == 3 else shaw.key_table[None]
+
+
+#: Masks that are kept as a tensor; a window is kept as numbers.
+MASKS: dict[type, Form] = {
+    Ranges: Form(
+        "ranges",
+        lambda mask: torch.stack((mask.first, mask.end)).int(),
+        lambda tensor, queries, offset: Ranges(*tensor.long()),
+    ),
+}
+
+#: Positions that are kept as they are; others are kept by distance, where that says them.
+POSITIONS: dict[type, Form] = {
+    Shaw: Form("key_table", _table, lambda table, _, offset: Shaw(table, None, offset)),
+    ALiBi: Form(
+        "slopes", lambda alibi: alibi.slopes, lambda slopes, _, offset: ALiBi(slopes, offset)
+    ),
+    ByDistance: Form(
+        "by_distance",
+        lambda bias: bias.values,
+        lambda values, queries, offset: ByDistance(values, queries - 1, offset),
+    ),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Terms:
     """What enters the weights of a layer besides scale, softcap, queries and keys.
 
-    mask      a `Window`, a range of keys for each query (`Ranges`), or None: all keys
-    relative  `Shaw` (keys), `ALiBi`, a bias by distance, or None
-    bias      added to the scores, broadcastable to (heads, queries, keys), or None
-    sinks     (heads,), or None
-    missing   what else enters and is not kept, with the reason; None: nothing
+    mask        a `Window`, a range of keys for each query (`Ranges`), or None: all keys
+    relative    one of `POSITIONS`, or None
+    bias        added to the scores, broadcastable to (heads, queries, keys), or None
+    sinks       (heads,), or None
+    missing     what else enters and is not kept, with the reason; None: nothing
+    mask_known  whether `mask` is the mask: it may be among what is missing
     """
 
     mask: Mask | None = None
@@ -54,16 +89,16 @@ class Terms:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     missing: str | None = None
+    mask_known: bool = True
 
     @property
     def rule(self) -> str | None:
         """The mask's name: "all", "causal", "window" or "ranges"; None: it is not known."""
         if self.mask is None:
-            # A mask that was not kept is missing; so may be something else.
-            return None if self.missing is not None and "mask" in self.missing else "all"
-        if isinstance(self.mask, Window):
-            return "causal" if self.mask == causal() else "window"
-        return "ranges"
+            return "all" if self.mask_known else None
+        if self.mask == causal():
+            return "causal"
+        return "window" if self.window is not None else MASKS[type(self.mask)].name
 
     @property
     def window(self) -> list[int | None] | None:
@@ -76,21 +111,17 @@ class Terms:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their names on disk."""
-        found: dict[str, Tensor | None] = {"bias": self.bias, "sinks": self.sinks}
-        if isinstance(self.mask, Ranges):
-            found["ranges"] = torch.stack((self.mask.first, self.mask.end)).int()
-        if isinstance(self.relative, Shaw):
-            table = self.relative.key_table
-            found["key_table"] = table if table.ndim == 3 else table[None]
-        elif isinstance(self.relative, ALiBi):
-            found["slopes"] = self.relative.slopes
-        elif isinstance(self.relative, ByDistance):
-            found["by_distance"] = self.relative.values
-        return {
-            name: tensor if name == "ranges" else tensor.float()
-            for name, tensor in found.items()
-            if tensor is not None
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in (("bias", self.bias), ("sinks", self.sinks)):
+            if tensor is not None:
+                tensors[name] = tensor.float()
+        if type(self.mask) in MASKS:
+            form = MASKS[type(self.mask)]
+            tensors[form.name] = form.to_tensor(self.mask)
+        if self.relative is not None:
+            form = POSITIONS[type(self.relative)]
+            tensors[form.name] = form.to_tensor(self.relative).float()
+        return tensors
 
     def said(self) -> dict[str, Any]:
         """What the manifest says of them, besides the window."""
@@ -101,25 +132,23 @@ class Terms:
         }
 
     @classmethod
-    def stored(
-        cls,
-        said: Mapping[str, Any],
-        window: list[int | None] | None,
-        tensors: Mapping[str, Tensor],
-        queries: int,
-    ) -> Terms:
-        """Made again from what lies on disk."""
-        mask: Mask | None = None
-        if window is not None:
-            left, right, offset = window
-            mask = Window(left, right, offset or 0)
-        elif "ranges" in tensors:
-            mask = Ranges(*tensors["ranges"].long())
-        relative: Relative | None = None
-        if "key_table" in tensors:
-            relative = Shaw(tensors["key_table"], None, said["offset"])
-        elif "slopes" in tensors:
-            relative = ALiBi(tensors["slopes"], said["offset"])
-        elif "by_distance" in tensors:
-            relative = ByDistance(tensors["by_distance"], queries - 1, said["offset"])
-        return cls(mask, relative, tensors.get("bias"), tensors.get("sinks"), said["missing"])
+    def stored(cls, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], queries: int) -> Terms:
+        """Made again from what lies on disk: the layer's entry in the manifest, and its tensors."""
+        terms = entry["terms"]
+
+        def part(forms: Mapping[Any, Form]) -> Any:
+            for name, _, from_tensor in forms.values():
+                if name in tensors:
+                    return from_tensor(tensors[name], queries, terms["offset"])
+            return None
+
+        window = entry.get("window")
+        mask = part(MASKS) if window is None else Window(window[0], window[1], window[2] or 0)
+        return cls(
+            mask,
+            part(POSITIONS),
+            tensors.get("bias"),
+            tensors.get("sinks"),
+            terms["missing"],
+            mask_known=entry["mask"] is not None,
+        )

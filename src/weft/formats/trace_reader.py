@@ -190,7 +190,7 @@ class StoredLayer:
                     )
                 ):
                     raise ValueError(f"{name} does not fit the layer")
-            return Terms.stored(said, self.entry.get("window"), found, queries)
+            return Terms.stored(self.entry, found, queries)
 
     def value_norms(self) -> Tensor | None:
         """See LayerData."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.masks import Mask
+from weft.mechanism.mask import Mask
 from weft.mechanism.shapes import whole_number
 
 __all__ = ["Neighbours", "neighbours"]
@@ -23,6 +23,7 @@ class Neighbours(Mask):
     row_starts: Tensor
     columns: Tensor
     keys: int
+    by_head = False
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
@@ -32,6 +33,14 @@ class Neighbours(Mask):
         allowed = torch.zeros(len(rows), keys, dtype=torch.bool)
         allowed[row, columns] = True
         return allowed.to(device)[None, None]
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        rows = torch.repeat_interleave(torch.arange(queries), self.row_starts.diff())
+        order = torch.argsort(self.columns, stable=True)
+        counts = torch.bincount(self.columns, minlength=keys)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        return Neighbours(starts, rows[order], queries)
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""

@@ -1,18 +1,17 @@
-"""Masks: who may look at whom. True = may look.
-
-A mask is a rule, not a matrix: it is asked for a block of rows at a time, so that a causal mask
-over 100,000 tokens costs nothing. Rules combine by ``&`` and ``|``.
+"""The masks: windows, causal ones among them, padding, and a range of keys for each query.
 
     >>> (causal() & padding([3])).dense(4, 4)[0, 0].int()
     tensor([[1, 0, 0, 0],
             [1, 1, 0, 0],
             [1, 1, 1, 0],
             [1, 1, 1, 0]], dtype=torch.int32)
+
+What can be asked of each, and masks made of others, are in `weft.mechanism.mask`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,95 +19,24 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
+from weft.mechanism.mask import Both, Either, Explicit, KeyRanges, Mask, as_mask
 from weft.mechanism.shapes import FARTHEST, describe, whole_number
 
 __all__ = [
     "Both",
     "Either",
     "Explicit",
+    "Lengths",
     "Mask",
     "Padding",
+    "Ranges",
+    "RealKeys",
     "Window",
     "as_mask",
     "causal",
     "padding",
     "window",
 ]
-
-
-class Mask(ABC):
-    """A rule that says which keys a query may look at."""
-
-    @abstractmethod
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """Some rows of the mask.
-
-        Args:
-            rows: the queries asked for.
-            keys: number of keys.
-            device: where the tensor is wanted.
-
-        Returns: bool, broadcastable to (batch, heads, rows, keys); True = may look.
-        """
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:  # noqa: B027
-        """Raise a ShapeError where the mask does not fit a call of these sizes."""
-
-    def dense(self, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-        """The whole mask, broadcastable to (batch, heads, queries, keys).
-
-        >>> window(1, 0).dense(3, 3)[0, 0].int()
-        tensor([[1, 0, 0],
-                [1, 1, 0],
-                [0, 1, 1]], dtype=torch.int32)
-        """
-        return self.block(range(queries), keys, torch.device(device))
-
-    def __and__(self, other: Mask | Tensor) -> Mask:
-        return Both(self, as_mask(other))
-
-    def __or__(self, other: Mask | Tensor) -> Mask:
-        return Either(self, as_mask(other))
-
-    def __rand__(self, other: Mask | Tensor) -> Mask:
-        return Both(as_mask(other), self)
-
-    def __ror__(self, other: Mask | Tensor) -> Mask:
-        return Either(as_mask(other), self)
-
-
-@dataclass(frozen=True)
-class Both(Mask):
-    """May look where both masks allow it: ``first & second``."""
-
-    first: Mask
-    second: Mask
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        return self.first.block(rows, keys, device) & self.second.block(rows, keys, device)
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        self.first.check(batch, heads, queries, keys)
-        self.second.check(batch, heads, queries, keys)
-
-
-@dataclass(frozen=True)
-class Either(Mask):
-    """May look where one of the masks allows it: ``first | second``."""
-
-    first: Mask
-    second: Mask
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        return self.first.block(rows, keys, device) | self.second.block(rows, keys, device)
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        self.first.check(batch, heads, queries, keys)
-        self.second.check(batch, heads, queries, keys)
 
 
 @dataclass(frozen=True)
@@ -118,6 +46,7 @@ class Window(Mask):
     left: int | None
     right: int | None
     offset: int = 0
+    by_head = False
 
     def __post_init__(self) -> None:
         offset = whole_number("window", "offset", self.offset)
@@ -147,64 +76,140 @@ class Window(Mask):
             allowed &= key <= position + self.right
         return allowed[None, None]
 
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        far = queries + keys + 1  # beyond every key on either side
+        left = -far if self.left is None else max(-far, self.offset - self.left)
+        right = far if self.right is None else min(far, self.offset + self.right)
+        return KeyRanges(band=(max(left, -(2**40)), min(right, 2**40)))
 
-@dataclass(frozen=True, eq=False)
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        return Window(self.right, self.left, -self.offset)
+
+
 class Padding(Mask):
-    """Keys that are padding are never looked at. ``allowed``: bool, (batch, keys)."""
+    """Keys that are padding are never looked at."""
 
-    allowed: Tensor | None
-    lengths: Tensor | None = None
+    by_head = False
+
+    @abstractmethod
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """Which keys of each sequence are real ones: bool, (batch or 1, keys)."""
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
-        if self.allowed is not None:
-            return self.allowed.to(device)[:, None, None, :]
-        assert self.lengths is not None
-        real = torch.arange(keys, device=device)[None, :] < self.lengths.to(device)[:, None]
-        return real[:, None, None, :]
+        return self.real(keys, device)[:, None, None, :]
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        real = self.real(keys, torch.device("cpu"))
+        if len(real) != 1:
+            return super().transposed(queries, keys)
+        return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
+
+
+def _check_batch(given: Tensor, batch: int) -> None:
+    if given.shape[0] not in (1, batch):
+        raise ShapeError(
+            f"padding: {given.shape[0]} sequences in the mask, {batch} in the batch. "
+            "Give one length, or one row of the mask, for each."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(Padding):
+    """The first keys of each sequence are real ones, as many as its length; integers, (batch,)."""
+
+    lengths: Tensor
+
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """See Padding.real."""
+        return torch.arange(keys, device=device)[None, :] < self.lengths.to(device)[:, None]
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        lengths = self.lengths.to("cpu", torch.int64)
+        return KeyRanges(by_sequence=torch.stack((torch.zeros_like(lengths), lengths)))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
-        given = self.allowed if self.allowed is not None else self.lengths
-        assert given is not None
-        if given.shape[0] not in (1, batch):
-            raise ShapeError(
-                f"padding: {given.shape[0]} sequences in the mask, {batch} in the batch. "
-                "Give one length, or one row of the mask, for each."
-            )
-        if self.lengths is not None and self.lengths.numel() and int(self.lengths.max()) > keys:
+        _check_batch(self.lengths, batch)
+        if self.lengths.numel() and int(self.lengths.max()) > keys:
             raise ShapeError(
                 f"padding: a length is {int(self.lengths.max())}, the call has {keys} keys. A "
                 "sequence has as many real keys as there are, or fewer."
             )
-        if self.allowed is not None and self.allowed.shape[1] != keys:
+
+
+@dataclass(frozen=True, eq=False)
+class RealKeys(Padding):
+    """The real keys of each sequence are marked: bool, (batch, keys), True = a real key."""
+
+    marked: Tensor
+
+    def real(self, keys: int, device: torch.device) -> Tensor:
+        """See Padding.real."""
+        return self.marked.to(device)
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        marked = self.marked.cpu()
+        if marked.shape[1] == 0:
+            return KeyRanges(rest=self)
+        first = marked.int().argmax(1)
+        count = marked.sum(1)
+        last = marked.shape[1] - marked.flip(1).int().argmax(1)
+        if bool(((count > 0) & (last - first != count)).any()):
+            return KeyRanges(rest=self)
+        return KeyRanges(by_sequence=torch.stack((first, first + count)))
+
+    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
+        """See Mask.check."""
+        _check_batch(self.marked, batch)
+        if self.marked.shape[1] != keys:
             raise ShapeError(
-                f"padding: the mask has {self.allowed.shape[1]} keys, from "
-                f"{describe(self.allowed)}, the call has {keys}. Give one column for each key."
+                f"padding: the mask has {self.marked.shape[1]} keys, from "
+                f"{describe(self.marked)}, the call has {keys}. Give one column for each key."
             )
 
 
 @dataclass(frozen=True, eq=False)
-class Explicit(Mask):
-    """A mask given as a bool tensor, broadcastable to (batch, heads, queries, keys)."""
+class Ranges(Mask):
+    """Query i looks at the keys from ``first[i]`` up to, without, ``end[i]``; int64, (queries,)."""
 
-    allowed: Tensor
+    first: Tensor
+    end: Tensor
+    by_head = False
+
+    def bounds(self, queries: int, keys: int) -> KeyRanges:
+        """See Mask.bounds."""
+        both = torch.stack((self.first, self.end))[:, :queries].cpu()
+        return KeyRanges(by_query=both.clamp(0, keys)[:, None].contiguous())
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
-        allowed = self.allowed.to(device)
-        allowed = allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
-        return allowed if allowed.shape[2] == 1 else allowed[:, :, rows.start : rows.stop]
+        first, end = torch.stack((self.first, self.end))[:, rows.start : rows.stop].to(device)
+        key = torch.arange(keys, device=device)
+        allowed: Tensor = (key >= first[:, None]) & (key < end[:, None])
+        return allowed[None, None]
+
+    def transposed(self, queries: int, keys: int) -> Mask:
+        """See Mask.transposed."""
+        first, end = self.first[:queries].contiguous(), self.end[:queries].contiguous()
+        if bool((first.diff() < 0).any() or (end.diff() < 0).any() or (first > end).any()):
+            return super().transposed(queries, keys)
+        # Both rise: key j is seen from the first query whose keys end after it to the last one
+        # whose keys begin at it or before.
+        key = torch.arange(keys, device=first.device)
+        return Ranges(*(torch.searchsorted(side, key, right=True) for side in (end, first)))
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
-        expected = (batch, heads, queries, keys)
-        sizes = (1,) * (4 - self.allowed.ndim) + tuple(self.allowed.shape)
-        if any(size not in (1, want) for size, want in zip(sizes, expected, strict=True)):
+        if len(self.first) != queries:
             raise ShapeError(
-                f"mask: {describe(self.allowed)} does not broadcast to (batch, heads, queries, "
-                f"keys) = {expected}. For a mask over the keys of each sequence, use "
-                "weft.padding(mask)."
+                f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
+                "for each query; packed sequences must fill the call."
             )
 
 
@@ -256,31 +261,12 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
         if given.ndim == 1:
             given = given[None]
         if given.ndim == 2:
-            return Padding(given)
+            return RealKeys(given)
     elif given.ndim == 1 and not given.is_floating_point() and not given.is_complex():
         if bool((given < 0).any()):
             raise InputError(f"padding: a length is {int(given.min())}; expected 0 or more keys.")
-        return Padding(None, given)
+        return Lengths(given)
     raise InputError(
         f"padding: got {given.dtype} of shape {describe(given)}; expected lengths, integers of "
         "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
     )
-
-
-def as_mask(mask: Mask | Tensor) -> Mask:
-    """A mask, or a bool tensor as a mask."""
-    if isinstance(mask, Mask):
-        return mask
-    if not isinstance(mask, Tensor):
-        raise InputError(f"mask: got {type(mask).__name__}; expected a weft mask or a bool tensor.")
-    if mask.dtype != torch.bool:
-        raise InputError(
-            f"mask: got a tensor of {mask.dtype}; expected bool, True = may look. For numbers that "
-            "are added to the scores, use bias=."
-        )
-    if not 2 <= mask.ndim <= 4:
-        raise ShapeError(
-            f"mask: {describe(mask)}; expected (queries, keys), (heads, queries, keys) or (batch, "
-            "heads, queries, keys)."
-        )
-    return Explicit(mask)

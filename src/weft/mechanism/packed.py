@@ -1,4 +1,4 @@
-"""Masks that give each query a range of keys of its own; packed sequences are one.
+"""Packed sequences: a mask that gives each query the keys of its own sequence.
 
 Several sequences laid end to end, none of which sees the others, cost no padding: the kernels
 read each query's range and skip the rest.
@@ -7,51 +7,14 @@ read each query's range and skip the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from weft.errors import InputError, ShapeError
-from weft.mechanism.masks import Mask
+from weft.errors import InputError
+from weft.mechanism.masks import Mask, Ranges
 
-__all__ = ["Packed", "Ranges", "packed"]
-
-
-@dataclass(frozen=True, eq=False)
-class Ranges(Mask):
-    """Query i looks at the keys from ``first[i]`` up to, without, ``end[i]``; int64, (queries,)."""
-
-    first: Tensor
-    end: Tensor
-
-    def ranges(self, queries: int, keys: int) -> Tensor:
-        """First key and end for each query, (2, 1, queries)."""
-        both = torch.stack((self.first, self.end))[:, :queries]
-        return both.clamp(0, keys)[:, None].contiguous()
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        first, end = self.ranges(rows.stop, keys)[:, 0, rows.start :].to(device)
-        key = torch.arange(keys, device=device)
-        allowed: Tensor = (key >= first[:, None]) & (key < end[:, None])
-        return allowed[None, None]
-
-    def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
-        """See Mask.check."""
-        if len(self.first) != queries:
-            raise ShapeError(
-                f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
-                "for each query; packed sequences must fill the call."
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Packed(Ranges):
-    """Query i looks at the keys of its own sequence. See `packed`."""
-
-    query_lengths: Tensor
-    key_lengths: Tensor
+__all__ = ["Ranges", "packed"]
 
 
 def packed(
@@ -89,4 +52,4 @@ def packed(
     queries, keys = queries.long().cpu(), keys.long().cpu()
     ends = keys.cumsum(0)
     first, end = torch.stack((ends - keys, ends)).repeat_interleave(queries, dim=1)
-    return Packed(first, end, queries, keys)
+    return Ranges(first, end)

@@ -10,18 +10,21 @@ A query's position is its row plus ``offset``: 0 where queries and keys begin to
 from __future__ import annotations
 
 import math
-from abc import ABC
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
+from weft.mechanism.parts import changed
+from weft.mechanism.relative import ByDistance, DistanceBias, DistanceTables, Relative, distances
 from weft.mechanism.shapes import describe, whole_number
 
 __all__ = [
     "ALiBi",
     "Buckets",
+    "ByDistance",
+    "DistanceBias",
     "Relative",
     "Shaw",
     "alibi_slopes",
@@ -109,17 +112,6 @@ def alibi_slopes(heads: int) -> Tensor:
     return torch.tensor(slopes[:heads])
 
 
-def distances(rows: range, keys: int, offset: int, device: torch.device) -> Tensor:
-    """The distance ``j - (i + offset)`` from each query to each key, (rows, keys).
-
-    >>> distances(range(2), 3, 0, torch.device("cpu"))
-    tensor([[ 0,  1,  2],
-            [-1,  0,  1]])
-    """
-    position = torch.arange(rows.start, rows.stop, device=device) + offset
-    return torch.arange(keys, device=device)[None, :] - position[:, None]
-
-
 def bucket_of_distance(
     distance: Tensor, buckets: int, max_distance: int, bidirectional: bool
 ) -> Tensor:
@@ -148,37 +140,6 @@ def bucket_of_distance(
     ratio = (distance.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
     far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
     return first + torch.where(distance < exact, distance, far)
-
-
-class Relative(ABC):
-    """Relative positions as `weft.attention` takes them: what they add to scores and output."""
-
-    offset: int
-
-    def __post_init__(self) -> None:
-        offset = whole_number(type(self).__name__, "offset", self.offset)
-        object.__setattr__(self, "offset", offset)  # NumPy's whole numbers become Python's
-
-    def check(self, heads: int, depth: int, value_depth: int) -> None:  # noqa: B027
-        """Raise a ShapeError where the tables do not fit a call of these sizes."""
-
-    def key_scores(self, queries: Tensor, rows: range, keys: int) -> Tensor | None:
-        """What is added to the raw scores and scaled with them.
-
-        queries: (batch, heads, rows, depth). Returns: (batch, heads, rows, keys), or None.
-        """
-        return None
-
-    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor | None:
-        """What is added to the scaled scores, (heads or 1, rows, keys), or None."""
-        return None
-
-    def value_output(self, weights: Tensor, rows: range) -> Tensor | None:
-        """What is added to the output.
-
-        weights: (batch, heads, rows, keys). Returns: (batch, heads, rows, value_depth), or None.
-        """
-        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +185,23 @@ class Shaw(Relative):
                     "tables."
                 )
 
+    def tables(self) -> DistanceTables:
+        """See Relative.tables."""
+        return DistanceTables(self.key_table, self.value_table)
+
+    def in_scores(self) -> Shaw:
+        """Without the values' table: see Relative.in_scores."""
+        return changed(self, value_table=None)
+
+    def of_head(self, head: int, heads: int) -> Shaw:
+        """See Relative.of_head."""
+
+        def own(table: Tensor) -> Tensor:
+            return table[head, None] if table.ndim == 3 and len(table) > 1 else table
+
+        values = None if self.value_table is None else own(self.value_table)
+        return Shaw(own(self.key_table), values, self.offset)
+
     def _rows_of_table(self, rows: range, keys: int, device: torch.device) -> Tensor:
         clipped = distances(rows, keys, self.offset, device).clamp(-self.clip, self.clip)
         return clipped + self.clip
@@ -245,7 +223,7 @@ class Shaw(Relative):
 
 
 @dataclass(frozen=True, eq=False)
-class ALiBi(Relative):
+class ALiBi(DistanceBias):
     """Scores fall linearly with the distance: ``bias_ij = -slope |j - i|``, one slope a head.
 
     slopes: (heads,), see `alibi_slopes`.
@@ -262,17 +240,20 @@ class ALiBi(Relative):
                 f"ALiBi: the slopes are {describe(self.slopes)}; expected one a head, ({heads},)."
             )
 
-    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Relative.bias."""
-        distance = distances(rows, keys, self.offset, device).abs()
-        slopes = self.slopes.to(device)
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """See DistanceBias.bias_of."""
+        slopes = self.slopes.to(distance.device)
         if slopes.dtype in (torch.float16, torch.bfloat16):
             slopes = slopes.float()  # their products with distances are no numbers of 8 bits
-        return -slopes[:, None, None] * distance
+        return -slopes.reshape(-1, *(1,) * distance.ndim) * distance.abs()
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        """See Relative.of_head."""
+        return changed(self, slopes=self.slopes[head, None])
 
 
 @dataclass(frozen=True, eq=False)
-class Buckets(Relative):
+class Buckets(DistanceBias):
     """A learned bias for each bucket of distances, one a head (T5).
 
     table: (buckets, heads); see `bucket_of_distance`.
@@ -301,12 +282,13 @@ class Buckets(Relative):
                 f"{exact}, the first distance that shares its bucket."
             )
 
-    def bias(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Relative.bias."""
+    def bias_of(self, distance: Tensor) -> Tensor:
+        """See DistanceBias.bias_of."""
         bucket = bucket_of_distance(
-            distances(rows, keys, self.offset, device),
-            self.table.shape[0],
-            self.max_distance,
-            self.bidirectional,
+            distance, self.table.shape[0], self.max_distance, self.bidirectional
         )
-        return self.table[bucket].permute(2, 0, 1)
+        return self.table[bucket].movedim(-1, 0)
+
+    def of_head(self, head: int, heads: int) -> Relative:
+        """See Relative.of_head."""
+        return changed(self, table=self.table[:, head, None])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import Field, dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -199,6 +199,8 @@ def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: flo
 class Score(ABC):
     """A score function with its parameters, as `weft.attention` takes it."""
 
+    #: Its parameters that are tensors, by name.
+    tensors: ClassVar[tuple[str, ...]] = ()
     #: Whether queries and keys must have one depth.
     same_depth: bool = True
     #: Whether exchanging a query and a key leaves the score unchanged.
@@ -221,19 +223,17 @@ class Score(ABC):
         taken = {dtype}
         if dtype in (torch.float16, torch.bfloat16):  # computed in float32
             taken |= {torch.float16, torch.bfloat16, torch.float32}
-        parameters: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
-        for field in parameters:
-            if field.type not in ("Tensor", Tensor):  # as text or not, as the module writes types
-                continue
-            name, given = f"{type(self).__name__}: {field.name}", getattr(self, field.name)
-            if not isinstance(given, Tensor) or given.dtype not in taken:
-                kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        held = (name for name, part in vars(self).items() if isinstance(part, Tensor))
+        for field in dict.fromkeys((*self.tensors, *held)):
+            name, tensor = f"{type(self).__name__}: {field}", getattr(self, field)
+            if not isinstance(tensor, Tensor) or tensor.dtype not in taken:
+                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise InputError(
                     f"{name} is {kind}, the queries are {dtype}. Give a tensor of their type."
                 )
-            if given.ndim == self.by_head and given.shape[0] not in (1, heads):
+            if tensor.ndim == self.by_head and tensor.shape[0] not in (1, heads):
                 raise ShapeError(
-                    f"{name} is {describe(given)}; expected one for all heads, or one for each of "
+                    f"{name} is {describe(tensor)}; expected one for all heads, or one for each of "
                     f"{heads}."
                 )
 
@@ -272,6 +272,7 @@ class Bilinear(Score):
 
     matrix: Tensor
     symmetric: bool = False
+    tensors = ("matrix",)
     same_depth = False
     by_head = 3
 
@@ -296,6 +297,7 @@ class Additive(Score):
     query_matrix: Tensor
     key_matrix: Tensor
     vector: Tensor
+    tensors = ("query_matrix", "key_matrix", "vector")
     same_depth = False
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -313,6 +315,7 @@ class GraphAttention(Score):
     query_vector: Tensor
     key_vector: Tensor
     slope: float = 0.2
+    tensors = ("query_vector", "key_vector")
     same_depth = False
     by_head = 2
 
@@ -326,6 +329,7 @@ class GraphAttentionV2(Score):
 
     vector: Tensor
     slope: float = 0.2
+    tensors = ("vector",)
     by_head = 2
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:

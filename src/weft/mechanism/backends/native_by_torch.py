@@ -14,10 +14,9 @@ from weft.mechanism.backends.native_request import NativeCall
 from weft.mechanism.backends.recomputed import products_again
 from weft.mechanism.backends.torch_blocks import block_scores, normalise, row_blocks, weigh
 from weft.mechanism.call import AttentionCall
-from weft.mechanism.positions import Relative, Shaw
+from weft.mechanism.positions import ByDistance, Relative, Shaw
 from weft.mechanism.scores import Dot
 from weft.mechanism.shapes import repeat_kv_heads
-from weft.mechanism.transposed import ByDistance
 
 __all__ = ["torch_gradients"]
 

@@ -18,9 +18,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from weft.mechanism.call import AttentionCall
-from weft.mechanism.masks import Both, Mask, Padding, Window
-from weft.mechanism.packed import Ranges
-from weft.mechanism.positions import Shaw
+from weft.mechanism.mask import Mask
+from weft.mechanism.relative import Relative
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
 __all__ = ["NativeCall", "kernels", "prepare", "why_not_served"]
@@ -122,8 +121,12 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
     if not isinstance(call.score, Dot | ScaledDot | Bilinear):
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
-    if isinstance(call.score, Bilinear) and isinstance(call.relative, Shaw):
+    tables = None if call.relative is None else call.relative.tables()
+    if isinstance(call.score, Bilinear) and tables is not None:
         return "Shaw's tables meet the queries before the bilinear matrix does"
+    if call.relative is not None and tables is None and not call.relative.only_bias:
+        kind = type(call.relative).__name__
+        return f"{kind} adds more than a bias by distance, or than Shaw's tables"
     if call.dropout:
         return f"dropout is {call.dropout}, the kernels have none"
     if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
@@ -136,29 +139,22 @@ def why_not_served(call: AttentionCall) -> str | None:
     return _why_mask_not_served(call)
 
 
-def _parts(mask: Mask | None) -> list[Mask]:
-    """The masks that a mask is made of by ``&``."""
-    if mask is None:
-        return []
-    if isinstance(mask, Both):
-        return _parts(mask.first) + _parts(mask.second)
-    return [mask]
-
-
 def _why_mask_not_served(call: AttentionCall) -> str | None:
-    queries, keys = call.queries.shape[2], call.keys.shape[2]
-    for part in _parts(call.mask):
-        if isinstance(part, Window | Padding | Ranges):
-            continue
-        # A row of an explicit mask tells the size of all.
-        row = part.block(range(min(queries, 1)), keys, call.queries.device)
-        cells = row.shape[0] * row.shape[1] * queries * keys
-        if cells > MASK_CELLS:
-            return (
-                f"the mask has {cells:,} cells, the kernels take up to {MASK_CELLS:,} in a mask "
-                "that is neither a window nor padding"
-            )
-    return None
+    (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[2]
+    if call.mask is None or batch * heads * queries * keys <= MASK_CELLS:
+        return None
+    rest = call.mask.bounds(queries, keys).rest
+    if rest is None:
+        return None
+    # Two rows tell the size of all, or that all are one.
+    rows = rest.block(range(2), keys, call.queries.device)
+    cells = rows.shape[0] * rows.shape[1] * keys * (1 if rows.shape[2] == 1 else queries)
+    if cells <= MASK_CELLS:
+        return None
+    return (
+        f"the mask has {cells:,} cells, the kernels take up to {MASK_CELLS:,} in a mask "
+        "that is neither a window nor padding"
+    )
 
 
 def prepare(call: AttentionCall) -> NativeCall:
@@ -169,7 +165,6 @@ def prepare(call: AttentionCall) -> NativeCall:
         # Raises where A does not fit.
         bilinear(queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix)
         queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
-    rows, length = queries.shape[2], keys.shape[2]
     native = NativeCall(
         _contiguous_rows(queries),
         _contiguous_rows(keys),
@@ -179,31 +174,27 @@ def prepare(call: AttentionCall) -> NativeCall:
         sinks=None if call.sinks is None else call.sinks.float().contiguous(),
     )
     if call.bias is not None:
-        native = replace(native, bias=_as_cells(call.bias.float(), length))
-    if isinstance(call.relative, Shaw):
-        shaw = call.relative
-        native = replace(
-            native,
-            key_table=_as_table(shaw.key_table),
-            value_table=None if shaw.value_table is None else _as_table(shaw.value_table),
-            clip=shaw.clip,
-            relative_offset=shaw.offset,
-        )
-    elif call.relative is not None and rows and length:
-        # The bias of query row -(rows - 1) + n with key 0 is the bias of distance n - (rows - 1).
-        distance = _bias_by_distance(call, rows, length)
-        native = replace(native, offset_bias=distance)
+        native = replace(native, bias=_as_cells(call.bias.float(), keys.shape[2]))
+    if call.relative is not None:
+        native = _with_relative(native, call.relative)
     return native if call.mask is None else _with_mask(native, call.mask)
 
 
-def _bias_by_distance(call: AttentionCall, rows: int, length: int) -> Tensor:
-    """A relative bias as a vector for each head: cell n is the distance n - (rows - 1)."""
-    assert call.relative is not None
-    device = call.queries.device
-    before = call.relative.bias(range(rows - 1, rows), rows + length - 1, device)
-    assert before is not None
-    # One query at position rows - 1 sees key n at distance n - (rows - 1).
-    return before[:, 0].float().expand(call.heads, -1).contiguous()
+def _with_relative(native: NativeCall, relative: Relative) -> NativeCall:
+    tables = relative.tables()
+    if tables is not None:
+        return replace(
+            native,
+            key_table=_as_table(tables.keys),
+            value_table=None if tables.values is None else _as_table(tables.values),
+            clip=(tables.keys.shape[-2] - 1) // 2,
+            relative_offset=relative.offset,
+        )
+    (_, heads, rows, _), length = native.queries.shape, native.keys.shape[2]
+    bias = relative.by_distance(rows, length)
+    if bias is None or not rows or not length:
+        return native
+    return replace(native, offset_bias=bias.values.float().expand(heads, -1).contiguous())
 
 
 def _contiguous_rows(tensor: Tensor) -> Tensor:
@@ -224,57 +215,17 @@ def _as_cells(cells: Tensor, keys: int) -> Tensor:
 def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
     batch, _, rows, _ = native.queries.shape
     length = native.keys.shape[2]
-    # Beyond every key on either side.
-    left, right = -(rows + length + 1), rows + length + 1
-    key_range: Tensor | None = None
-    row_range: Tensor | None = None
+    bounds = mask.bounds(rows, length)
     allowed: Tensor | None = None
-    banded = False
-    for part in _parts(mask):
-        if isinstance(part, Window):
-            banded = True
-            if part.left is not None:
-                left = max(left, part.offset - part.left)
-            if part.right is not None:
-                right = min(right, part.offset + part.right)
-            continue
-        if isinstance(part, Ranges):
-            ranges = part.ranges(rows, length)
-            row_range = ranges if row_range is None else _narrower(row_range, ranges)
-            continue
-        if isinstance(part, Padding):
-            ends = _padding_range(part)
-            if ends is not None:
-                key_range = ends if key_range is None else _narrower(key_range, ends)
-                continue
-        cells = _as_cells(part.block(range(rows), length, native.queries.device), length)
-        allowed = cells if allowed is None else allowed & cells
+    if bounds.rest is not None:
+        cells = bounds.rest.block(range(rows), length, native.queries.device)
+        allowed = _as_cells(cells, length)
+    by_sequence = bounds.by_sequence
     return replace(
         native,
-        band=(max(left, -(2**40)), min(right, 2**40)) if banded else None,
-        key_range=None if key_range is None else key_range.expand(2, batch).contiguous(),
-        row_range=row_range,
+        band=bounds.band,
+        key_range=None if by_sequence is None else by_sequence.expand(2, batch).contiguous(),
+        row_range=bounds.by_query,
         allowed=allowed,
         mask=mask,
     )
-
-
-def _narrower(one: Tensor, other: Tensor) -> Tensor:
-    return torch.stack((torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])))
-
-
-def _padding_range(mask: Padding) -> Tensor | None:
-    """First real key and end for each sequence, (2, batch or 1); None where these are no range."""
-    if mask.lengths is not None:
-        lengths = mask.lengths.to("cpu", torch.int64)
-        return torch.stack((torch.zeros_like(lengths), lengths))
-    assert mask.allowed is not None
-    allowed = mask.allowed.cpu()
-    if allowed.shape[1] == 0:
-        return None
-    first = allowed.int().argmax(1)
-    count = allowed.sum(1)
-    last = allowed.shape[1] - allowed.flip(1).int().argmax(1)
-    if bool(((count > 0) & (last - first != count)).any()):
-        return None
-    return torch.stack((first, first + count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from weft.mechanism.call import AttentionCall
+from weft.mechanism.parts import with_float_tensors
 
 __all__ = [
     "block_scores",
@@ -23,7 +24,6 @@ __all__ = [
     "row_blocks",
     "run_block",
     "weigh",
-    "with_float_tensors",
 ]
 
 #: Numbers that one block of rows may hold: 64 MiB of float32.
@@ -34,18 +34,6 @@ def in_transform() -> bool:
     """Whether a transform of torch.func is at work, or derivatives are taken forward."""
     forward: bool = forward_ad._current_level >= 0
     return forward or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def with_float_tensors(parts: Any) -> Any:
-    """A score or relative positions with every half-precision tensor in float32."""
-    if not is_dataclass(parts):
-        return parts
-    changed = {}
-    for field in fields(parts):
-        value = getattr(parts, field.name)
-        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
-            changed[field.name] = value.float()
-    return replace(parts, **changed) if changed else parts  # type: ignore[type-var]
 
 
 def in_float(call: AttentionCall) -> AttentionCall:

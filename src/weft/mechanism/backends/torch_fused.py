@@ -21,7 +21,6 @@ from weft.mechanism.backends.torch_blocks import (
 )
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Window
-from weft.mechanism.positions import Shaw
 from weft.mechanism.scores import Dot, ScaledDot
 from weft.mechanism.shapes import repeat_kv_heads
 
@@ -40,7 +39,7 @@ def fused_serves(call: AttentionCall) -> bool:
     return (
         call.scale > 0
         and isinstance(call.score, Dot | ScaledDot)
-        and not isinstance(call.relative, Shaw)
+        and (call.relative is None or call.relative.only_bias)
         and call.softcap is None
         and call.sinks is None
         and call.keys.shape[2] > 0

@@ -152,7 +152,7 @@ class AttentionMatrix:
 
     def received(self) -> Tensor:
         """What each key gets from all queries: the column sums, (heads, keys)."""
-        if self._call.by_shaw:
+        if self._call.by_cells:
             return self.T @ self.queries.new_ones(self.shape[1])
         return self._call.turned(self._row_bias()).rows(Top(0)).lse.exp()
 
@@ -173,7 +173,11 @@ class AttentionMatrix:
 
         One over it is the row's effective number of keys.
         """
-        return self._exponential(self._call.twice().rows(Top(0)).lse - 2 * self.lse)
+        twice = self._call.twice()
+        if twice is None:
+            parts = [block.square().sum(-1) for _, block in blocks(self._call, self.lse)]
+            return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
+        return self._exponential(twice.rows(Top(0)).lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
         """``sum_j P_ij P_ji``: how much each position is looked back at, (heads, queries).
@@ -186,7 +190,7 @@ class AttentionMatrix:
                 f"reciprocity: the matrix is {queries} by {length}; expected a square one, of a "
                 "sequence that looks at itself."
             )
-        if self._call.by_shaw or self._call.softcap is not None:  # no sum of scores is one call
+        if self._call.by_cells or self._call.softcap is not None:  # no sum of scores is one call
             parts = [
                 (block * cells(self._call, self.lse, range(length), rows).transpose(1, 2)).sum(-1)
                 for rows, block in blocks(self._call, self.lse)
@@ -399,7 +403,7 @@ class TransposedMatrix:
         matrix = self.matrix
         heads, keys, queries = self.shape
         values, flat = matrix._vectors(vectors, queries, "T @")
-        if matrix._call.by_shaw:
+        if matrix._call.by_cells:
             result = values.new_zeros(heads, keys, values.shape[-1])
             for rows, block in blocks(matrix._call, matrix.lse):
                 result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]

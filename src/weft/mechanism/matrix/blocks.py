@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from weft.mechanism.masks import Window
+from weft.mechanism.mask import KeyRanges
 from weft.mechanism.matrix.calls import MatrixCall
 from weft.mechanism.matrix.cells import cells
 
@@ -41,12 +41,21 @@ def summaries_of_blocks(
     largest, sums = call.queries.new_zeros(shape), call.queries.new_zeros(shape)
     tall = max(_ROWS // size, 1) * size
     wide = max(_COLUMNS // size, 1) * size
+    ranges = _seen(call)
     for start in range(rows.start, rows.stop, tall):
         some = range(start, min(start + tall, rows.stop))
-        for across, part in _parts(call, lse, some, columns, wide, size):
+        seen = None if ranges is None else ranges[:, start : some.stop]
+        for across, part in _parts(call, lse, seen, some, columns, wide, size):
             into = _blocks_of(some, rows, size), _blocks_of(across, columns, size)
             largest[into], sums[into] = reduced(part, size)
     return largest, sums
+
+
+def _seen(call: MatrixCall) -> Tensor | None:
+    """First key and end for each query, (2, queries); None where only cells say the mask."""
+    _, queries, keys = call.shape
+    bounds = KeyRanges() if call.mask is None else call.mask.bounds(queries, keys)
+    return bounds.of_sample(queries, keys, 0) if bounds.rest is None else None
 
 
 def _blocks_of(some: range, every: range, size: int) -> slice:
@@ -67,25 +76,26 @@ def reduced(part: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(
-    call: MatrixCall, lse: Tensor, rows: range, every: range, wide: int, size: int
+    call: MatrixCall,
+    lse: Tensor,
+    seen: Tensor | None,
+    rows: range,
+    every: range,
+    wide: int,
+    size: int,
 ) -> Iterator[tuple[range, Tensor]]:
-    """The weights of some rows, a range of columns at a time; what is hidden is left out."""
-    window = call.mask if isinstance(call.mask, Window) else None
-    first, last = every.start, every.stop
-    if window is not None and window.left is not None:
-        seen = max(first, rows.start + window.offset - window.left)
-        first += (min(seen, last) - first) // size * size
-    if window is not None and window.right is not None:
-        last = max(first, min(last, rows.stop + window.offset + window.right))
-    plain = (
-        call.relative is None
-        and call.bias is None
-        and call.softcap is None
-        and (call.mask is None or window is not None)
-    )
-    if not plain:
-        for start in range(first, last, wide):
-            columns = range(start, min(start + wide, last))
+    """The weights of some rows, a range of columns at a time; what is hidden is left out.
+
+    seen: first key and end for each of the rows, (2, rows), where that is the mask; see
+        Mask.ranges. None: cells decide.
+    """
+    if (
+        seen is None
+        or call.relative is not None
+        or call.bias is not None
+        or call.softcap is not None
+    ):
+        for columns in _tiles(every, seen, wide, size):
             yield columns, cells(call, lse, rows, columns)[0]
         return
     scaled = call.queries[0, rows.start : rows.stop] * call.scale
@@ -93,18 +103,23 @@ def _parts(
     # A row that sees nothing has lse = -inf and weights 0.
     blind = lse[0, rows.start : rows.stop]
     less = (-blind).masked_fill(blind == -math.inf, -math.inf).to(scaled.dtype)[:, None]
-    for start in range(first, last, wide):
-        columns = range(start, min(start + wide, last))
+    first, end = seen[..., None]
+    for columns in _tiles(every, seen, wide, size):
         part = torch.addmm(less, scaled, keys[columns.start : columns.stop].T)
-        if window is not None and _straddles(window, rows, columns):
-            allowed = window.block(rows, columns.stop, part.device)[0, 0, :, columns.start :]
-            part.masked_fill_(~allowed, -math.inf)
+        if int(first.max()) > columns.start or int(end.min()) < columns.stop:
+            key = torch.arange(columns.start, columns.stop)
+            part.masked_fill_((key < first) | (key >= end), -math.inf)
         yield columns, part.exp_()
 
 
-def _straddles(window: Window, rows: range, columns: range) -> bool:
-    """Whether a window hides some cells of a tile."""
-    low, high = rows.start + window.offset, rows.stop - 1 + window.offset
-    past = window.right is not None and columns.stop - 1 > low + window.right
-    before = window.left is not None and columns.start < high - window.left
-    return past or before
+def _tiles(every: range, seen: Tensor | None, wide: int, size: int) -> Iterator[range]:
+    """The columns that some row sees, so many at a time, from the start of a block on."""
+    start, stop = every.start, every.stop
+    if seen is not None:
+        some = seen[:, seen[1] > seen[0]]
+        if not some.numel():
+            return
+        start += max(int(some[0].min()) - start, 0) // size * size
+        stop = min(stop, int(some[1].max()))
+    for first in range(start, stop, wide):
+        yield range(first, min(first + wide, stop))

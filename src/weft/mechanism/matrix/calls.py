@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import ShapeError
-from weft.mechanism.adjacency import Neighbours
-from weft.mechanism.backends.torch_blocks import block_scores, with_float_tensors
+from weft.mechanism.backends.torch_blocks import block_scores
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.function import Backend, attend
 from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.masks import Both, Either, Explicit, Mask, Padding, Window
-from weft.mechanism.packed import Ranges
-from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
+from weft.mechanism.mask import Mask
+from weft.mechanism.parts import with_float_tensors
+from weft.mechanism.relative import ByDistance, Relative
 from weft.mechanism.scores import Dot
 from weft.mechanism.shapes import describe, repeat_kv_heads
-from weft.mechanism.transposed import ByDistance, transposed_mask, transposed_relative
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
 
@@ -55,9 +52,9 @@ class MatrixCall:
         return self.queries.shape[0], self.queries.shape[1], self.keys.shape[1]
 
     @property
-    def by_shaw(self) -> bool:
-        """Whether the scores hold Shaw's positions, which depend on more than the distance."""
-        return isinstance(self.relative, Shaw)
+    def by_cells(self) -> bool:
+        """Whether positions add to the scores what depends on more than the distance."""
+        return self.relative is not None and not self.relative.only_bias
 
     def every_key(self) -> Tensor:
         """The keys with a head for each of the queries'."""
@@ -91,48 +88,49 @@ class MatrixCall:
         """The graph alone."""
         return self.attend(self.nothing(self.shape[2]), keep)[1]
 
-    def twice(self) -> MatrixCall:
-        """The call whose scores are twice as high."""
-        relative = self.relative
-        if relative is not None and not self.by_shaw:
-            relative = self._by_distance(2.0)
+    def twice(self) -> MatrixCall | None:
+        """The call whose scores are twice as high; None: positions add what cannot be doubled."""
+        by_distance = self._by_distance()
+        if self.relative is not None and by_distance is None and self.relative.tables() is None:
+            return None
         return replace(
             self,
             scale=2 * self.scale,
             softcap=None if self.softcap is None else 2 * self.softcap,
             bias=None if self.bias is None else 2 * self.bias,
-            relative=relative,
+            relative=self.relative
+            if by_distance is None
+            else replace(by_distance, values=2 * by_distance.values),
         )
 
     def turned(self, row_bias: Tensor) -> MatrixCall:
-        """Queries and keys exchanged, a number for each query added: (heads, 1, queries)."""
+        """Queries and keys exchanged, a number for each query added: (heads, 1, queries).
+
+        For positions that are a bias by distance, or none.
+        """
         _, queries, keys = self.shape
-        relative = self.relative
-        if relative is not None and queries and keys:
-            relative = transposed_relative(relative, queries, keys)
+        by_distance = self._by_distance()
         return replace(
             self,
             queries=self.every_key(),
             keys=self.queries,
-            mask=transposed_mask(self.mask, queries, keys),
+            mask=None if self.mask is None else self.mask.transposed(queries, keys),
             bias=row_bias if self.bias is None else row_bias + self.bias.transpose(1, 2),
-            relative=relative,
+            relative=None if by_distance is None else by_distance.transposed(),
         )
 
     def beside_itself(self, row_bias: Tensor) -> MatrixCall:
-        """The call whose scores are s_ij + s_ji, a number for each j added. No cap, no Shaw."""
-        assert self.softcap is None and not self.by_shaw
+        """The call whose scores are s_ij + s_ji, a number for each j added.
+
+        Of a sequence that looks at itself, without a cap; positions as for `turned`.
+        """
         _, queries, keys = self.shape
         repeated = self.every_key()
-        mask = self.mask
+        mask, bias, relative = self.mask, row_bias, self._by_distance()
         if mask is not None:
-            turned = transposed_mask(mask, queries, keys)
-            assert turned is not None
-            mask = mask & turned
-        relative, bias = self.relative, row_bias
-        if relative is not None and keys:
-            there = self._by_distance(1.0).values
-            relative = ByDistance(there + there.flip(1), keys - 1)
+            mask = mask & mask.transposed(queries, keys)
+        if relative is not None:
+            relative = replace(relative, values=relative.values + relative.transposed().values)
         if self.bias is not None:
             bias = bias + self.bias + self.bias.transpose(1, 2)
         return replace(
@@ -155,18 +153,16 @@ class MatrixCall:
             self,
             queries=self.queries[h : h + 1],
             keys=self.keys[h // group : h // group + 1],
-            mask=None if self.mask is None else _mask_of_head(self.mask, h),
+            mask=None if self.mask is None else self.mask.of_head(h),
             bias=bias,
-            relative=None if relative is None else _relative_of_head(relative, h, self.shape),
+            relative=None if relative is None else relative.of_head(h, heads),
         )
 
     def scores(self, rows: range, columns: range) -> Tensor:
         """The scores of some rows and columns, (heads, rows, columns), -inf where hidden."""
         inside = slice(columns.start, columns.stop)
-        relative: Any = self.relative
-        if relative is not None:
-            # Key 0 of the tile is key columns.start of the matrix.
-            relative = replace(relative, offset=relative.offset - columns.start)
+        # Key 0 of the tile is key columns.start of the matrix.
+        relative = None if self.relative is None else self.relative.moved(-columns.start)
         bias = self.bias
         if bias is not None:
             bias = bias[None] if bias.shape[2] == 1 else bias[None, :, :, inside]
@@ -185,9 +181,10 @@ class MatrixCall:
         allowed = allowed if allowed.shape[2] == 1 else allowed[..., inside]
         return scores.masked_fill(~allowed, -torch.inf)
 
-    def _by_distance(self, factor: float) -> ByDistance:
-        """The relative bias as a vector by distance, times a factor."""
-        return _relative_by_distance(self.relative, self.shape, factor)
+    def _by_distance(self) -> ByDistance | None:
+        """The relative bias by distance; None: there is none, or the positions are another kind."""
+        _, queries, keys = self.shape
+        return None if self.relative is None else self.relative.by_distance(queries, keys)
 
 
 def matrix_call(
@@ -210,8 +207,8 @@ def matrix_call(
                 f"{name}: {which} are {describe(tensor)}; expected (heads, positions, depth). "
                 "Take one sequence of a batch at a time."
             )
-    if isinstance(relative, Shaw):  # the weights know nothing of values
-        relative = replace(relative, value_table=None)
+    if isinstance(relative, Relative):
+        relative = relative.in_scores()
     values = keys[..., :0]
     scale = 1 / math.sqrt(max(queries.shape[2], 1)) if scale is None else scale
     checked = checked_call(
@@ -229,53 +226,3 @@ def matrix_call(
         softcap,
         backend,
     )
-
-
-def _relative_by_distance(
-    relative: Relative | None, shape: tuple[int, int, int], factor: float = 1.0
-) -> ByDistance:
-    _, queries, keys = shape
-    turned = transposed_relative(relative, queries, keys)
-    assert isinstance(turned, ByDistance)
-    return ByDistance(factor * turned.values.flip(1), queries - 1)
-
-
-def _relative_of_head(relative: Relative, h: int, shape: tuple[int, int, int]) -> Relative:
-    if isinstance(relative, Shaw):
-        table = relative.key_table
-        own = table.ndim == 3 and len(table) > 1
-        return replace(relative, key_table=table[h : h + 1] if own else table)
-    if isinstance(relative, ALiBi):
-        return replace(relative, slopes=relative.slopes[h : h + 1])
-    if isinstance(relative, Buckets):
-        return replace(relative, table=relative.table[:, h : h + 1])
-    if not isinstance(relative, ByDistance):
-        relative = _relative_by_distance(relative, shape)
-    values = relative.values
-    return replace(relative, values=values[h : h + 1] if len(values) > 1 else values)
-
-
-@dataclass(frozen=True, eq=False)
-class _OfHead(Mask):
-    """The mask of one head among those of a mask."""
-
-    mask: Mask
-    head: int
-
-    def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
-        """See Mask.block."""
-        allowed = self.mask.block(rows, keys, device)
-        return allowed if allowed.shape[1] == 1 else allowed[:, self.head : self.head + 1]
-
-
-def _mask_of_head(mask: Mask, h: int) -> Mask:
-    if isinstance(mask, Window | Ranges | Padding | Neighbours):
-        return mask
-    if isinstance(mask, Both | Either):
-        return type(mask)(_mask_of_head(mask.first, h), _mask_of_head(mask.second, h))
-    if isinstance(mask, Explicit):
-        allowed = mask.allowed
-        if allowed.ndim < 3 or allowed.shape[-3] == 1:
-            return mask
-        return Explicit(allowed[..., h : h + 1, :, :])
-    return _OfHead(mask, h)

@@ -1,0 +1,36 @@
+"""Scores and positions with some of their fields changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["changed", "with_float_tensors", "with_tensors"]
+
+Part = TypeVar("Part")
+
+
+def changed(part: Part, **changes: object) -> Part:
+    """A frozen dataclass with other values for some of its fields."""
+    dataclass: Any = part
+    different: Part = replace(dataclass, **changes)
+    return different
+
+
+def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
+    """A frozen dataclass with each of its tensors changed; anything else as it is."""
+    if not is_dataclass(part):
+        return part
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    return changed(part, **{name: change(tensor) for name, tensor in tensors.items()})
+
+
+def with_float_tensors(part: Part) -> Part:
+    """The same with every half-precision tensor in float32."""
+    half = (torch.float16, torch.bfloat16)
+    return with_tensors(part, lambda tensor: tensor.float() if tensor.dtype in half else tensor)
