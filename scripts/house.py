@@ -3,6 +3,7 @@
     python scripts/house.py            # a table
     python scripts/house.py --json     # one JSON object, as the last line
     python scripts/house.py --names    # and the files and functions behind each count
+    python scripts/house.py --walks    # the two walks alone, as CONTRIBUTING.md shows them
 
 Counts are read from the files that git tracks. The two walks are not drawn by hand: a training
 step, a trace and a request of the studio run, and the files on the call stack are counted where
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import io
 import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import tokenize
 import traceback
 from collections.abc import Callable, Iterator
@@ -183,7 +186,8 @@ def walks() -> dict[str, list[str]]:
     """The files on the call stack on two ways through the house.
 
     query: from `weft train` to the native kernel.
-    edge: from the kernel, through the file of edges, to the studio's answer to a browser.
+    edge: from the kernel, through the file of edges, to the studio's answer to a browser. The
+        files of the model and of the command line, which only stand above, are left out.
     """
     import os
 
@@ -196,7 +200,8 @@ def walks() -> dict[str, list[str]]:
     from weft.studio.server import create_app
 
     def weft(*words: str) -> None:
-        app(list(words), standalone_mode=False)
+        with contextlib.redirect_stdout(sys.stderr):
+            app(list(words), standalone_mode=False)
 
     calls: list[list[str]] = []
     writes: list[list[str]] = []
@@ -221,8 +226,22 @@ def walks() -> dict[str, list[str]]:
         for put_back in undo:
             put_back()
         os.chdir(before)
-    stacks = (calls[0], writes[0], reads[0])
-    return {"query": query, "edge": list(dict.fromkeys(name for s in stacks for name in s))}
+    passed = dict.fromkeys((*reversed(calls[-1]), *writes[0], *reads[0]))
+    edge = [name for name in passed if not name.startswith(("cli/", "models/"))]
+    return {"query": query, "edge": edge}
+
+
+def drawn(ways: dict[str, list[str]]) -> str:
+    """The walks as CONTRIBUTING.md shows them."""
+    titles = {"query": "weft train", "edge": "the kernel"}
+    ends = {"query": "the kernel", "edge": "the browser"}
+    lines = []
+    for name, passed in ways.items():
+        text = " > ".join((titles[name], *passed, ends[name]))
+        lines += textwrap.wrap(
+            f"{name}: {text}", 96, subsequent_indent="    ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def examined() -> dict[str, list[str] | int]:
@@ -251,7 +270,8 @@ def examined() -> dict[str, list[str] | int]:
             for path in written
             if path.suffix in suffixes
             for number, line in enumerate(lines_of(path), 1)
-            if len(line) > LONG_LINE
+            # A row of a Markdown table is one line, however long.
+            if len(line) > LONG_LINE and not (name == "md" and line.startswith("|"))
         ]
     words = [words_in(path) for path in source]
     for word in words[0]:
@@ -266,7 +286,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object, as the last line")
     parser.add_argument("--names", action="store_true", help="what is behind each count")
+    parser.add_argument("--walks", action="store_true", help="the two walks alone")
     asked = parser.parse_args()
+    if asked.walks:
+        print(drawn(walks()))
+        return
     state = examined()
     counts = {name: of if isinstance(of, int) else len(of) for name, of in state.items()}
     for name, count in counts.items():
