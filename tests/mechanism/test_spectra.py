@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from weft.errors import InputError
 from weft.mechanism import spectra
 from weft.mechanism.reference import graphs
 
@@ -86,3 +87,12 @@ def test_one_long_column_or_row(transposed: bool) -> None:
     if transposed:
         left, right = right, left
     assert spectra.directionality(left, right) == (-1 if transposed else 1)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, 1e30])
+def test_matrices_that_are_not_finite_have_no_spectrum(broken: float) -> None:
+    left, right = torch.randn(2, 3, 6, 4)
+    left[1, 2, 3] = broken
+    right[1, 2, 3] = broken  # 1e30 is finite, its square in float32 is not
+    with pytest.raises(InputError, match=r"^spectrum: a matrix of .* infinite or NaN"):
+        spectra.product_spectrum(left, right)

@@ -9,7 +9,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["directionality", "effective_rank", "product_norm", "product_spectrum", "symmetry"]
+from weft.errors import InputError
+from weft.mechanism.shapes import describe
+
+__all__ = [
+    "directionality",
+    "effective_rank",
+    "finite",
+    "product_norm",
+    "product_spectrum",
+    "singular_values",
+    "symmetry",
+]
+
+
+def finite(operation: str, matrix: Tensor) -> Tensor:
+    """The matrix itself, whose numbers are all finite.
+
+    Raises: InputError: one is infinite or NaN: such a matrix has no singular values.
+    """
+    if not bool(matrix.isfinite().all()):
+        raise InputError(
+            f"{operation}: a matrix of {describe(matrix)} holds numbers that are infinite or NaN; "
+            "expected finite ones. Training that diverged leaves such, and so does a damaged file: "
+            "take an earlier snapshot, or another file."
+        )
+    return matrix
+
+
+def singular_values(operation: str, matrix: Tensor) -> Tensor:
+    """Singular values, largest first, (..., rank); an InputError where a number is not finite."""
+    values: Tensor = torch.linalg.svdvals(finite(operation, matrix))
+    return values
 
 
 def product_norm(left: Tensor, right: Tensor) -> Tensor:
@@ -86,19 +117,19 @@ def product_spectrum(left: Tensor, right: Tensor) -> Tensor:
 
     Args: left, right: (..., width, depth).
     Returns: (..., min(width, depth)); the others are 0.
+    Raises: InputError: a number of the matrices, or of their product, is infinite or NaN.
     """
     left_triangle = torch.linalg.qr(left, mode="r").R
     right_triangle = torch.linalg.qr(right, mode="r").R
-    singular_values: Tensor = torch.linalg.svdvals(left_triangle @ right_triangle.transpose(-2, -1))
-    return singular_values
+    return singular_values("spectrum", left_triangle @ right_triangle.transpose(-2, -1))
 
 
-def effective_rank(singular_values: Tensor) -> Tensor:
+def effective_rank(spectrum: Tensor) -> Tensor:
     """How many directions a matrix uses, as the exponential of its spectrum's entropy.
 
         exp(-sum_i p_i log p_i), p_i = s_i / sum_j s_j
 
-    Args: singular_values: (..., rank), 0 or more.
+    Args: spectrum: the singular values, (..., rank), 0 or more.
     Returns: (...): from 1 to rank; 0 for the zero matrix.
     Source: Roy and Vetterli 2007.
 
@@ -106,7 +137,7 @@ def effective_rank(singular_values: Tensor) -> Tensor:
     >>> effective_rank(spectra).round(decimals=4)
     tensor([4., 1.])
     """
-    total = singular_values.sum(-1, keepdim=True)
-    share = singular_values / total.clamp(min=torch.finfo(singular_values.dtype).tiny)
+    total = spectrum.sum(-1, keepdim=True)
+    share = spectrum / total.clamp(min=torch.finfo(spectrum.dtype).tiny)
     rank = torch.exp(-torch.xlogy(share, share).sum(-1))
     return torch.where(total.squeeze(-1) > 0, rank, 0.0)

@@ -58,3 +58,14 @@ def test_without_weights_no_direction_is_in_use(length):
         found = energy_rank(source)
         assert found.lower.tolist() == found.upper.tolist() == [0, 0]
         assert effective_rank(source).tolist() == [0, 0]
+
+
+def test_weights_that_are_not_finite_are_refused_in_a_line() -> None:
+    tokens = torch.randn(1, 6, 4)
+    # As forged: queries that are no numbers beside a log-sum-exp that is one.
+    queries = tokens.clone()
+    queries[0, 2] = torch.nan
+    matrix = weft.AttentionMatrix(queries, tokens, lse=torch.zeros(1, 6))
+    for measure in (effective_rank, energy_rank):
+        with pytest.raises(weft.InputError, match="infinite or NaN"):
+            measure(matrix)

@@ -105,3 +105,16 @@ def test_the_table_by_head_and_by_layer(translator):
     assert heads["qk_rank"].between(1, 4.001).all()
     with pytest.raises(weft.InputError, match="by='token'"):
         weight_measures(layers, by="token")
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_matrices_that_are_not_finite_are_refused_by_name(
+    layer: LayerMatrices, broken: float
+) -> None:
+    layer.W_V[0, 1, 1] = broken
+    with pytest.raises(weft.InputError, match=f"^weights: W_V of layer {layer.name}: .*NaN"):
+        weight_measures([layer])
+    circuit = ov_circuit(layer)
+    for measure in (circuit.singular_values, circuit.eigenvalues, circuit.copying):
+        with pytest.raises(weft.InputError, match="infinite or NaN"):
+            measure()

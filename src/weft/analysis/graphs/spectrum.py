@@ -48,7 +48,9 @@ def effective_rank(source: Source) -> Tensor:
             dense = torch.from_numpy(source.adjacency(head).toarray())
         else:
             dense = source[head, :, :]
-        found.append(spectra.effective_rank(torch.linalg.svdvals(dense.double())))
+        found.append(
+            spectra.effective_rank(spectra.singular_values("effective_rank", dense.double()))
+        )
     return torch.stack(found).float() if found else torch.zeros(0)
 
 
@@ -139,7 +141,7 @@ def _ends(given: Tensor, square: float, column: float, queries: int) -> tuple[fl
     """Bounds of the entropy. given: P^T Q; square: |P|^2; column: the largest column sum."""
     if square <= 0:
         return 0.0, 0.0
-    energy = torch.linalg.svdvals(given.double()).square()
+    energy = spectra.singular_values("energy_rank", given.double()).square()
     inside = min(float(energy.sum()), square)
     rest = max(0.0, 1 - inside / square)
     if rest < 1e-6:  # float32 has no finer idea of it

@@ -64,8 +64,9 @@ class Circuit:
         Raises: InputError: the circuit does not lead from a space to itself.
         """
         self._square("eigenvalues")
-        found: Tensor = torch.linalg.eigvals(self.right.transpose(-2, -1) @ self.left)
-        return found
+        turned = spectra.finite("eigenvalues", self.right.transpose(-2, -1) @ self.left)
+        values: Tensor = torch.linalg.eigvals(turned)
+        return values
 
     def copying(self) -> Tensor:
         """How far the circuit makes more of what it reads: of OV, whether the head copies.

@@ -9,6 +9,7 @@ from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of_snapshot
 from weft.errors import InputError
 from weft.formats.history import History
+from weft.mechanism.spectra import finite
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +28,7 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
     Args: layers: as `weft.analysis.matrices.projections.matrices_of` gives them; by: "layer" or
     "head".
 
-    Raises: InputError: pandas is not installed.
+    Raises: InputError: a matrix holds an infinite number or NaN, or pandas is not installed.
     """
     try:
         import pandas
@@ -37,6 +38,9 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
         raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
     rows: list[dict[str, Any]] = []
     for number, layer in enumerate(layers):
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            if (matrix := getattr(layer, name)) is not None:
+                finite(f"weights: {name} of layer {layer.name}", matrix)
         said = {"layer": number, "name": layer.name, "kind": layer.kind}
         found = _by_head(layer)
         if by == "head":
