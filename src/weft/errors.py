@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "BackendError",
     "DataError",
@@ -9,6 +12,7 @@ __all__ = [
     "ShapeError",
     "VerificationError",
     "WeftError",
+    "optional_package",
 ]
 
 
@@ -34,3 +38,17 @@ class DataError(WeftError, OSError):
 
 class VerificationError(WeftError, RuntimeError):
     """A model that computes something else while it is traced than it does without."""
+
+
+@contextmanager
+def optional_package(asker: str, remedy: str = '"weft[exchange]"') -> Iterator[None]:
+    """Raise an InputError where an import inside the block fails: it names the package.
+
+    Args:
+        asker: what needs the package, as the error begins.
+        remedy: what pip installs.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{asker}: {error.name} is not installed. pip install {remedy}") from None

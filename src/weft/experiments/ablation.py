@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from weft.errors import InputError, ShapeError
+from weft.errors import InputError, ShapeError, optional_package
 from weft.experiments.interventions import Intervention, Kind, editing_heads, intervening
 from weft.mechanism.observe import HeadOutputs
 from weft.mechanism.shapes import describe
@@ -70,10 +70,8 @@ class Ablation:
 
         Raises: InputError: pandas is not installed.
         """
-        try:
+        with optional_package("to_pandas"):
             import pandas
-        except ImportError:
-            raise InputError('pandas is not installed. pip install "weft[exchange]"') from None
         rows = [
             {
                 "layer": effect.heads[0][0],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.terms import Terms
 from weft.formats.tokens import Tokens
 from weft.formats.verification import in_words
@@ -353,10 +353,8 @@ class TraceData:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""
         from weft.formats.trace_files import edge_table
 
-        try:
+        with optional_package("to_pandas", "pandas"):
             import pandas
-        except ImportError:
-            raise InputError("to_pandas: pandas is not installed. pip install pandas") from None
         frames = [
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.mechanism.shapes import describe
 
 if TYPE_CHECKING:
@@ -295,12 +295,8 @@ class AttentionGraph:
         Edges lead from query to key, as everywhere in weft. For two sequences, keys are numbered
         after the queries.
         """
-        try:
+        with optional_package("to_pyg", "torch_geometric"):
             from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise InputError(
-                "to_pyg: PyTorch Geometric is not installed. pip install torch_geometric"
-            ) from None
         rows, columns, scores, weights = self._edges("to_pyg", head)
         _, queries, keys = self.shape
         first_key, nodes = (0, keys) if queries == keys else (queries, queries + keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.trace import Held, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.bundle import script, style
@@ -35,13 +35,9 @@ def widget(trace: TraceData, start: str = "", title: str = "") -> Any:
 
     Raises: InputError: anywidget is not installed, or the trace is too long for a notebook.
     """
-    try:
+    with optional_package("widget", '"weft[notebook]"'):
         import anywidget
         import traitlets
-    except ImportError as error:
-        raise InputError(
-            f"widget: {error.name} is not installed. pip install 'weft[notebook]'"
-        ) from None
 
     class StudioWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
         _esm = script()

@@ -13,7 +13,7 @@ import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData
 from weft.studio.collection import Collection
 
@@ -133,14 +133,10 @@ def view(trace: TraceData | Path | str, *, port: int | None = None, browser: boo
 
 
 def _server(collection: Collection) -> uvicorn.Server:
-    try:
+    with optional_package("view", '"weft[studio]"'):
         import uvicorn
 
         from weft.studio.server import create_app
-    except ImportError as error:
-        raise InputError(
-            f"view: {error.name} is not installed. pip install 'weft[studio]'"
-        ) from None
     from weft.studio import bundle
 
     bundle.script()  # Where it was not built, say so now.

@@ -12,7 +12,7 @@ from weft.analysis.graphs.reciprocity import reciprocity
 from weft.analysis.graphs.spectrum import energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source, check_numbers, left_out
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -63,12 +63,8 @@ def graph_measures(
     Raises: InputError: pandas is not installed, or a layer has no exact weights that were asked
     for.
     """
-    try:
+    with optional_package("measures"):
         import pandas
-    except ImportError:
-        raise InputError(
-            'measures: pandas is not installed. pip install "weft[exchange]"'
-        ) from None
     if by not in ("head", "layer"):
         raise InputError(f'measures: by={by!r}; expected "head" or "layer".')
     rows: list[dict[str, Any]] = []

@@ -26,7 +26,7 @@ from weft.analysis.heads import measures
 from weft.analysis.heads.chance import holm
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.scores import HeadScores
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
 
 if TYPE_CHECKING:
@@ -308,10 +308,8 @@ def heads(
 
     Raises: InputError: pandas is not installed; and as `head_roles`.
     """
-    try:
+    with optional_package("heads"):
         import pandas
-    except ImportError:
-        raise InputError('heads: pandas is not installed. pip install "weft[exchange]"') from None
     found = head_roles(traces, exact=exact, reach=reach, alpha=alpha, least=least)
     columns = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
     rows = [

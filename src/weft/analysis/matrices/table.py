@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of_snapshot
-from weft.errors import InputError
+from weft.errors import InputError, optional_package
 from weft.formats.history import History
 from weft.mechanism.spectra import finite
 
@@ -30,10 +30,8 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
 
     Raises: InputError: a matrix holds an infinite number or NaN, or pandas is not installed.
     """
-    try:
+    with optional_package("weights"):
         import pandas
-    except ImportError:
-        raise InputError('weights: pandas is not installed. pip install "weft[exchange]"') from None
     if by not in ("head", "layer"):
         raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
     rows: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weft.analysis.sql.views import VIEWS, make_views
-from weft.errors import DataError, InputError
+from weft.errors import DataError, InputError, optional_package
 from weft.formats.files import atomic_file
 from weft.formats.tokens import visible
 from weft.formats.trace import TraceData
@@ -33,10 +33,8 @@ def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFr
 
     Raises: InputError: the query is none, or asks for what there is not; pandas is missing.
     """
-    try:
+    with optional_package("sql"):
         import pandas  # noqa: F401
-    except ImportError:
-        raise InputError('sql: pandas is not installed. pip install "weft[exchange]"') from None
     frame: pandas.DataFrame = ask(trace, query).table().to_pandas()
     return frame
 
@@ -202,10 +200,8 @@ WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".json": _write_json}
 @contextmanager
 def _one_line() -> Iterator[None]:
     """DuckDB's errors, which draw an arrow under the query, as one line."""
-    try:
+    with optional_package("query"):
         import duckdb
-    except ImportError:
-        raise InputError('query: DuckDB is not installed. pip install "weft[exchange]"') from None
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
