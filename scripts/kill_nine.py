@@ -234,7 +234,7 @@ class Killer:
 def seconds_to_import() -> float:
     """Seconds in which Python starts and imports what most commands need of weft."""
     begin = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import weft.cli.corpus"], check=True)
+    subprocess.run([sys.executable, "-c", "import weft.jobs.corpus"], check=True)
     return time.monotonic() - begin
 
 
@@ -263,9 +263,9 @@ def import_all() -> None:
     import matplotlib.figure  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    import weft.cli.corpus
-    import weft.cli.windows
     import weft.formats.exchange
+    import weft.jobs.corpus
+    import weft.jobs.windows
     import weft.pictures
     import weft.studio.page
     import weft.training.loop

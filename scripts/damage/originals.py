@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 import weft
-from weft.cli.tracing import Options, trace_text
 from weft.formats.terms import Terms
 from weft.formats.trace import Held, TraceLayer
+from weft.jobs.model import TraceOptions
+from weft.jobs.run_model import RunModel
 from weft.mechanism.masks import Window
 from weft.mechanism.packed import Ranges
 from weft.mechanism.positions import ALiBi, ByDistance, Shaw, alibi_slopes
@@ -54,7 +55,8 @@ def make_originals(folder: Path) -> None:
     config.write_text(CONFIG)
     train(load_config(config), folder / "run", SilentListener())
     run = open_run(folder / "run")
-    trace_text(run, "de: 17. März 2024", Options(keep=4), beam=1).save(folder / "trace")
+    model, options = RunModel(run, beam=1), TraceOptions(keep=4)
+    model.trace(model.inputs("de: 17. März 2024", options), folder / "trace", options)
     _everything().save(folder / "terms")
     _pretrained(folder / "model")
 

@@ -41,14 +41,14 @@ def verbs_of(kind: str, folder: Path, whole: Path, new: Path) -> list[Words]:
     if kind == "run":
         return [
             ("evaluate", folder), ("translate", folder), ("heads", folder),
-            ("weights", folder), ("weights", folder, "--history"),
+            ("projections", folder), ("projections", folder, "--history"),
             ("heads", folder, "--history", "previous"), ("relevance", folder, "--text", "de: 1"),
             ("trace", folder, "--text", "de: 1", "-o", new),
             ("train", whole / "config" / "config.toml", "--run", folder),
         ]  # fmt: skip
     if kind == "model":
         return [
-            ("trace", folder, "--text", "a b c", "-o", new), ("weights", folder),
+            ("trace", folder, "--text", "a b c", "-o", new), ("projections", folder),
             ("relevance", folder, "--text", "a b"), ("ablate", folder, "--text", "a b"),
             ("trace", folder, "--text", "a b c d e", "--window", 3, "-o", new),
         ]  # fmt: skip
@@ -66,7 +66,7 @@ class Said:
 
 
 #: Verbs whose output is the same whenever they read the same.
-_COMPARED = ("heads", "measures", "rollout", "flow", "query", "compare", "weights", "translate")
+_COMPARED = ("heads", "measures", "rollout", "flow", "query", "compare", "projections", "translate")
 
 
 def comparable(said: Said) -> bool:

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 import weft
+import weft.cli
 from weft.formats.run import RunFolder
 
 Command = Callable[..., Any]
 
-VERBS = (
-    "demo", "train", "translate", "generate", "evaluate", "trace", "export", "view",
-    "heads", "ablate", "relevance", "measures", "rollout", "flow", "weights", "compare", "query",
-)  # fmt: skip
+VERBS = tuple(
+    name
+    for name, command in typer.main.get_command(weft.cli.app).commands.items()  # type: ignore[attr-defined]
+    if not command.hidden
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)

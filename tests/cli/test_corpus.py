@@ -149,7 +149,7 @@ def test_workers_end_with_the_process_that_started_them(writer: Path, tmp_path: 
 def test_a_trace_that_came_meanwhile_is_there(
     weft_main: Command, writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import weft.cli.corpus
+    import weft.jobs.corpus
 
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
     corpus.write_text("a b\nc d\n")
@@ -159,9 +159,9 @@ def test_a_trace_that_came_meanwhile_is_there(
     (folder / ".corpus.json.weft-part-dead").write_text("half")
     # As if another process had ended both after this one looked.
     seen: list[Path] = []
-    real = weft.cli.corpus._is_there
+    real = weft.jobs.corpus._is_there
     monkeypatch.setattr(
-        weft.cli.corpus,
+        weft.jobs.corpus,
         "_is_there",
         lambda path: (path in seen and real(path)) or seen.append(path) is not None,
     )

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 import weft
-from weft.cli import demo
 from weft.formats.tensors import load_tensors
+from weft.jobs import demo
 from weft.training.config import RunConfig, check_config
 
 Command = Callable[..., Any]

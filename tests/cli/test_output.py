@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 
 import weft
 from weft.cli.endings import one_line
-from weft.cli.output import safe, safe_console, safe_output
+from weft.cli.safe_text import safe, safe_console, safe_output
 from weft.formats.trace import Held, TraceLayer
 from weft.traces import Trace
 
@@ -107,7 +107,7 @@ def test_paths_too_long(weft_main: Command, data: Path, tmp_path: Path, length: 
         ("train", path), ("train", data / "dates.toml", "--run", path), ("evaluate", path),
         ("translate", path), ("generate", path, "--prompt", "a"), ("heads", path),
         ("export", path, "--html", tmp_path / "p"), ("measures", path), ("rollout", path),
-        ("flow", path), ("query", path, "select 1"), ("compare", path, path), ("weights", path),
+        ("flow", path), ("query", path, "select 1"), ("compare", path, path), ("projections", path),
         ("trace", path, "--text", "a", "-o", tmp_path / "t"), ("view", path, "--no-browser"),
         ("trace", "x", "--file", path, "-o", tmp_path / "t"), ("relevance", path, "--text", "a"),
         ("trace", "x", "--text", "a", "-o", path), ("ablate", path, "--text", "a"),

@@ -134,7 +134,7 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.cli.tracing.trace_model", stopped)
+    monkeypatch.setattr("weft.jobs.trace_request.trace_model", stopped)
     result = weft_main("trace", writer, "--text", "a b", "-o", tmp_path / "none.weft")
     assert result.code == 130
     assert result.err.splitlines()[-1] == (

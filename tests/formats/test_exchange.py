@@ -11,7 +11,6 @@ import pytest
 import scipy.sparse
 
 import weft
-from weft.cli.tracing import export_trace
 from weft.formats.exchange import (
     export_layer,
     to_networkx,
@@ -20,6 +19,7 @@ from weft.formats.exchange import (
     write_graphml,
     write_trace_parquet,
 )
+from weft.jobs.export import export_trace
 
 
 def test_every_format_holds_the_same_weights(pair_trace, tmp_path):

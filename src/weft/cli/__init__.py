@@ -1,6 +1,5 @@
-"""The roof: the command line, the only place where making and seeing meet."""
+"""The command line, the only place where making and seeing meet what a person types."""
 
-from weft.cli import analysis as analysis  # adds its verbs
 from weft.cli.commands import app, main
 
 __all__ = ["app", "main"]

@@ -1,149 +1,174 @@
-r"""What a terminal is told: text whose control characters are shown, never obeyed.
-
-Names of tokens, models and files are other people's text. An escape sequence in them could clear
-the screen or change what stands there; a bidirectional override turns the direction of what comes
-after it. While a command runs, everything that it writes passes through here. In JSON, such
-characters stand in strings only, where `\u001b` means the same: what is printed stays valid.
-"""
+"""What a verb prints: a table, comma-separated values, JSON; and its progress."""
 
 from __future__ import annotations
 
-import errno
 import json
-import re
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["exact_output", "safe", "safe_console", "safe_output"]
+from weft.cli.safe_text import exact_output, safe_console
 
-#: Control characters but tab and line feed, marks that embed, override or isolate the direction of
-#: writing, separators of lines, and halves of surrogate pairs.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console
+    from rich.table import Table
 
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
-
-
-def safe(text: str, encoding: str | None = None) -> str:
-    r"""A text in which nothing commands a terminal; what its encoding lacks is escaped likewise.
-
-    >>> safe("red \x1b[31m, \u202egnorw")
-    'red \\u001b[31m, \\u202egnorw'
-    """
-    text = _UNSAFE.sub(_escaped, text)
-    if encoding is None or text.isascii():
-        return text
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return "".join(
-            character if _has(encoding, character) else json.dumps(character)[1:-1]
-            for character in text
-        )
-    except LookupError:
-        pass
-    return text
+__all__ = [
+    "cell",
+    "console",
+    "print_csv",
+    "print_frame",
+    "print_json",
+    "print_places",
+    "print_table",
+    "progress_bar",
+    "records",
+    "say",
+]
 
 
-def _has(encoding: str, character: str) -> bool:
-    try:
-        character.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
+def console() -> Console:
+    """Where progress is written: standard error, so that results can be piped."""
+    return safe_console(stderr=True)
 
 
-class _SafeStream:
-    """A stream of text through `safe`; rich, whose own control sequences must pass, goes past it.
-
-    `rich_proxied_file` is where rich looks for the stream to write to; see `safe_console` for what
-    keeps its text safe.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.rich_proxied_file = stream
-
-    def write(self, text: str) -> int:
-        self.rich_proxied_file.write(safe(text, self.rich_proxied_file.encoding))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rich_proxied_file, name)
-
-
-class _Closed:
-    """In place of a standard output that was closed: what is written there is an error."""
-
-    encoding = "utf-8"
-    closed = False
-
-    def write(self, text: str) -> int:
-        if text:
-            raise OSError(errno.EBADF, "it is closed")
-        return 0
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-    def fileno(self) -> int:
-        raise OSError(errno.EBADF, "it is closed")
-
-
-class _Nowhere(_Closed):
-    """In place of a standard error that was closed: nobody wants to hear."""
-
-    def write(self, text: str) -> int:
-        return len(text)
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    console().print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def safe_output() -> Iterator[None]:
-    """Standard output and standard error through `safe`, while the block runs."""
-    before = sys.stdout, sys.stderr
-    sys.stdout = _SafeStream(_Closed() if sys.stdout is None else sys.stdout)  # type: ignore[arg-type]
-    sys.stderr = _SafeStream(_Nowhere() if sys.stderr is None else sys.stderr)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+def progress_bar(what: str) -> Iterator[Callable[..., None]]:
+    """A bar on standard error; nothing is written where that is no terminal.
+
+    Args:
+        what: is done, until the block says otherwise.
+
+    Yields: a function of how much is done, of how much or None, and perhaps of what.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def show(done: int, total: int | None, description: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=description)
+
+        yield show
 
 
-def exact_output() -> TextIO:
-    """Where data go, as comma-separated values: to another program as they are, else as `safe`."""
-    stream = sys.stdout
-    if isinstance(stream, _SafeStream) and not stream.isatty():
-        return stream.rich_proxied_file
-    return stream
+def print_json(content: dict[str, Any]) -> None:
+    """The last line of a command that was asked for --json: null for what is no finite number."""
+    from weft.formats.files import finite
+
+    print(json.dumps(finite(content), ensure_ascii=False, default=str))
 
 
-def safe_console(*, stderr: bool = False, width: int | None = None) -> Any:
-    """A console of rich on standard output, or on standard error, whose text is `safe`."""
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-    from rich.text import Text
+def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Comma-separated values."""
+    import csv
 
-    class SafeConsole(Console):
-        def render_str(self, text: str, **options: Any) -> Text:
-            # Before the layout, which counts the characters.
-            return super().render_str(safe(text), **options)
+    writer = csv.writer(exact_output(), lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
 
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterable[Segment]:
-            for segment in super().render(renderable, options):
-                if segment.control:
-                    yield segment
-                else:
-                    yield Segment(safe(segment.text, self.encoding), segment.style)
 
-    return SafeConsole(stderr=stderr, highlight=False, width=width)
+def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
+    """A DataFrame, aligned or as comma-separated values."""
+    import pyarrow as pa
+
+    from weft.analysis.sql.query import shown
+
+    if as_csv:
+        frame.to_csv(exact_output(), index=False)
+    else:
+        print(shown(pa.Table.from_pandas(frame, preserve_index=False), len(frame)))
+
+
+def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a DataFrame, by the names of its columns."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def print_places(values: Sequence[float], tokens: Sequence[str], top: int) -> None:
+    """The largest values, each with its position and its token."""
+    from weft.formats.tokens import visible
+
+    for place in sorted(range(len(values)), key=lambda index: -values[index])[:top]:
+        print(f"{values[place]:8.4f}  {place:6}  {visible(tokens[place])}")
+
+
+def cell(name: str, value: Any) -> str:
+    """A cell of a table of heads: digits as its column needs them, - where there is no number.
+
+    >>> cell("p", 0.000123), cell("score", 0.5), cell("score", None)
+    ('1e-04', '0.5000', '-')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if name == "cluster":
+        return f"{value:.0f}"
+    if name in ("p", "needle_p"):
+        return "<1e-99" if value < 1e-99 else f"{value:.0e}"
+    if name in ("z", "entropy", "distance"):
+        return f"{value:.2f}"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def print_table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Collection[str] = (),
+    wide: bool = False,
+    needed: Collection[str] = (),
+) -> list[str]:
+    """Print a table, in which no number is cut.
+
+    Args:
+        header: the headings of its columns.
+        rows: their cells.
+        left: headings of columns that begin on the left; others end on the right.
+        wide: a row longer than the terminal's line goes on in the next one. Else the last columns
+            for which there is no room are left out.
+        needed: headings of columns that stay.
+
+    Returns: the headings of the columns left out.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    terminal = safe_console()
+    dropped: list[str] = []
+    if terminal.is_terminal and not wide:
+        for column in reversed(table.columns[1:]):
+            if _width(terminal, table) <= terminal.width:
+                break
+            if column.header not in needed:
+                table.columns.remove(column)
+                dropped.insert(0, str(column.header))
+    safe_console(width=max(terminal.width, _width(terminal, table))).print(table)
+    return dropped
+
+
+def _width(out: Console, table: Table) -> int:
+    """Characters that a table takes where nothing of it is cut."""
+    from rich.measure import Measurement
+
+    whole = out.options.update(width=10_000, max_width=10_000)
+    return Measurement.get(out, whole, table).maximum

@@ -10,7 +10,7 @@ Source: Michel et al. 2019 (ablation); Vig et al. 2020, Wang et al. 2022 (patchi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -55,6 +55,11 @@ class HeadEffect:
     value: float
     change: float
 
+    @property
+    def name(self) -> str:
+        """The heads as "layer.head", with spaces between them."""
+        return " ".join(f"{layer}.{head}" for layer, head in self.heads)
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -64,6 +69,11 @@ class Ablation:
     baseline: float
     layers: tuple[RanLayer, ...]
     effects: tuple[HeadEffect, ...]
+
+    def by_change(self, limit: int | None = None) -> Ablation:
+        """The same with the largest changes first, so many at most."""
+        ordered = sorted(self.effects, key=lambda effect: -abs(effect.change))
+        return replace(self, effects=tuple(ordered[:limit]))
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row an effect: layer, head (of several heads: the first), heads, value, change, name.
@@ -76,7 +86,7 @@ class Ablation:
             {
                 "layer": effect.heads[0][0],
                 "head": effect.heads[0][1],
-                "heads": " ".join(f"{layer}.{head}" for layer, head in effect.heads),
+                "heads": effect.name,
                 "value": effect.value,
                 "change": effect.change,
                 "name": self.layers[effect.heads[0][0]].name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import stat
 import tempfile
@@ -22,6 +23,7 @@ __all__ = [
     "cannot_read",
     "check_file",
     "disk_errors",
+    "finite",
     "is_there",
     "open_file",
     "parse_json",
@@ -149,6 +151,19 @@ def write_json(path: Path | str, content: Any) -> None:
     """Write a JSON file, whole or not at all."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON: null instead of NaN and infinity, at any depth.
+
+    >>> finite([{"a": 1.5, "b": float("nan")}])
+    [{'a': 1.5, 'b': None}]
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def open_file(path: Path | str, what: str = "file") -> BinaryIO:

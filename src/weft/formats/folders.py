@@ -20,9 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, reason_of, sync
+from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, is_there, reason_of, sync
 
-__all__ = ["Leftovers", "atomic_folder", "leftovers", "own_folder"]
+__all__ = ["Leftovers", "atomic_folder", "check_there", "leftovers", "own_folder"]
+
+#: The remedy for a folder whose writing was stopped.
+AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
 
 _OLD = ".old."
 #: Of Linux: to rename within the current folder, and to let two names change places.
@@ -154,6 +157,24 @@ class Leftovers:
 def leftovers(path: Path | str) -> Leftovers:
     """What killed writers of a folder have left beside it."""
     return Leftovers(Path(os.path.realpath(path)))
+
+
+def check_there(path: Path, what: str) -> None:
+    """Raise a DataError where a folder is missing, with what a writer left beside it."""
+    if is_there(path, what):
+        return
+    left = leftovers(path)
+    why = ". Check the path."
+    if left.written:
+        why = ": it is being written. Wait for that to end."
+    elif left.old:
+        why = (
+            f": a kill came while it was replaced. What was there is {left.old[0].name}; give the "
+            "same command again: it puts that back first."
+        )
+    elif left.parts:
+        why = f": its writing was interrupted, and left {left.parts[0].name}. {AGAIN}"
+    raise DataError(f"{path}: no such {what}{why}")
 
 
 def _put_right(path: Path) -> None:

@@ -34,9 +34,14 @@ from weft.formats.files import (
     write_json,
 )
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "is_run"]
 
 _FORMAT, _VERSION = "weft run", 1
+
+
+def is_run(path: Path | str) -> bool:
+    """Whether the folder of a training run is at a path, whole or damaged."""
+    return (Path(path) / "run.json").is_file()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.errors import DataError
 from weft.formats.files import cannot_read, check_file, is_there, read_json
-from weft.formats.folders import leftovers
+from weft.formats.folders import AGAIN, check_there
 from weft.formats.manifest import manifest_problem
 from weft.formats.terms import TENSORS, Terms
 from weft.formats.trace_files import FRACTIONS, STORED_TYPES, file_digest
@@ -40,7 +40,6 @@ __all__ = ["Digests", "StoredLayer", "open_folder"]
 
 _REMEDY = "Trace the model again."
 _MAKE = "Check the path, or make a trace: weft trace."
-_AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
 
 
 def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
@@ -51,8 +50,7 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     Raises: DataError: it is missing, half-written, damaged, or of a newer version.
     """
     folder = Path(path)
-    if not is_there(folder, "trace"):
-        raise DataError(f"{folder}: no such trace{_why_missing(folder)}")
+    check_there(folder, "trace")
     if not folder.is_dir():
         raise DataError(
             f"{folder}: not a trace: a trace is a folder with {MANIFEST} in it. Check the path."
@@ -60,7 +58,7 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     if not is_there(folder / MANIFEST, "trace"):
         started = any((folder / name).exists() for name in (EDGES, ROWS))
         what = "a half-written trace" if started else "not a trace"
-        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {_AGAIN if started else _MAKE}")
+        raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {AGAIN if started else _MAKE}")
     manifest = read_json(folder / MANIFEST, "trace")
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f"{folder}: not a trace: {MANIFEST} does not say that it is a {FORMAT}.")
@@ -77,21 +75,6 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
     if problem:
         raise DataError(f"{folder}: this trace is damaged: {problem}. {_REMEDY}")
     return folder, manifest
-
-
-def _why_missing(folder: Path) -> str:
-    """The end of the line for a trace that is not there: what can be done."""
-    left = leftovers(folder)
-    if left.written:
-        return ": it is being written. Wait for that to end."
-    if left.old:
-        return (
-            f": a kill came while it was replaced. What was there is {left.old[0].name}; give the "
-            "same command again: it puts that back first."
-        )
-    if left.parts:
-        return f": its writing was interrupted, and left {left.parts[0].name}. {_AGAIN}"
-    return ". Check the path."
 
 
 class Digests:

@@ -12,7 +12,7 @@ from weft.analysis.heads.formation import trace_of_snapshot
 from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
-from weft.formats.run import RunFolder
+from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
 from weft.formats.trace_folder import MANIFEST
 from weft.studio.collection import Collection
@@ -28,7 +28,7 @@ def open_collection(path: Path) -> Collection:
 
     Raises: DataError: nothing, or something damaged or newer.
     """
-    if (path / "run.json").is_file():
+    if is_run(path):
         return _open_run(RunFolder.open(path))
     if path.is_dir() and not (path / MANIFEST).exists():
         found = sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))

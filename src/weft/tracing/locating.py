@@ -12,9 +12,8 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.formats.files import is_there
-from weft.tracing.interface import transformers
 
-__all__ = ["Located", "locate", "why_unreachable"]
+__all__ = ["Located", "check_model_path", "locate", "why_unreachable"]
 
 #: Seconds in which the hub must answer, to be asked for a model.
 _PATIENCE = 5.0
@@ -34,21 +33,33 @@ class Located:
     cached: Path | None = None
 
 
+def check_model_path(source: str) -> bool:
+    """Whether a folder or file is at a path that is given as a model; False: it may be a name.
+
+    Raises: DataError: nothing is there, and a name cannot look like that.
+    """
+    if not source:
+        raise DataError("the name of the model is empty; give a run, a folder, or a name.")
+    if is_there(source, "model"):
+        return True
+    if Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1:
+        raise DataError(
+            f"{source}: no such run or model. Check the path, or train a run: weft train."
+        )
+    return False
+
+
 def locate(model: Path | str) -> Located:
     """Find a model by its folder or its name.
 
     Raises: DataError: it is nowhere; one line says where it was looked for.
     """
     source = str(model)
-    if not source:
-        raise DataError("the name of the model is empty; give a run, a folder, or a name.")
-    if is_there(source, "model"):
+    if check_model_path(source):
         return Located(source, folder=True)
-    if Path(source).is_absolute() or source.startswith(".") or source.count("/") > 1:
-        raise DataError(
-            f"{model}: no such run or model. Check the path, or train a run: weft train."
-        )
     if find_spec("huggingface_hub") is None:
+        from weft.tracing.interface import transformers
+
         transformers()  # says what to install
     # Not yet Transformers itself, whose import takes seconds.
     from huggingface_hub import constants

@@ -24,6 +24,8 @@ __all__ = [
     "TaskConfig",
     "TrainingConfig",
     "TranslationConfig",
+    "check_config",
+    "defaults_of",
     "load_config",
 ]
 
@@ -238,6 +240,30 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     for override in overrides or []:
         _override(content, override)
     return check_config(content, str(path))
+
+
+def defaults_of(path: Path, config: RunConfig) -> list[str]:
+    """A line for each section that the file of a configuration leaves out.
+
+    Raises: InputError: the task is one of them, so that there is nothing to learn.
+    """
+    named = config.model_fields_set
+    if "task" not in named:
+        what = "names no task" if named else "is empty"
+        raise InputError(
+            f'{path}: {what}, so there is nothing to learn. Add [task] with kind = "dates", '
+            '"translation", "language" or "repeats"; examples/ has a file of each.'
+        )
+    model, lines = config.model, []
+    if "model" not in named:
+        lines.append(
+            f"No [model] in {path}: width {model.width}, {model.heads} heads, "
+            f"{model.encoder_layers} + {model.decoder_layers} layers, as by default."
+        )
+    if "training" not in named:
+        steps = config.training.max_steps
+        lines.append(f"No [training] in {path}: up to {steps:,} steps, as by default.")
+    return lines
 
 
 def _override(content: dict[str, Any], override: str) -> None:

@@ -32,7 +32,7 @@ from weft.training.recording import is_snapshot_step, snapshot
 from weft.training.tasks import make_task
 from weft.training.tasks.task import Task
 from weft.training.text import Vocabulary
-from weft.training.validation import foretold
+from weft.training.validation import evaluate_batches
 
 __all__ = ["Listener", "TrainingResult", "train"]
 
@@ -308,7 +308,7 @@ class _Training:
         position = self.position
         self.model.eval()
         with self._averaged():
-            found = foretold(self.model, self.validation, self.task.vocabulary.pad)
+            found = evaluate_batches(self.model, self.validation, self.task.vocabulary.pad)
             loss = found.loss
             self._check_finite("validation loss", loss)
             better = position.best_loss is None or loss < position.best_loss

@@ -1,4 +1,4 @@
-"""How well a model foretells: loss and accuracy on batches that it does not learn from."""
+"""Loss and accuracy on batches that the model does not learn from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from weft.training.batches import Batch
 from weft.training.optimisation import smoothed_cross_entropy
 
-__all__ = ["Foretold", "foretold"]
+__all__ = ["Evaluation", "evaluate_batches"]
 
 
 @dataclass(frozen=True)
-class Foretold:
+class Evaluation:
     """Means over targets.
 
     loss: cross-entropy, in nats.
@@ -29,13 +29,13 @@ class Foretold:
 
 
 @torch.no_grad()
-def foretold(
+def evaluate_batches(
     model: Any,
     batches: Iterable[Batch],
     filler: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> Foretold:
-    """Let a model foretell the targets of batches.
+) -> Evaluation:
+    """Score the predictions of a model against the targets of batches.
 
         loss = -mean of log p(target)
 
@@ -54,4 +54,4 @@ def foretold(
         right += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
         progress(done)
-    return Foretold(total / max(count, 1), right / max(count, 1), count)
+    return Evaluation(total / max(count, 1), right / max(count, 1), count)

@@ -9,7 +9,8 @@ import torch
 
 import weft
 from weft.analysis.graphs.flow import attention_flow
-from weft.cli import analysis, main
+from weft.cli import main
+from weft.cli.verbs import flow as flow_verb
 from weft.mechanism.reference import graphs as reference
 
 networkx = pytest.importorskip("networkx")
@@ -127,7 +128,7 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch):
     assert lines[1].split()[:3] == [*[f"{expected.lower[best]:.4f}"] * 2, str(best)]
     assert run("flow", tmp_path / "t", "--to", "-1", "--to", "2", "--kept", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
-    monkeypatch.setattr(analysis, "FLOWS", 11)
+    monkeypatch.setattr(flow_verb, "FLOWS", 11)
     for options, said in ((("--to", "12"), "no position 12"), ((), "12 input positions")):
         assert run("flow", tmp_path / "t", *options) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from weft.analysis.sql.views import VIEWS, make_views
 from weft.errors import DataError, InputError, optional_package
-from weft.formats.files import atomic_file
+from weft.formats.files import atomic_file, finite
 from weft.formats.tokens import visible
 from weft.formats.trace import TraceData
 from weft.formats.trace_folder import MANIFEST
@@ -23,7 +22,7 @@ from weft.formats.trace_folder import MANIFEST
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["WRITERS", "Answer", "ask", "finite", "open_traces", "sql"]
+__all__ = ["WRITERS", "Answer", "ask", "open_traces", "sql"]
 
 
 def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFrame:
@@ -178,19 +177,6 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(
         finite(value), ensure_ascii=False, default=str, indent=indent, allow_nan=False
     )
-
-
-def finite(value: Any) -> Any:
-    """A value for JSON: null instead of NaN and infinity, at any depth.
-
-    >>> finite([{"a": 1.5, "b": float("nan")}])
-    [{'a': 1.5, 'b': None}]
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: finite(part) for name, part in value.items()}
-    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 #: How an answer is written, by the suffix of the file.

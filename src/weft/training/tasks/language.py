@@ -74,7 +74,7 @@ class LanguageTask(Task):
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and perplexity on the held-out text."""
-        found = self.foretold(model, split, progress)
+        found = self.evaluation(model, split, progress)
         return {
             "split": "valid",
             "tokens": found.targets,

@@ -15,7 +15,7 @@ from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
-from weft.training.validation import foretold
+from weft.training.validation import evaluate_batches
 
 __all__ = ["PairsTask", "TextPairs", "translate"]
 
@@ -125,7 +125,7 @@ class PairsTask(Task):
             "split": split,
             "examples": len(pairs),
             "beam": beam,
-            "loss": foretold(model, held_out, self.vocabulary.pad).loss,
+            "loss": evaluate_batches(model, held_out, self.vocabulary.pad).loss,
             **self.measures(sources, found, [target for _, target in pairs]),
         }
 

@@ -1,11 +1,11 @@
-"""Sequences with a repeated part: what was drawn once comes again, and can be foretold then.
+"""Sequences with a repeated part: what was drawn once comes again, and can be predicted then.
 
     .fK3qZ8fK3qZ8
 
 A full stop, a part of different symbols drawn at random, and the same part once more. How long
 the part is differs from sequence to sequence, so that no fixed distance leads back to the copy:
-the way to foretell a symbol is to find the earlier copy of the one before it, and to look at what
-followed there (induction). Only the repeated symbols are targets; nothing foretells the others,
+the way to predict a symbol is to find the earlier copy of the one before it, and to look at what
+followed there (induction). Only the repeated symbols are targets; nothing predicts the others,
 nor where the repetition begins.
 """
 
@@ -96,7 +96,7 @@ class RepeatsTask(Task):
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and accuracy on the repeated half, of all lengths together."""
-        found = self.foretold(model, split, progress)
+        found = self.evaluation(model, split, progress)
         return {
             "split": "valid",
             "targets": found.targets,

@@ -13,7 +13,7 @@ from weft.errors import InputError
 from weft.mechanism.multihead import LayerKind
 from weft.training.batches import Batch
 from weft.training.text import Vocabulary
-from weft.training.validation import Foretold, foretold
+from weft.training.validation import Evaluation, evaluate_batches
 
 __all__ = ["Plan", "Probe", "Task"]
 
@@ -77,9 +77,9 @@ class Task(ABC):
             progress: told how many examples of how many are done.
         """
 
-    def foretold(
+    def evaluation(
         self, model: nn.Module, split: str, progress: Callable[[int, int], None]
-    ) -> Foretold:
+    ) -> Evaluation:
         """Loss and accuracy on the validation data, of a task without test data.
 
         Raises: InputError: the split is not "valid".
@@ -87,7 +87,7 @@ class Task(ABC):
         if split != "valid":
             raise InputError(f"this run has no {split} data: use --split valid.")
         batches = self.validation(8_192)
-        return foretold(
+        return evaluate_batches(
             model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
         )
 

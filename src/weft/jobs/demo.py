@@ -1,4 +1,4 @@
-"""The demo: from random W_Q, W_K, W_V to a translator of dates whose attention can be seen."""
+"""The demo: trains a translator of dates from random matrices, traces it and draws its weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from weft.cli.tracing import Options, trace_text
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import TraceData
+from weft.jobs.model import TraceOptions
+from weft.jobs.run_model import RunModel
 from weft.training.config import RunConfig, load_config
 from weft.training.inference import TrainedRun, evaluate_run, open_run
 from weft.training.loop import TrainingResult, train
@@ -48,7 +49,7 @@ def demo_config(seed: int) -> RunConfig:
 
 
 def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
-    """Train, translate, trace, draw; says where everything is.
+    """Train, translate, trace, draw; print where each file is.
 
     Args:
         path: the run's folder; gone on with if it is there.
@@ -67,7 +68,7 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     console.print("\n[bold]2. Translate[/] dates it has never seen, one character at a time.")
     exact = _translate(run, console)
 
-    console.print("\n[bold]3. Trace[/] who looked at what.")
+    console.print("\n[bold]3. Trace[/] which characters each character looks at.")
     traces = _trace(run)
     files = _draw(run, traces, result, exact)
     for name, file in files.items():
@@ -92,11 +93,11 @@ def _translate(run: TrainedRun, console: Console) -> float:
     from weft.training.tasks.pairs import translate
 
     texts = [written(*example) for example in SHOWN]
-    found = translate(run.model, run.vocabulary, texts, beam=1)
+    answers = translate(run.model, run.vocabulary, texts, beam=1)
     table = Table(box=None, padding=(0, 2))
     for heading in ("written", "read as", "right"):
         table.add_column(heading)
-    for (date, _, _), text, answer in zip(SHOWN, texts, found, strict=True):
+    for (date, _, _), text, answer in zip(SHOWN, texts, answers, strict=True):
         table.add_row(text, answer, "yes" if answer == date.isoformat() else f"no: {date}")
     console.print(table)
     measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
@@ -106,14 +107,14 @@ def _translate(run: TrainedRun, console: Console) -> float:
 def _trace(run: TrainedRun) -> dict[str, TraceData]:
     folder = run.folder.path / "traces"
     folder.mkdir(exist_ok=True)
+    model, options = RunModel(run, beam=1), TraceOptions(keep=64, overwrite=True)
     traces = {}
     for index in TRACED:
         date, locale, style = SHOWN[index]
         text = written(date, locale, style)
-        caught = trace_text(run, text, Options(keep=64), beam=1)
-        caught.save(folder / f"{locale}-{style}.weft", overwrite=True)
+        trace = model.trace(model.inputs(text, options), folder / f"{locale}-{style}.weft", options)
         # Between the start token and the end token: what the model read and what it wrote.
-        traces[f"{text} → {''.join(caught.sequences['target'][1:])}"] = caught
+        traces[f"{text} → {''.join(trace.sequences['target'][1:])}"] = trace
     return traces
 
 

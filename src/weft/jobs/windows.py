@@ -15,27 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from weft.cli.terminal import tell_unknown
-from weft.cli.tracing import (
-    Opened,
-    Options,
-    Verified,
-    check_output,
-    open_model,
-    trace_opened,
-)
-from weft.errors import DataError, InputError
+from weft.errors import DataError
 from weft.formats.files import reason_of
 from weft.formats.folders import own_folder
 from weft.formats.trace_folder import not_a_trace
 from weft.formats.trace_reader import open_folder
-from weft.models.language_model import LanguageModel
+from weft.jobs.model import Model, TraceOptions
+from weft.jobs.notices import tell_unknown
+from weft.jobs.opening import open_model
+from weft.jobs.tracing import VerifiedOnce, check_output
 from weft.tracing.description import weights_digest
-from weft.tracing.pretrained import split_windows
-from weft.training.inference import TrainedRun
 from weft.version import __version__
 
 __all__ = ["WindowTraces", "trace_windows"]
@@ -50,10 +39,10 @@ class WindowTraces:
 
 
 def trace_windows(
-    model: str,
+    name: str,
     text: str,
     output: Path,
-    options: Options,
+    options: TraceOptions,
     *,
     window: int,
     overlap: int | None,
@@ -62,7 +51,7 @@ def trace_windows(
     """Split a text into overlapping windows and trace each that has no trace yet.
 
     Args:
-        model: a run of a language model; a folder or a name of a model of Hugging Face.
+        name: a run of a language model; a folder or a name of a model of Hugging Face.
         text: to be split.
         output: the folder for the traces; one that an earlier call left is gone on with.
         options: as for one text. With overwriting, windows of another text, model or option are
@@ -78,11 +67,11 @@ def trace_windows(
         raise DataError(
             f"{output} is a trace or a corpus; windows need a folder of their own. Choose another."
         )
-    opened = open_model(model, options)
-    parts = _parts(opened, model, text, window, overlap)
-    said = [
+    model = open_model(name, predicting=options.generate is not None)
+    parts = model.windows(text, window, overlap)
+    descriptions = [
         {"number": number, "of": len(parts), "tokens": window, "request": request}
-        for number, request in enumerate(_requests(opened, parts, options))
+        for number, request in enumerate(_requests(model, parts, options))
     ]
     with own_folder(output, "traces windows there") as folder:
         paths = [folder / f"{number:06d}.weft" for number in range(len(parts))]
@@ -92,91 +81,42 @@ def trace_windows(
         missing = [
             number
             for number, path in enumerate(paths)
-            if not _is_there(path, said[number], options.overwrite)
+            if not _is_there(path, descriptions[number], options.overwrite)
         ]
         there = len(paths) - len(missing)
         progress(there, len(paths))
-        verified = Verified(opened, options)
+        verified = VerifiedOnce(model, options)
         for done, number in enumerate(missing, there + 1):
-            trace_opened(
-                opened,
-                "",
+            model.trace(
+                parts[number],
                 paths[number],
                 options,
-                inputs=parts[number],
-                description={"window": said[number]},
-                verification=verified.check("", parts[number]),
+                description={"window": descriptions[number]},
+                verification=verified.check(parts[number]),
             )
             progress(done, len(paths))
         for path in beyond:
             _remove(path)
-    if opened.run is not None:
-        tell_unknown(opened.run, "the text", text)
+    tell_unknown("the text", model.unknown_characters(text))
     return WindowTraces(paths, there)
 
 
-def _parts(
-    opened: Opened, model: str, text: str, window: int, overlap: int | None
-) -> list[dict[str, Any]]:
-    """The windows, as the model reads each."""
-    if opened.run is None:
-        assert opened.network is not None
-        return split_windows(opened.network, opened.tokenizer, text, window, overlap)
-    if not isinstance(opened.run.model, LanguageModel):
-        raise InputError(
-            f"--window: {model} is a run that translates: it writes a target for the whole source. "
-            "Give its texts a line each, as --corpus."
-        )
-    return _split_ids(opened.run, text, window, overlap)
-
-
-def _split_ids(
-    run: TrainedRun, text: str, window: int, overlap: int | None
-) -> list[dict[str, Tensor]]:
-    """A text in windows, as a language model of weft reads each."""
-    architecture = run.config.model.architecture()
-    if architecture.positions == "learned" and window > architecture.max_length:
-        raise InputError(
-            f"--window {window}: this run reads {architecture.max_length} at most. Give --window "
-            f"{architecture.max_length} or less."
-        )
-    shared = window // 4 if overlap is None else overlap
-    if shared >= window:
-        raise InputError(
-            f"--window {window}: with {shared} of overlap there is no room for new tokens. Give a "
-            "larger --window or a smaller --overlap."
-        )
-    ids, offsets = run.vocabulary.encode_with_offsets(text)
-    if not ids:
-        raise InputError("the text is empty; give at least one character.")
-    starts = range(0, max(len(ids) - shared, 1), window - shared)
-    return [
-        {
-            "tokens": torch.tensor([ids[start : start + window]]),
-            "offset_mapping": torch.tensor([offsets[start : start + window]]),
-        }
-        for start in starts
-    ]
-
-
-def _requests(opened: Opened, parts: list[dict[str, Any]], options: Options) -> list[str]:
+def _requests(model: Model, parts: list[dict[str, Any]], options: TraceOptions) -> list[str]:
     """SHA-256 for each window of what its trace depends on: weft, weights, options, tokens."""
-    network = opened.network if opened.run is None else opened.run.model
-    assert network is not None
     asked = {
         name: value
         for name, value in asdict(options).items()
         if name not in ("overwrite", "verify")
     }
-    same = [__version__, weights_digest(network), asked, len(parts)]
-    found = []
+    same = [__version__, weights_digest(model.network), asked, len(parts)]
+    digests = []
     for part in parts:
         tensors = {name: tensor.tolist() for name, tensor in part.items()}
-        found.append(hashlib.sha256(json.dumps([same, tensors]).encode()).hexdigest())
-    return found
+        digests.append(hashlib.sha256(json.dumps([same, tensors]).encode()).hexdigest())
+    return digests
 
 
-def _is_there(path: Path, said: dict[str, Any], overwrite: bool) -> bool:
+def _is_there(path: Path, description: dict[str, Any], overwrite: bool) -> bool:
     """Whether the whole trace of a window is at a path; False: it is to be written.
 
     Raises: DataError: what is there must stay.
@@ -187,27 +127,29 @@ def _is_there(path: Path, said: dict[str, Any], overwrite: bool) -> bool:
     if problem:
         raise DataError(f"{path} is not overwritten: {problem}. Choose another folder.")
     try:
-        there = open_folder(path)[1]["model"].get("window")
+        stored = open_folder(path)[1]["model"].get("window")
     except DataError:
         if overwrite:
             return False
         raise
-    if there != said and not overwrite:
+    if stored != description and not overwrite:
         raise DataError(
             f"{path} exists already, of another text, model or option. Give the command that wrote "
             "it, and it goes on; or choose another folder, or give --overwrite."
         )
-    return bool(there == said)
+    return bool(stored == description)
 
 
 def _windows_beyond(folder: Path, count: int) -> list[Path]:
     """Traces of windows in a folder whose numbers are not below `count`, in order."""
-    found = []
-    for path in sorted(folder.glob("*.weft")):
-        number = path.stem
-        if len(number) >= 6 and number.isascii() and number.isdigit() and int(number) >= count:
-            found.append(path)
-    return found
+    return [
+        path
+        for path in sorted(folder.glob("*.weft"))
+        if len(path.stem) >= 6
+        and path.stem.isascii()
+        and path.stem.isdigit()
+        and int(path.stem) >= count
+    ]
 
 
 def _remove(path: Path) -> None:

@@ -1,0 +1,286 @@
+"""The arguments and options of the verbs: their names, limits and help, each written once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+_LARGEST = 2**63 - 1
+#: Tokens that a model writes at most: the caches of its keys and values grow with each.
+MOST_TOKENS = 100_000
+_Paths = TypeVar("_Paths", Path, list[Path])
+
+
+class Split(StrEnum):
+    """Which held-out data."""
+
+    valid = "valid"
+    test = "test"
+
+
+class Replacement(StrEnum):
+    """What a head gives instead of its output."""
+
+    zero = "zero"
+    mean = "mean"
+    uniform = "uniform"
+
+
+class StoredType(StrEnum):
+    """The number types of stored queries and keys."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def _is_there(paths: _Paths) -> _Paths:
+    """Raise a DataError where a path is missing, before torch is imported, which takes seconds."""
+    from weft.formats.folders import check_there
+
+    for path in [paths] if isinstance(paths, Path) else paths:
+        check_there(path, "trace")
+    return paths
+
+
+def _is_model(name: str) -> str:
+    """Raise a DataError where a path is missing, as `_is_there`."""
+    from weft.tracing.locating import check_model_path
+
+    check_model_path(name)
+    return name
+
+
+def _use_threads(threads: int | None) -> int | None:
+    """Let torch compute with so many threads."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    return threads
+
+
+# What is read.
+
+TracePath = Annotated[
+    Path, typer.Argument(metavar="TRACE", callback=_is_there, help="A trace folder.")
+]
+SecondTrace = Annotated[
+    Path,
+    typer.Argument(metavar="TRACE", callback=_is_there, help="Another, with as many tokens."),
+]
+TraceOrFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE", callback=_is_there, help="A trace folder, or a folder of traces."
+    ),
+]
+TracePaths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="TRACE...",
+        callback=_is_there,
+        help="Traces of one model, or a folder of them; or a training run.",
+    ),
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        callback=_is_model,
+        help="A training run; or a model of Hugging Face, by its folder or its name.",
+    ),
+]
+Text = Annotated[str | None, typer.Option(help="The text that the model reads.")]
+TextOrData = Annotated[
+    str | None,
+    typer.Option(help="The text that the model reads; default for a run: its validation data."),
+]
+TextFile = Annotated[
+    Path | None, typer.Option("--file", help="A file with the text that the model reads.")
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="For an encoder-decoder: the text that it writes; default for a run: its own "
+        "translation."
+    ),
+]
+
+# What is done with it, by several verbs.
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=4_096, callback=_use_threads, help="Processor threads; default: all cores."
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, max=_LARGEST, help="The seed of the random numbers.")]
+Beam = Annotated[
+    int, typer.Option(min=1, max=1_000, help="Hypotheses kept while decoding; 1: greedy.")
+]
+Exact = Annotated[
+    bool | None,
+    typer.Option(
+        "--exact/--kept",
+        help="Compute from all weights, or from the kept edges; default: from all weights where "
+        "that is cheap.",
+    ),
+]
+By = Annotated[str, typer.Option(help="A row of the table is a layer, or a head.")]
+Position = Annotated[
+    int, typer.Option("--token", help="A position; negative ones count from the end.")
+]
+Kind = Annotated[
+    str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+]
+Logit = Annotated[
+    str | None,
+    typer.Option(
+        help="The predicted token, or for a classifier the label; default: the likeliest."
+    ),
+]
+MeasuredLogit = Annotated[
+    str | None,
+    typer.Option(
+        "--logit", help="Measure the logit of this token after the text, instead of the loss."
+    ),
+]
+Against = Annotated[
+    str | None, typer.Option(help="With --logit: subtract the logit of this token.")
+]
+OnlyLayer = Annotated[int | None, typer.Option("--layer", min=0, help="Only heads of this layer.")]
+
+# What is printed.
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
+Top = Annotated[int, typer.Option(min=1, help="Print this many lines at most.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Print this many lines at most.")]
+
+# Of `weft trace`.
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--output", help="The trace to write; with --window or --corpus a folder for traces."
+    ),
+]
+Stdin = Annotated[bool, typer.Option("--stdin", help="Read the text from standard input.")]
+Image = Annotated[
+    Path | None, typer.Option(help="A picture that the model sees; with --text, both.")
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with a text on each line, or a folder of .txt files: one trace for each text. "
+        "The same command continues where it stopped."
+    ),
+]
+Generate = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=MOST_TOKENS,
+        help="Let the model write this many tokens; each adds a row to the trace.",
+    ),
+]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Split a long text into windows of this many tokens: one trace for each. The same "
+        "command continues where it stopped.",
+    ),
+]
+Overlap = Annotated[
+    int | None, typer.Option(min=0, help="Tokens that two windows share; default: a quarter.")
+]
+Keep = Annotated[int, typer.Option(min=0, max=1_000_000, help="Edges kept for each query.")]
+Layers = Annotated[
+    str | None,
+    typer.Option(help="Only these layers, by number or path, as 0,3 or '*cross*'."),
+]
+Dtype = Annotated[
+    StoredType | None,
+    typer.Option(help="The number type of kept queries and keys; default: the model's."),
+]
+QueriesKeys = Annotated[
+    bool,
+    typer.Option(help="Keep queries and keys; with them the whole matrix can be computed again."),
+]
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        help="How many tokens the model also reads without weft, to compare: a number, all or no; "
+        "default: 64. With --corpus and --window: of the first text."
+    ),
+]
+Overwrite = Annotated[bool, typer.Option(help="Replace a trace that is there.")]
+Workers = Annotated[
+    int,
+    typer.Option(min=1, max=256, help="With --corpus: processes; each of them opens the model."),
+]
+
+# Of `weft heads`.
+
+Every = Annotated[
+    bool, typer.Option("--all", help="Every head and measure, also heads without a role.")
+]
+Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
+Sort = Annotated[
+    str | None,
+    typer.Option(help="Sort by this column, largest first; default: by layer and head."),
+]
+Reach = Annotated[int, typer.Option(min=0, help="Up to this many tokens to either side are local.")]
+Alpha = Annotated[float, typer.Option(help="The largest chance of one false role among all heads.")]
+Least = Annotated[float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")]
+Clusters = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Divide the heads into this many clusters that look alike; 0: as many as their "
+        "distances make.",
+    ),
+]
+Needle = Annotated[
+    str | None,
+    typer.Option(
+        help="A part of the text that occurs twice: measure which heads look back at its first "
+        "copy when it is written again; '': the longest such part."
+    ),
+]
+MeasureInTraining = Annotated[
+    str | None,
+    typer.Option(
+        "--history",
+        metavar="MEASURE",
+        help="For a run: this measure of every head, snapshot by snapshot.",
+    ),
+]
+
+# Of `weft ablate`.
+
+KindOfReplacement = Annotated[
+    Replacement,
+    typer.Option(
+        "--kind",
+        help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
+        "values it may look at.",
+    ),
+]
+Patch = Annotated[
+    str | None,
+    typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
+]
+Together = Annotated[bool, typer.Option("--together", help="Replace all heads of a layer at once.")]
+ValidationTokens = Annotated[
+    int,
+    typer.Option(
+        "--tokens", min=1, help="Without a text: how many tokens of a run's validation data."
+    ),
+]

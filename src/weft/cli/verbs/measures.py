@@ -1,0 +1,28 @@
+"""`weft measures`."""
+
+from typing import Annotated
+
+import typer
+
+from weft.cli.options import AsCsv, AsJson, By, Exact, TracePath
+from weft.cli.output import print_frame, print_json, records
+
+PLACE = ("Read", 3)
+
+Share = Annotated[float, typer.Option(help="The share of the mass that heavy hitters hold.")]
+Threshold = Annotated[float, typer.Option(help="The smallest weight of an edge that connects.")]
+
+
+def measures(
+    path: TracePath, by: By = "layer", exact: Exact = None, share: Share = 0.9,
+    threshold: Threshold = 0.1, as_csv: AsCsv = False, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Print graph measures: strength, heavy hitters, PageRank, reciprocity, rank, components."""
+    from weft.analysis.graphs.table import graph_measures
+    from weft.formats.trace import TraceData
+
+    trace = TraceData.open(path)
+    table = graph_measures(trace, by=by, exact=exact, share=share, threshold=threshold)
+    print_frame(table, as_csv)
+    if as_json:
+        print_json({"trace": str(path), "measures": records(table)})

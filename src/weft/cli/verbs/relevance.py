@@ -1,0 +1,52 @@
+"""`weft relevance`."""
+
+from typing import Annotated
+
+import typer
+
+from weft.cli import options as option
+from weft.cli.input import given_text
+from weft.cli.output import print_csv, print_json, print_places
+
+PLACE = ("Trace", 3)
+
+Position = Annotated[
+    int | None,
+    typer.Option(
+        help="The prediction after this token of the text, or of the target; negative ones count "
+        "from the end. Default: the last; in a text with a mask, the mask."
+    ),
+]
+
+
+def relevance(
+    model: option.ModelName, text: option.Text = None, file: option.TextFile = None,
+    target: option.Target = None, logit: option.Logit = None, against: option.Against = None,
+    position: Position = None, top: option.Top = 20, threads: option.Threads = None,
+    as_csv: option.AsCsv = False, as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Print how much each token of a text matters to a prediction, by weights and gradients."""
+    from weft.formats.tokens import shown, visible
+    from weft.jobs.relevance import relevance_of_tokens
+
+    result = relevance_of_tokens(
+        model, given_text(text, file), target=target, logit=logit, against=against,
+        position=position,
+    )  # fmt: skip
+    tokens, values = shown(result.tokens), result.values
+    if as_csv:
+        rows = zip(range(len(values)), tokens, values, strict=True)
+        print_csv(("position", "token", "relevance"), rows)
+    else:
+        after = "label" if result.after is None else f"after {visible(result.after)}"
+        place = "" if result.position is None else f" ({result.position})"
+        less = "" if result.against is None else f" less {visible(result.against)}"
+        print(f"{visible(result.predicted)}{less}, {after}{place}: {result.logit:.4f}")
+        print_places(values, tokens, top)
+    if as_json:
+        content = {
+            "model": model, "predicted": result.predicted, "against": against,
+            "logit": result.logit, "position": result.position, "tokens": result.tokens,
+            "relevance": values,
+        }  # fmt: skip
+        print_json(content)

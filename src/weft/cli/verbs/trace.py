@@ -1,0 +1,40 @@
+"""`weft trace`."""
+
+from weft.cli import options as option
+from weft.cli.input import given_text
+from weft.cli.output import print_json, progress_bar, say
+from weft.errors import InputError
+
+PLACE = ("Trace", 1)
+
+
+def trace(
+    model: option.ModelName, output: option.Output, text: option.Text = None,
+    file: option.TextFile = None, stdin: option.Stdin = False, image: option.Image = None,
+    corpus: option.Corpus = None, target: option.Target = None, generate: option.Generate = None,
+    window: option.Window = None, overlap: option.Overlap = None, keep: option.Keep = 32,
+    layers: option.Layers = None, dtype: option.Dtype = None,
+    queries_keys: option.QueriesKeys = True, verify: option.Verify = None,
+    overwrite: option.Overwrite = False, workers: option.Workers = 1,
+    threads: option.Threads = None, as_json: option.AsJson = False,
+) -> None:  # fmt: skip
+    """Run a model on a text, and keep the attention graph of every layer."""
+    from weft.jobs.model import TraceOptions
+    from weft.jobs.trace_request import TraceRequest, run_trace, verify_of
+
+    options = TraceOptions(
+        target, generate, keep, layers, dtype and dtype.value, queries_keys, overwrite,
+        verify_of(verify),
+    )  # fmt: skip
+    request = TraceRequest(
+        model, output, given_text(text, file, stdin), image, window, overlap, corpus, workers,
+        threads,
+    )  # fmt: skip
+    with progress_bar("opening the model") as show:
+        report = run_trace(request, options, show)
+    for line in report.lines:
+        say(line)
+    if as_json:
+        print_json(report.content)
+    if report.failed:
+        raise InputError(report.failed)

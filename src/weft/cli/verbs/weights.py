@@ -1,0 +1,21 @@
+"""`weft weights`, the old name of `weft projections`."""
+
+from weft.cli.options import AsCsv, AsJson, By, ModelName
+from weft.cli.output import print_frame, print_json, records, say
+from weft.cli.verbs.projections import Snapshots
+
+PLACE = (None, 0)
+
+
+def weights(
+    model: ModelName, by: By = "layer", history: Snapshots = False, as_csv: AsCsv = False,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Measure W_Q, W_K, W_V and W_O; the old name of `weft projections`."""
+    from weft.jobs.projections import measures_of_projections
+
+    table = measures_of_projections(model, by=by, history=history)
+    print_frame(table, as_csv)
+    if as_json:
+        print_json({"model": model, "weights": records(table)})
+    say("weft: `weft weights` is now `weft projections`; this old name will go.")

@@ -1,0 +1,86 @@
+"""The effect of each head of a model: on its loss, or on a logit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.errors import InputError
+from weft.experiments.ablation import Ablation, Group, ablate, attention_layers, patch
+from weft.experiments.interventions import Kind
+from weft.jobs.model import Measure, Model
+from weft.jobs.notices import tell_unknown
+from weft.jobs.opening import open_model
+
+__all__ = ["HeadQuestion", "effects_of_heads"]
+
+
+@dataclass(frozen=True)
+class HeadQuestion:
+    """What is measured of a model, and of which of its heads.
+
+    text: that the model reads; None: of a run, so many tokens of its validation data.
+    target: of an encoder-decoder, what it is to write.
+    patch: another text, of as many tokens, whose outputs replace those of the heads.
+    logit, against: the token whose logit is measured, less that of another; None: the loss.
+    layer: only heads of this one; together: all heads of a layer at once.
+    """
+
+    text: str | None = None
+    target: str | None = None
+    patch: str | None = None
+    logit: str | None = None
+    against: str | None = None
+    layer: int | None = None
+    together: bool = False
+    tokens: int = 4_096
+
+
+def effects_of_heads(
+    name: str, question: HeadQuestion, kind: Kind, progress: Callable[[int, int], None]
+) -> tuple[Ablation, str]:
+    """Replace heads one after the other; returns the changes of a measure, and its name.
+
+    Args:
+        name: of a run, or of a model of Hugging Face.
+        question: see HeadQuestion.
+        kind: see `weft.experiments.ablation.ablate`.
+        progress: told how many runs of how many are done.
+
+    Raises: InputError: options that do not fit each other or the model.
+    """
+    if question.against is not None and question.logit is None:
+        raise InputError("--against: needs --logit, whose logit it is taken from.")
+    if question.patch is not None and question.text is None:
+        raise InputError("--patch: needs --text, the text whose heads are replaced.")
+    model = open_model(name, predicting=True)
+    measure = _measure(model, question, question.text)
+    heads = _heads(model, question, measure)
+    if question.patch is None:
+        result = ablate(model.network, measure.run, kind=kind, heads=heads, progress=progress)
+    else:
+        source = _measure(model, question, question.patch).run
+        result = patch(model.network, measure.run, source, heads=heads, progress=progress)
+    if question.text is not None:
+        read = question.text + (question.target or "") + (question.patch or "")
+        tell_unknown("the text", model.unknown_characters(read))
+    return result, measure.name
+
+
+def _measure(model: Model, question: HeadQuestion, text: str | None) -> Measure:
+    if question.logit is None:
+        return model.loss(text, question.target, question.tokens)
+    return model.logit_of(question.logit, question.against, text, question.target)
+
+
+def _heads(model: Model, question: HeadQuestion, measure: Measure) -> list[Group]:
+    """The heads that are asked about, those of a layer alone or together."""
+    layers = attention_layers(model.network, measure.run)
+    if question.layer is not None and question.layer >= len(layers):
+        raise InputError(f"--layer {question.layer}: the model has 0 to {len(layers) - 1}.")
+    heads: list[Group] = []
+    for number, layer in enumerate(layers):
+        if question.layer in (None, number):
+            of_layer = [(number, head) for head in range(layer.heads)]
+            heads += [of_layer] if question.together else of_layer
+    return heads

@@ -1,0 +1,213 @@
+"""The table of heads: their roles and measures, filtered, sorted and with more columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.analysis.heads.roles import NO_NUMBER, ROLES, heads
+from weft.errors import DataError, InputError
+from weft.formats.history import History
+from weft.formats.run import RunFolder, is_run
+from weft.formats.trace import TraceData
+
+if TYPE_CHECKING:
+    import pandas
+
+    from weft.analysis.heads.formation import Moment
+
+__all__ = ["HeadChoice", "HeadTable", "find_traces", "head_table", "heads_in_training"]
+
+_NEEDLE = ("retrieval", "needle", "needle_null", "needle_p")
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The heads that a table has, and its order.
+
+    every: also heads without a role.
+    role, layer: only heads of that role, or layer.
+    sort: the column to sort by; None: by layer and head.
+    limit: so many heads at most.
+    clusters: how many clusters of heads that look alike; 0: as many as their distances make; None:
+        no such column.
+    needle: a text that stands twice, whose retrieval is measured; "": the longest one; None: none.
+    """
+
+    every: bool = False
+    role: str | None = None
+    layer: int | None = None
+    sort: str | None = None
+    limit: int | None = None
+    clusters: int | None = None
+    needle: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """A table of heads, and what it was made from.
+
+    rows: a row a head; added: the columns of clusters and needle.
+    left_out: whether heads without a role are left out; heads: how many there are in all.
+    roles: how many heads have each role; texts, tokens: of the traces.
+    """
+
+    rows: pandas.DataFrame
+    added: list[str]
+    left_out: bool
+    heads: int
+    roles: dict[str, int]
+    texts: int
+    tokens: int
+
+
+def head_table(
+    paths: Sequence[Path],
+    choice: HeadChoice,
+    *,
+    exact: bool | None,
+    reach: int,
+    alpha: float,
+    least: float,
+) -> HeadTable:
+    """The roles and measures of the heads of traces.
+
+    Args:
+        paths: see `find_traces`.
+        choice: see HeadChoice.
+        exact, reach, alpha, least: see `weft.analysis.heads.roles.heads`.
+
+    Raises: InputError: no such role, column or layer; DataError: no trace.
+    """
+    roles = (*ROLES, "broad", "mixed", NO_NUMBER)
+    if choice.role is not None and choice.role not in roles:
+        raise InputError(f"--role {choice.role}: no such role; there are {', '.join(roles)}.")
+    traces = find_traces(paths)
+    if len(traces) > 1 and (choice.clusters is not None or choice.needle is not None):
+        raise InputError("--clusters, --needle: are of one text; give one trace.")
+    table = heads(traces, exact=exact, reach=reach, alpha=alpha, least=least)
+    added: list[str] = []
+    if choice.clusters is not None:
+        table, added = _with_clusters(table, traces[0], choice.clusters, exact), ["cluster"]
+    if choice.needle is not None:
+        table, added = _with_needle(table, traces[0], choice.needle), [*added, *_NEEDLE]
+    rows, counts = _chosen(table, choice, added)
+    tokens = sum(len(next(iter(trace.sequences.values()))) for trace in traces)
+    unfiltered = choice.role is None and choice.layer is None and choice.limit is None
+    left_out = unfiltered and len(rows) < len(table)
+    return HeadTable(rows, added, left_out, len(table), counts, len(traces), tokens)
+
+
+def _chosen(
+    table: pandas.DataFrame, choice: HeadChoice, added: Sequence[str]
+) -> tuple[pandas.DataFrame, dict[str, int]]:
+    """The rows that are asked for, in order; and how many heads of the layer have each role."""
+    sort = "retrieval" if choice.sort is None and choice.needle is not None else choice.sort
+    if sort is not None and sort not in table.columns:
+        raise InputError(f"--sort {sort}: no such column; there are {', '.join(table.columns)}.")
+    if choice.layer is not None:
+        if not (table["layer"] == choice.layer).any():
+            last = int(table["layer"].max())
+            raise InputError(f"--layer {choice.layer}: the trace has 0 to {last}.")
+        table = table[table["layer"] == choice.layer]
+    counts = {str(role): int(count) for role, count in table["role"].value_counts().items()}
+    if choice.role is not None:
+        table = table[table["role"] == choice.role]
+    elif not choice.every and not added:
+        table = table[~table["role"].isin(["broad", "mixed"])]
+    if sort is not None:
+        table = table.sort_values(sort, ascending=sort in ("layer", "head", "role"), kind="stable")
+    return table if choice.limit is None else table.head(choice.limit), counts
+
+
+def find_traces(paths: Sequence[Path]) -> list[TraceData]:
+    """The traces at some paths: each one, or a folder of several; of a run, its probe at the end.
+
+    Raises: DataError: there is none.
+    """
+    traces = []
+    for path in paths:
+        if is_run(path):
+            from weft.analysis.heads.formation import trace_of_snapshot
+
+            past = _history(path)
+            traces.append(trace_of_snapshot(past[past.steps[-1]]))
+            continue
+        inside = sorted(path.glob("*/trace.json")) if path.is_dir() else []
+        if inside and not (path / "trace.json").exists():
+            traces += [TraceData.open(manifest.parent) for manifest in inside]
+        else:
+            traces.append(TraceData.open(path))
+    if not traces:
+        raise DataError("no trace is given. Make one: weft trace MODEL --text ... -o t.weft")
+    return traces
+
+
+def _history(path: Path) -> History:
+    """The history of a run.
+
+    Raises: DataError: not a run, or one without snapshots.
+    """
+    past = History(RunFolder.open(path).history)
+    if not past.steps:
+        raise DataError(f"{path}: this run has no snapshots; it was trained without a history.")
+    return past
+
+
+def heads_in_training(
+    paths: Sequence[Path], measure: str, choice: HeadChoice, exact: bool | None
+) -> list[Moment]:
+    """A measure of every head of a run, snapshot by snapshot.
+
+    Raises: InputError: an option of the choice, which this would not regard; several paths.
+    """
+    from weft.analysis.heads.formation import formation
+
+    options = {
+        "--role": choice.role, "--layer": choice.layer, "--sort": choice.sort,
+        "--limit": choice.limit, "--exact/--kept": exact,
+        "--clusters": choice.clusters, "--needle": choice.needle,
+    }  # fmt: skip
+    named = [name for name, value in options.items() if value is not None]
+    if named:
+        raise InputError(
+            f"--history: prints every head of a run, and takes no {', '.join(named)}. Leave "
+            f"{'it' if len(named) == 1 else 'them'} out."
+        )
+    if len(paths) != 1:
+        raise InputError("--history: of one run; give one path.")
+    return formation(_history(paths[0]), measure)
+
+
+def _with_clusters(
+    table: pandas.DataFrame, trace: TraceData, count: int, exact: bool | None
+) -> pandas.DataFrame:
+    """With a column: the cluster of each head, from 0 for the largest; NaN where there is none."""
+    from weft.analysis.heads.similarity import clusters, similarity
+
+    first = trace.layers[0]
+    alike = [
+        number
+        for number, layer in enumerate(trace.layers)
+        if (layer.queries_from, layer.keys_from, layer.shape[1:])
+        == (first.queries_from, first.keys_from, first.shape[1:])
+    ]
+    likeness = similarity(trace, exact=exact, layers=alike)
+    numbers = clusters(likeness, count=count or None)
+    of_head = dict(zip(likeness.heads, numbers.tolist(), strict=True))
+    places = zip(table["layer"], table["head"], strict=True)
+    column = [float(of_head.get(place, math.nan)) for place in places]
+    return table.assign(cluster=column)
+
+
+def _with_needle(table: pandas.DataFrame, trace: TraceData, text: str) -> pandas.DataFrame:
+    """With columns: the share of the needle that each head copies, its mass there, and chance's."""
+    import pandas
+
+    from weft.analysis.heads.retrieval import find_needle, retrieval
+
+    copied = retrieval(trace, find_needle(trace.tokens, text or None))
+    return table.merge(pandas.DataFrame(copied), how="left", on=["layer", "head"])

@@ -1,0 +1,195 @@
+"""A model that a command opened: a training run, or a model of Hugging Face, asked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weft.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import nn
+
+    from weft.formats.history import History
+    from weft.formats.trace import TraceData
+    from weft.tracing.prefix import Verify
+
+__all__ = [
+    "Inputs",
+    "Measure",
+    "Model",
+    "Prediction",
+    "Progress",
+    "TraceOptions",
+    "check_text",
+    "logit_name",
+    "one_token",
+]
+
+#: What a model reads: tensors by the names of its arguments; or a text that its tracer encodes.
+Inputs = Mapping[str, Any] | str
+#: Told the path and the number of each layer that is done, of how many.
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """How a text is traced.
+
+    target: the text that an encoder-decoder writes; None: a run's own translation.
+    generate: how many tokens the model writes; None: it only reads.
+    keep: edges kept of each query.
+    layers: numbers and paths with a comma between them; None: all.
+    dtype: "float32", "bfloat16" or "float16", of queries and keys; None: as they are.
+    queries_keys: whether to keep queries and keys.
+    overwrite: replace a trace that is there, and nothing else.
+    verify: how much of the text is read without weft too: see `weft.trace`.
+    """
+
+    target: str | None = None
+    generate: int | None = None
+    keep: int = 32
+    layers: str | None = None
+    dtype: str | None = None
+    queries_keys: bool = True
+    overwrite: bool = False
+    verify: Verify = None
+
+    @property
+    def chosen_layers(self) -> list[int | str] | None:
+        """The layers, as numbers and paths.
+
+        >>> TraceOptions(layers="0, *cross*").chosen_layers
+        [0, '*cross*']
+        """
+        if self.layers is None:
+            return None
+        names = [name.strip() for name in self.layers.split(",") if name.strip()]
+        if not names:
+            raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
+        return [int(name) if name.isascii() and name.isdigit() else name for name in names]
+
+    @property
+    def stored_dtype(self) -> torch.dtype | None:
+        """The number type of queries and keys on disk."""
+        import torch
+
+        dtype: torch.dtype | None = None if self.dtype is None else getattr(torch, self.dtype)
+        return dtype
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a model gives: its name, and the function that runs the model for it."""
+
+    name: str
+    run: Callable[[], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A model, the inputs it reads, and the names of its predictions.
+
+    tokens: of the text, whose relevance is asked.
+    read: the tokens that predictions come after: those of the text, or of an encoder-decoder the
+        target's; of a classifier none.
+    numbers: from the word of an option to the numbers of its logits; names: from numbers to names.
+    masked: the place of a mask, whose token is predicted.
+    """
+
+    network: nn.Module
+    inputs: Mapping[str, Any]
+    tokens: Sequence[str]
+    read: Sequence[str]
+    numbers: Callable[[str], list[int]]
+    names: Callable[[list[int]], Sequence[str]]
+    masked: int | None = None
+
+
+class Model(Protocol):
+    """What commands ask of a model: see `weft.jobs.opening`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The module, in evaluation mode."""
+        ...
+
+    def unknown_characters(self, text: str) -> Sequence[str]:
+        """Characters of a text that its vocabulary lacks."""
+        ...
+
+    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+        """What the model reads for a text, and for the target of the options."""
+        ...
+
+    def image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
+        """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        ...
+
+    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+        """A long text in windows of so many tokens, each as the model reads it."""
+        ...
+
+    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+        """Compare the model with itself without weft. Raises: VerificationError."""
+        ...
+
+    def trace(
+        self,
+        inputs: Inputs,
+        output: Path,
+        options: TraceOptions,
+        *,
+        description: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        verification: Mapping[str, Any] | None = None,
+    ) -> TraceData:
+        """Trace the model on inputs into a folder.
+
+        description: entries that the trace adds to its description of the model.
+        verification: what the trace says of it; None: the model is verified on these inputs.
+        """
+        ...
+
+    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+        """The loss on a text; without one on so many tokens of a run's validation data."""
+        ...
+
+    def logit_of(
+        self, word: str, against: str | None, text: str | None, target: str | None
+    ) -> Measure:
+        """The logit of a token after a text, less that of another."""
+        ...
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """The model and its inputs, ready for a question about one of its predictions."""
+        ...
+
+    def history(self) -> History:
+        """The snapshots of its training. Raises: InputError: it is not a run."""
+        ...
+
+
+def check_text(text: str) -> None:
+    """Raises: InputError: a text is empty."""
+    if not text:
+        raise InputError("the text is empty; give at least one character.")
+
+
+def one_token(option: str, ids: Sequence[int]) -> int:
+    """The only token of a word.
+
+    Raises: InputError: it has several, or none.
+    """
+    if len(ids) != 1:
+        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give a shorter word.")
+    return ids[0]
+
+
+def logit_name(word: str, against: str | None) -> str:
+    """The name of the measure of `Model.logit_of`."""
+    return f"logit of {word!r}" + ("" if against is None else f" less that of {against!r}")

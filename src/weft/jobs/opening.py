@@ -1,0 +1,34 @@
+"""Opens a model by its name, whoever made it."""
+
+from __future__ import annotations
+
+from weft.formats.run import is_run
+from weft.jobs.model import Model
+
+__all__ = ["open_model"]
+
+
+def open_model(
+    name: str, *, predicting: bool = False, labelling: bool = False, reads_text: bool = True
+) -> Model:
+    """Open a training run by its folder, or a model of Hugging Face by its folder or name.
+
+    Args:
+        name: of the folder, or of the model.
+        predicting, labelling: see `weft.tracing.pretrained.load_pretrained`.
+        reads_text: whether a model of Hugging Face needs its tokenizer.
+
+    Raises: DataError: no such run or model, or damaged; InputError: Transformers is missing.
+    """
+    if is_run(name):
+        from weft.jobs.run_model import RunModel
+        from weft.training.inference import open_run
+
+        return RunModel(open_run(name))
+    from weft.jobs.pretrained_model import PretrainedModel
+    from weft.tracing.pretrained import load_pretrained
+
+    network, tokenizer = load_pretrained(
+        name, predicting=predicting, labelling=labelling, text=reads_text
+    )
+    return PretrainedModel(name, network, tokenizer)

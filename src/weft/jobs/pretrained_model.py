@@ -1,0 +1,238 @@
+"""A model of Hugging Face as a model that commands ask."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from weft.errors import InputError
+from weft.experiments.ablation import chosen_logit, next_token_loss
+from weft.experiments.prediction import masked_loss, output_change, target_loss
+from weft.formats.history import History
+from weft.formats.trace import TraceData
+from weft.jobs.model import (
+    Inputs,
+    Measure,
+    Prediction,
+    Progress,
+    TraceOptions,
+    logit_name,
+    one_token,
+)
+from weft.mechanism.graph import Top
+from weft.tracing.description import describe
+from weft.tracing.huggingface import trace_huggingface, verify_inputs
+from weft.tracing.names import token_names
+from weft.tracing.pretrained import image_inputs, split_windows, text_inputs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["PretrainedModel"]
+
+
+@dataclass(frozen=True, eq=False)
+class PretrainedModel:
+    """A model of Transformers, as `weft.jobs.model.Model`.
+
+    name: its folder, or its name on the hub; tokenizer: None where it only sees images.
+    """
+
+    name: str
+    network: nn.Module
+    tokenizer: Any
+
+    def unknown_characters(self, text: str) -> Sequence[str]:
+        """None: what its tokenizer lacks, the tokens of a trace show."""
+        return ()
+
+    def history(self) -> History:
+        """Raises an InputError: a model of Hugging Face has no snapshots."""
+        raise InputError(
+            f"{self.name}: --history is of a training run; this is none. Give a run's folder."
+        )
+
+    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+        """See Model."""
+        generates = options.generate is not None
+        return text_inputs(self.network, self.tokenizer, text, options.target, generates)
+
+    def image_inputs(self, picture: Image, text: str | None) -> tuple[PretrainedModel, Inputs]:
+        """See Model."""
+        inputs, tokenizer = image_inputs(self.name, self.network, picture, text)
+        return replace(self, tokenizer=tokenizer), inputs
+
+    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+        """See Model."""
+        return split_windows(self.network, self.tokenizer, text, window, overlap)
+
+    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+        """See Model."""
+        generates = options.generate is not None
+        keep = Top(options.keep)
+        verify_inputs(self.network, inputs, self.tokenizer, keep, options.verify, generates)
+
+    def trace(
+        self,
+        inputs: Inputs,
+        output: Path,
+        options: TraceOptions,
+        *,
+        description: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        verification: Mapping[str, Any] | None = None,
+    ) -> TraceData:
+        """See Model."""
+        traced = trace_huggingface(
+            self.network,
+            inputs,
+            tokenizer=self.tokenizer,
+            keep=Top(options.keep),
+            layers=options.chosen_layers,
+            queries_keys=options.queries_keys,
+            save=output,
+            dtype=options.stored_dtype,
+            overwrite=options.overwrite,
+            generate=options.generate,
+            verify=options.verify,
+            verification=verification,
+            description={**describe(self.network), **(description or {})},
+            progress=progress,
+        )
+        return cast(TraceData, traced)
+
+    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+        """See Model; of an encoder that predicts no tokens, the change of its output."""
+        text = self._required(text)
+        inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
+        network: Any = self.network
+        if self._is_pair:
+            if target is None:
+                raise InputError("an encoder-decoder is measured by its loss on a --target.")
+            labels = self.tokenizer(text_target=target, return_tensors="pt", verbose=False)
+            loss = target_loss(self.network, inputs, labels["input_ids"])
+            return Measure("loss of the target", loss)
+        self._refuse_target(target)
+        self._drop_unread(inputs)
+        if self._is_masked:
+            return Measure("loss of masked tokens", masked_loss(network, inputs, self.tokenizer))
+        if not self._predicts_tokens:
+            return Measure("change of the output", output_change(network, inputs))
+        ids = inputs["input_ids"]
+        if ids.shape[1] < 2:
+            raise InputError("the text has one token; the loss needs two or more.")
+        return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids))
+
+    def logit_of(
+        self, word: str, against: str | None, text: str | None, target: str | None
+    ) -> Measure:
+        """See Model."""
+        text = self._required(text)
+        if self._is_pair:
+            raise InputError("an encoder-decoder is measured by its loss on a --target.")
+        self._refuse_target(target)
+        if not self._predicts_tokens:
+            raise InputError(f"--logit: {type(self.network).__name__} predicts no tokens.")
+        inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
+        self._drop_unread(inputs)
+        ids = inputs["input_ids"][0].tolist()
+        position = self._masked_place("--logit", ids) if self._is_masked else -1
+        token = one_token("--logit", self._numbers(word))
+        minus = None if against is None else one_token("--against", self._numbers(against))
+
+        def run() -> float:
+            logits = self.network(**inputs).logits
+            return chosen_logit(logits, token, minus=minus, position=position)
+
+        return Measure(logit_name(word, against), run)
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """See Model."""
+        given = text_inputs(self.network, self.tokenizer, text, target)
+        if isinstance(given, str):
+            given = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
+        self._drop_unread(given)
+        ids = given["input_ids"][0].tolist()
+        if not ids:
+            raise InputError("the text is empty; expected at least one token.")
+        tokens = token_names(ids, self.tokenizer)
+        kind = type(self.network).__name__
+        if kind.endswith("ForSequenceClassification"):
+            labels = self._config.id2label
+            return Prediction(
+                self.network, given, tokens, [], self._label, lambda n: [labels[i] for i in n]
+            )
+        if not self._predicts_tokens:
+            raise InputError(
+                f"a {kind} predicts nothing that a token could be relevant for. Give a model that "
+                "was saved with its language model or its classifier."
+            )
+        read = tokens
+        if "decoder_input_ids" in given:
+            read = token_names(given["decoder_input_ids"][0].tolist(), self.tokenizer)
+        masked = self._is_masked and position is None
+        return Prediction(
+            self.network,
+            given,
+            tokens,
+            read,
+            self._numbers,
+            lambda numbers: token_names(numbers, self.tokenizer),
+            self._masked_place("relevance", ids) if masked else None,
+        )
+
+    @property
+    def _config(self) -> Any:
+        return self.network.config
+
+    @property
+    def _is_pair(self) -> bool:
+        """Whether it reads a source and writes a target."""
+        return bool(getattr(self._config, "is_encoder_decoder", False))
+
+    @property
+    def _is_masked(self) -> bool:
+        return type(self.network).__name__.endswith("MaskedLM")
+
+    @property
+    def _predicts_tokens(self) -> bool:
+        network: Any = self.network
+        return network.get_output_embeddings() is not None
+
+    def _required(self, text: str | None) -> str:
+        if text is None:
+            raise InputError("ablate: give the text that the model reads, by --text or --file.")
+        return text
+
+    def _refuse_target(self, target: str | None) -> None:
+        if target is not None:
+            kind = self._config.model_type
+            raise InputError(f"--target: a {kind} reads one text and has no target.")
+
+    def _drop_unread(self, inputs: dict[str, Any]) -> None:
+        """Take out the types of the tokens, where the model does not read them."""
+        if "token_type_ids" not in inspect.signature(self.network.forward).parameters:
+            inputs.pop("token_type_ids", None)
+
+    def _numbers(self, word: str) -> list[int]:
+        """The tokens of a word of an option."""
+        ids: list[int] = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _label(self, name: str) -> list[int]:
+        """The number of a label of a classifier."""
+        labels = {str(label): number for number, label in self._config.id2label.items()}
+        if name not in labels:
+            raise InputError(f"no label {name!r}; there are {', '.join(labels)}.")
+        return [labels[name]]
+
+    def _masked_place(self, option: str, ids: list[int]) -> int:
+        """The position of the first mask of a text."""
+        if self.tokenizer.mask_token_id not in ids:
+            raise InputError(f"{option}: put {self.tokenizer.mask_token} into the text.")
+        return ids.index(self.tokenizer.mask_token_id)

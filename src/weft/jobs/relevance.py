@@ -1,0 +1,128 @@
+"""The relevance of each token of a text for a prediction of a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.experiments.relevance import relevance
+from weft.formats.tokens import shown
+from weft.jobs.model import Prediction, one_token
+from weft.jobs.notices import tell_unknown
+from weft.jobs.opening import open_model
+
+__all__ = ["Relevance", "relevance_of_tokens"]
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """A prediction, and how relevant each token was for it.
+
+    predicted: the token or the label; logit: its logit, less that of `against`.
+    position: the token that the prediction comes after, and after: its text; None: of a classifier.
+    """
+
+    predicted: str
+    against: str | None
+    logit: float
+    position: int | None
+    after: str | None
+    tokens: list[str]
+    values: list[float]
+
+
+def relevance_of_tokens(
+    name: str,
+    text: str | None,
+    *,
+    target: str | None = None,
+    logit: str | None = None,
+    against: str | None = None,
+    position: int | None = None,
+) -> Relevance:
+    """How relevant each token of a text is for a prediction: see `weft.experiments.relevance`.
+
+    Args:
+        name: of a run, or of a model of Hugging Face.
+        text: that the model reads.
+        target: of an encoder-decoder, what it has written so far; None: a run's own translation.
+        logit: the token or the label that is predicted; None: the likeliest.
+        against: another, whose logit is taken off.
+        position: of the token that the prediction comes after; None: the last one, or a mask.
+
+    Raises: InputError: no text, a word of several tokens, no such position.
+    """
+    if text is None:
+        raise InputError("relevance: give the text that the model reads, by --text or --file.")
+    if against is not None and logit is None:
+        raise InputError("--against: needs --logit, whose logit it is taken from.")
+    model = open_model(name, predicting=True, labelling=True)
+    prediction = model.prediction(text, target, position)
+    tell_unknown("the text", model.unknown_characters(text + (target or "")))
+    place = _place(prediction, position)
+    chosen = None if logit is None else one_token("--logit", prediction.numbers(logit))
+    other = None if against is None else one_token("--against", prediction.numbers(against))
+    answer: dict[str, Any] = {}
+
+    def score(output: Any) -> Tensor:
+        logits = _logits(prediction, output, place)
+        number = int(logits.argmax()) if chosen is None else chosen
+        value = logits[number] if other is None else logits[number] - logits[other]
+        answer.update(number=number, logit=float(value.detach()))
+        return value
+
+    inputs = _inputs(prediction, place)
+    (values,) = relevance(prediction.network, inputs, score, rows=place or 0).tolist()
+
+    return Relevance(
+        _name(prediction, answer["number"]),
+        None if other is None else _name(prediction, other),
+        answer["logit"],
+        place,
+        None if place is None else shown(prediction.read)[place],
+        list(prediction.tokens),
+        values,
+    )
+
+
+def _name(prediction: Prediction, number: int) -> str:
+    """The token or the label of a logit."""
+    (name,) = shown(prediction.names([number]))
+    return str(name)
+
+
+def _place(prediction: Prediction, position: int | None) -> int | None:
+    """The position that is asked, from 0; None: of a classifier."""
+    count = len(prediction.read)
+    if not count:
+        if position is not None:
+            raise InputError("--position: a classifier predicts one label for the whole text.")
+        return None
+    place = prediction.masked if position is None else position
+    place = count - 1 if place is None else place
+    if not -count <= place < count:
+        raise InputError(f"--position {place}: there are tokens 0 to {count - 1}.")
+    return place % count
+
+
+def _inputs(prediction: Prediction, place: int | None) -> Mapping[str, Any]:
+    """The inputs; for the last position alone, a model that can computes no other logits."""
+    takes = inspect.signature(prediction.network.forward).parameters
+    if place is not None and place == len(prediction.read) - 1 and "logits_to_keep" in takes:
+        return {**prediction.inputs, "logits_to_keep": 1}
+    return prediction.inputs
+
+
+def _logits(prediction: Prediction, output: Any, place: int | None) -> Tensor:
+    """The logits of one position of an output."""
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    if place is None:
+        return logits[0]
+    # Some models are asked for their last logits alone.
+    count, read = logits.shape[1], len(prediction.read)
+    return logits[0, place - read if count < read else place]

@@ -1,0 +1,227 @@
+"""A training run of weft as a model that commands ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.experiments.ablation import chosen_logit
+from weft.formats.history import History
+from weft.formats.trace import TraceData
+from weft.jobs.model import (
+    Inputs,
+    Measure,
+    Prediction,
+    Progress,
+    TraceOptions,
+    logit_name,
+    one_token,
+)
+from weft.mechanism.graph import Top
+from weft.tracing.capture import trace
+from weft.tracing.names import token_names
+from weft.tracing.own_verification import verify_own
+from weft.training.batches import Batch
+from weft.training.inference import TrainedRun
+from weft.training.tasks import make_task
+from weft.training.tasks.pairs import translate
+from weft.training.validation import evaluate_batches
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["RunModel"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunModel:
+    """A run, as `weft.jobs.model.Model`; beam: of its own translations."""
+
+    run: TrainedRun
+    beam: int = 5
+
+    @property
+    def network(self) -> nn.Module:
+        """See Model."""
+        return self.run.model
+
+    def unknown_characters(self, text: str) -> Sequence[str]:
+        """See Model."""
+        return self.run.vocabulary.unknown_characters(text)
+
+    def history(self) -> History:
+        """See Model."""
+        return History(self.run.folder.history)
+
+    def inputs(self, text: str, options: TraceOptions) -> Inputs:
+        """See Model. A translator without a target reads the translation that it writes itself."""
+        if self.run.translates and options.generate is not None:
+            raise InputError("--generate: this run translates; its translation is traced anyway.")
+        return self._ids(text, options.target)
+
+    def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
+        """Raises an InputError: the models of weft read text."""
+        raise InputError(
+            f"--image: {self.run.folder.path} is a run of weft, which reads text. Give it a "
+            "--text, or choose an image model of Hugging Face."
+        )
+
+    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+        """See Model."""
+        if self.run.translates:
+            raise InputError(
+                f"--window: {self.run.folder.path} is a run that translates: it writes a target "
+                "for the whole source. Give its texts a line each, as --corpus."
+            )
+        architecture = self.run.config.model.architecture()
+        if architecture.positions == "learned" and window > architecture.max_length:
+            raise InputError(
+                f"--window {window}: this run reads {architecture.max_length} at most. Give "
+                f"--window {architecture.max_length} or less."
+            )
+        shared = window // 4 if overlap is None else overlap
+        if shared >= window:
+            raise InputError(
+                f"--window {window}: with {shared} of overlap there is no room for new tokens. "
+                "Give a larger --window or a smaller --overlap."
+            )
+        ids, offsets = self.run.vocabulary.encode_with_offsets(text)
+        if not ids:
+            raise InputError("the text is empty; give at least one character.")
+        return [
+            {
+                "tokens": torch.tensor([ids[start : start + window]]),
+                "offset_mapping": torch.tensor([offsets[start : start + window]]),
+            }
+            for start in range(0, max(len(ids) - shared, 1), window - shared)
+        ]
+
+    def verify(self, inputs: Inputs, options: TraceOptions) -> None:
+        """See Model."""
+        verify_own(self.run.model, _without_offsets(inputs), Top(options.keep), options.verify)
+
+    def trace(
+        self,
+        inputs: Inputs,
+        output: Path,
+        options: TraceOptions,
+        *,
+        description: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        verification: Mapping[str, Any] | None = None,
+    ) -> TraceData:
+        """See Model."""
+        traced = cast(
+            TraceData,
+            trace(
+                self.run.model,
+                _without_offsets(inputs),
+                tokenizer=self.run.vocabulary,
+                keep=Top(options.keep),
+                layers=options.chosen_layers,
+                queries_keys=options.queries_keys,
+                generate=options.generate,
+                verify=options.verify if verification is None else False,
+            ),
+        )
+        traced = replace(traced, model={**traced.model, **(description or {})})
+        if verification is not None:
+            traced = replace(traced, verification=verification)
+        if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
+            offsets = inputs["offset_mapping"][0].tolist()
+            traced = replace(traced, positions={"tokens": {"offsets": offsets}})
+        traced.save(output, dtype=options.stored_dtype, overwrite=options.overwrite)
+        return traced
+
+    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+        """See Model."""
+        if text is None:
+            if target is not None:
+                raise InputError("--logit, --target: need --text.")
+            batches = self._validation(tokens)
+        elif self.run.translates:
+            ids = self._ids(text, target)
+            written = ids["target"]
+            end = torch.tensor([[self.run.vocabulary.end]])
+            targets = torch.cat((written[:, 1:], end), 1)
+            count = ids["source"].shape[1] + written.shape[1] + 1
+            batches = [Batch(ids, targets, count)]
+        else:
+            read = self._ids(text, target)["tokens"]
+            if read.shape[1] < 2:
+                raise InputError("the text has one token; the loss needs two or more.")
+            batches = [Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])]
+        filler = self.run.vocabulary.pad
+        return Measure("loss", lambda: evaluate_batches(self.run.model, batches, filler).loss)
+
+    def logit_of(
+        self, word: str, against: str | None, text: str | None, target: str | None
+    ) -> Measure:
+        """See Model."""
+        if text is None:
+            raise InputError("--logit, --target: need --text.")
+        if self.run.translates:
+            raise InputError("--logit: is for language models; this run is a translator.")
+        inputs = self._ids(text, target)
+        encode = self.run.vocabulary.encode
+        token = one_token("--logit", encode(word))
+        minus = None if against is None else one_token("--against", encode(against))
+        return Measure(
+            logit_name(word, against),
+            lambda: chosen_logit(self.run.model(**inputs), token, minus=minus),
+        )
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """See Model."""
+        words = self.run.vocabulary
+        inputs = self._ids(text, target)
+        names = [token_names(ids[0].tolist(), words) for ids in inputs.values()]
+        return Prediction(
+            self.run.model,
+            inputs,
+            names[0],
+            names[-1],
+            words.encode,
+            lambda numbers: token_names(numbers, words),
+        )
+
+    def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
+        """The token ids of a text; of a translator, and the target's without its end."""
+        words = self.run.vocabulary
+        ids = words.encode(text)
+        if not ids:
+            raise InputError("the text is empty; give at least one character.")
+        if not self.run.translates:
+            if target is not None:
+                raise InputError("--target: this run is a language model, which has no target.")
+            return {"tokens": torch.tensor([ids])}
+        if target is None:
+            (target,) = translate(self.run.model, words, [text], beam=self.beam)
+        return {
+            "source": torch.tensor([[*ids, words.end]]),
+            "target": torch.tensor([[words.start, *words.encode(target)]]),
+        }
+
+    def _validation(self, tokens: int) -> list[Batch]:
+        """Batches of the validation data, of so many tokens at least."""
+        config = self.run.config
+        task = make_task(config.task, config.training.seed, self.run.vocabulary)
+        batches = []
+        for batch in task.validation(config.training.batch_tokens):
+            batches.append(batch)
+            tokens -= batch.tokens
+            if tokens <= 0:
+                break
+        return batches
+
+
+def _without_offsets(inputs: Inputs) -> dict[str, Tensor]:
+    if isinstance(inputs, str):
+        raise InputError("the inputs are a text; a model of weft reads token ids. Encode it first.")
+    return {name: ids for name, ids in inputs.items() if name != "offset_mapping"}

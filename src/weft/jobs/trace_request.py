@@ -1,0 +1,165 @@
+"""What `weft trace` was asked: one trace, one for each window of a text, or one for each text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.errors import InputError
+from weft.formats.tokens import shown, visible
+from weft.formats.verification import in_words
+from weft.jobs.corpus import trace_corpus
+from weft.jobs.model import TraceOptions
+from weft.jobs.tracing import trace_model
+from weft.jobs.windows import trace_windows
+
+if TYPE_CHECKING:
+    from weft.formats.trace import TraceData
+    from weft.tracing.prefix import Verify
+
+__all__ = ["Report", "TraceRequest", "run_trace", "verify_of"]
+
+#: Told how much of how much is done, or None; and perhaps of what.
+Show = Callable[[int, int | None, str | None], None]
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """A model, its texts, and the traces to write.
+
+    text, image: for one trace; window, overlap: for a trace of each window of the text.
+    corpus: the texts, for a trace of each; workers, threads: the processes, and threads of each.
+    """
+
+    model: str
+    output: Path
+    text: str | None = None
+    image: Path | None = None
+    window: int | None = None
+    overlap: int | None = None
+    corpus: Path | None = None
+    workers: int = 1
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was traced: in lines, and by names. failed: why not everything was."""
+
+    lines: list[str]
+    content: dict[str, Any]
+    failed: str | None = None
+
+
+def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
+    """Trace what is asked for.
+
+    Raises: InputError: options that do not go together, or no text.
+    """
+    if request.overlap is not None and request.window is None:
+        raise InputError("--overlap is for --window: the tokens that windows share.")
+    if request.workers != 1 and request.corpus is None:
+        raise InputError("--workers is for --corpus, which has a text for each.")
+    if request.corpus is not None:
+        if options.overwrite or (request.text, request.image, request.window) != (None, None, None):
+            raise InputError(
+                "--corpus has its own texts: leave --text, --file, --stdin, --image, --window and "
+                "--overwrite out."
+            )
+        return _corpus(request, request.corpus, options, show)
+    if request.text is None and (request.image is None or request.window is not None):
+        raise InputError("trace: give the text by one of --text, --file and --stdin.")
+    if request.window is not None:
+        if (request.image, options.generate, options.target) != (None, None, None):
+            raise InputError("--window splits one text: leave --image, --generate, --target out.")
+        return _windows(request, request.text or "", request.window, options, show)
+    return _one(request, options, show)
+
+
+def verify_of(asked: str | None) -> Verify:
+    """How much is verified, as `weft.trace` takes it, from the word of an option.
+
+    >>> verify_of("no"), verify_of("all"), verify_of("200")
+    (False, 'all', 200)
+    """
+    if asked is None or asked == "all":
+        return asked
+    if asked == "no":
+        return False
+    if asked.isascii() and asked.isdigit() and int(asked[:9]) > 0:
+        return int(asked[:9])
+    raise InputError(f"--verify {asked}: expected a number of tokens, 1 or more, all or no.")
+
+
+def _one(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
+    def progress(path: str, number: int, total: int | None) -> None:
+        show(number + 1, total, f"layer {path}" if options.generate is None else "tokens read")
+
+    trace = trace_model(
+        request.model, request.text, request.output, options, image=request.image,
+        progress=progress,
+    )  # fmt: skip
+    return Report(
+        _description(trace, request.output),
+        {
+            "trace": str(request.output),
+            "layers": len(trace.layers),
+            "deviation": trace.deviation,
+            "verification": trace.verification,
+            "sequences": {name: list(tokens) for name, tokens in trace.sequences.items()},
+        },
+    )
+
+
+def _description(trace: TraceData, output: Path) -> list[str]:
+    """Its tokens, a line for each sequence; its layers and how far they were verified."""
+    lines = []
+    for name, tokens in trace.sequences.items():
+        first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
+        lines.append(f"{name}: {len(tokens)} tokens: {first}")
+    verified = "" if trace.deviation is None else f" Deviation: {trace.deviation:.1e}."
+    if trace.verification is not None:
+        verified += f" {in_words(trace.verification).capitalize()}."
+    count = len(trace.layers)
+    layers = f"{count} attention layer{'s' if count != 1 else ''}"
+    return [*lines, f"{layers}.{verified} Trace: {output}"]
+
+
+def _windows(
+    request: TraceRequest, text: str, window: int, options: TraceOptions, show: Show
+) -> Report:
+    traces = trace_windows(
+        request.model, text, request.output, options, window=window, overlap=request.overlap,
+        progress=lambda done, total: show(done, total, "windows"),
+    )  # fmt: skip
+    there = f" {traces.there} were there already." if traces.there else ""
+    line = (
+        f"{len(traces.paths)} windows of at most {window} tokens, a trace each.{there} No token "
+        f"looks from one window into another. Traces: {request.output}"
+    )
+    paths = [str(path) for path in traces.paths]
+    return Report([line], {"traces": paths, "window": window, "there": traces.there})
+
+
+def _corpus(request: TraceRequest, corpus: Path, options: TraceOptions, show: Show) -> Report:
+    done = trace_corpus(
+        request.model, corpus, request.output, options, workers=request.workers,
+        threads=request.threads, progress=lambda count, total: show(count, total, "texts"),
+    )  # fmt: skip
+    reasons = [f"{name}: {reason}" for name, reason in done.failed.items()]
+    count = f"{done.traced} texts traced, {done.there} were there already."
+    content = {
+        "folder": str(request.output),
+        "traced": done.traced,
+        "there": done.there,
+        "failed": done.failed,
+    }
+    failed = None
+    if done.failed:
+        failed = (
+            f"{len(done.failed)} of {done.traced + done.there + len(done.failed)} texts could not "
+            "be traced; the lines above say why. The others are there."
+        )
+    return Report([*reasons, f"{count} Traces: {request.output}"], content, failed)

@@ -1,0 +1,82 @@
+"""The command `weft` itself: its verbs, their panels, and words that are no verb."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from tests.cli.conftest import Command
+
+import weft.cli.commands
+import weft.cli.verbs
+
+VERBS: dict[str, Any] = typer.main.get_command(weft.cli.commands.app).commands
+
+
+def test_every_file_of_the_folder_is_a_verb_of_sixty_lines() -> None:
+    files = list(Path(weft.cli.verbs.__path__[0]).glob("*.py"))
+    assert {path.stem for path in files} - {"__init__"} == set(VERBS)
+    assert all(len(path.read_text("utf-8").splitlines()) <= 60 for path in files)
+
+
+def test_help_lists_the_verbs_in_four_panels(weft_main: Command) -> None:
+    text = weft_main("--help").out
+    places = [text.index(f"─ {panel} ─") for panel in weft.cli.commands.PANELS if panel]
+    assert places == sorted(places)
+    listed = re.findall(r"^│ ([a-z]+) ", text[places[0] :], re.MULTILINE)
+    assert listed[:3] == ["demo", "train", "evaluate"]
+    assert sorted(listed) == sorted(verb for verb in VERBS if not VERBS[verb].hidden)
+
+
+def test_no_help_repeats_the_name_of_its_verb() -> None:
+    for name, verb in VERBS.items():
+        assert verb.help, name
+        assert not verb.help.lower().startswith(name + ":"), verb.help
+        assert verb.help.endswith("."), verb.help
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("trac", "weft: trac: no such command. Did you mean trace? See weft --help.\n"),
+        ("qqqqq", "weft: qqqqq: no such command. See weft --help.\n"),
+        ("weight", "weft: weight: no such command. See weft --help.\n"),
+    ],
+)
+def test_a_word_that_is_no_verb(weft_main: Command, word: str, line: str) -> None:
+    result = weft_main(word)
+    assert (result.code, result.out, result.err) == (2, "", line)
+
+
+@pytest.mark.parametrize("verb", ["heads", "measures", "rollout", "flow", "export", "compare"])
+def test_a_missing_trace_is_told_before_torch_is_loaded(
+    weft_process: Command, tmp_path: Path, verb: str
+) -> None:
+    words = [tmp_path / "nowhere"] * (2 if verb == "compare" else 1)
+    result = weft_process(verb, *words, PYTHONPROFILEIMPORTTIME="1")
+    assert result.code == 2
+    assert f"weft: {tmp_path}/nowhere: no such trace. Check the path." in result.err
+    assert " torch\n" not in result.err
+
+
+def test_a_missing_model_is_told_before_torch_is_loaded(
+    weft_process: Command, tmp_path: Path
+) -> None:
+    for words in (("projections",), ("relevance", "--text", "a"), ("ablate", "--text", "a")):
+        result = weft_process(
+            words[0], tmp_path / "nowhere", *words[1:], PYTHONPROFILEIMPORTTIME="1"
+        )
+        assert result.code == 2
+        assert "no such run or model" in result.err
+        assert " torch\n" not in result.err, words
+
+
+def test_lengths_have_an_end(weft_main: Command) -> None:
+    for words in (("generate", "r", "--prompt", "a", "--length"), ("trace", "r", "-o", "t",
+                  "--text", "a", "--generate")):  # fmt: skip
+        line = weft_main(*words, 10**9).one_line()
+        assert "'--length'" in line or "'--generate'" in line
+        assert "less than or equal to 100000" in line
