@@ -17,7 +17,7 @@ from .mechanism.function import attention as attention
 from .mechanism.graph import All as All
 from .mechanism.graph import AttentionGraph as AttentionGraph
 from .mechanism.graph import Top as Top
-from .mechanism.masks import Mask as Mask
+from .mechanism.mask import Mask as Mask
 from .mechanism.masks import causal as causal
 from .mechanism.masks import padding as padding
 from .mechanism.masks import window as window
