@@ -20,7 +20,7 @@ test-all: setup  ## all tests
 	@scripts/setup-tests --notebooks
 	$(python) -m pytest -m ""
 
-check: setup  ## style, types and architecture, and the types of the front end
+check: setup  ## style, types and architecture; of the front end also its unit tests
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy

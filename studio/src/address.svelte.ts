@@ -1,101 +1,13 @@
-// The state that a link holds. Every view is a function of this and of the data.
+// The state of the page, and the address line that holds it as a link.
 
-import { visible } from "./text";
-
-export type View = "heads" | "threads" | "matrix" | "training";
-
-const START = {
-  view: "heads" as View,
-  /** The name of an example; in old links its number; empty: the first. */
-  example: "",
-  layer: 0,
-  head: 0,
-  /** The heads drawn as threads, with a dot between them; empty: the current one. */
-  heads: "",
-  query: -1,
-  key: -1,
-  lock: false,
-  /** Whether sinks are hidden: the first token and separators. */
-  sinks: false,
-  /** Whether weights are multiplied by the norm of their values. */
-  values: false,
-  of: "weights" as "weights" | "scores",
-  share: 0.9,
-  scale: "root" as "root" | "linear" | "log",
-  /** What a block of cells shows when the matrix is seen from afar. */
-  blocks: "max" as "max" | "mass",
-  order: "layer" as "layer" | "role" | "entropy",
-  colour: "role" as "role" | "entropy",
-  x: "distance",
-  y: "entropy",
-  /** The window of the matrix: first row, first column, rows seen; empty: the whole. */
-  window: "",
-  step: 0,
-  picture: "attention" as "attention" | "product",
-  theme: "" as "" | "light" | "dark",
-};
-
-export type State = typeof START;
-
-const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
-  view: ["heads", "threads", "matrix", "training"],
-  of: ["weights", "scores"],
-  scale: ["root", "linear", "log"],
-  blocks: ["max", "mass"],
-  order: ["layer", "role", "entropy"],
-  colour: ["role", "entropy"],
-  picture: ["attention", "product"],
-  theme: ["", "light", "dark"],
-};
-
-const LONGEST = 400;
-
-/** Reads a link; what it does not know or cannot be is left as it starts, and said. */
-export function parse(hash: string): { state: State; problems: string[] } {
-  const state: Record<string, unknown> = { ...START };
-  const problems: string[] = [];
-  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
-    if (!Object.hasOwn(START, name)) continue;
-    const start = START[name as keyof State];
-    const choices = CHOICES[name as keyof State];
-    if (typeof start === "number") {
-      const number = text.trim() === "" ? NaN : Number(text);
-      if (
-        Number.isFinite(number) &&
-        (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number))
-      )
-        state[name] = number;
-      else
-        problems.push(
-          `The link says ${name}=${visible(text, 30)}; expected ${name === "share" ? "a share above 0, at most 1" : "a whole number"}.`,
-        );
-    } else if (typeof start === "boolean") state[name] = text === "1";
-    else if (!choices || choices.includes(text)) state[name] = text.slice(0, LONGEST);
-    else
-      problems.push(
-        `The link says ${name}=${visible(text, 30)}; there are ${choices.filter(Boolean).join(", ")}.`,
-      );
-  }
-  return { state: state as State, problems };
-}
-
-export function format(state: State): string {
-  const link = new URLSearchParams();
-  for (const name of Object.keys(START) as (keyof State)[])
-    if (name === "view" || state[name] !== START[name])
-      link.set(
-        name,
-        typeof state[name] === "boolean" ? (state[name] ? "1" : "0") : String(state[name]),
-      );
-  return `#${link}`;
-}
+import { format, parse, START, type State } from "./link";
 
 export class Address {
   state: State = $state({ ...START });
   /** What the link says that cannot be. */
   problems: string[] = $state.raw([]);
 
-  /** linked: whether the address line of the browser is ours to write, as it is not in a notebook. */
+  /** linked: whether the browser's address line is ours to write, as it is not in a notebook. */
   constructor(
     private readonly linked: boolean,
     start: string,

@@ -160,6 +160,17 @@ export interface Row {
   count: number;
 }
 
+/** One cell of the matrix. */
+export interface CellValue {
+  weight: number | null;
+  score: number | null;
+  rank: number | null;
+  count: number;
+  /** The weight is at most this, where it was not kept. */
+  below: number | null;
+  hidden: boolean;
+}
+
 /** One trace of the collection. */
 export class Example {
   private readonly pieces = new Map<string, Promise<unknown>>();
@@ -213,14 +224,14 @@ export class Example {
     return found;
   }
 
-  /** Sums over all weights of a layer, of which kept edges give a part; null where those are all there is. */
+  /** Sums over all weights of a layer; null where there are its kept edges alone. */
   async sums(layer: Layer): Promise<Sums | null> {
     if (layer.picture === "kept") return null;
     const path = this.path(`layers/${layer.number}/sums`);
     return this.once(path, async () => {
       const all = new Float32Array(await this.source.bytes(path));
-      const { heads, rows, columns } = layer,
-        keys = heads * columns;
+      const { heads, rows, columns } = layer;
+      const keys = heads * columns;
       const by = (array: Float32Array, length: number) => (head: number) =>
         array.subarray(head * length, (head + 1) * length);
       if (!layer.values) return { received: by(all, columns), valued: null, given: null };
@@ -258,15 +269,35 @@ export class Example {
     };
   }
 
+  /** One weight: exact from a server, of the kept edges in a page. */
+  async cell(layer: Layer, head: number, row: number, column: number): Promise<CellValue> {
+    if (this.source.live) {
+      const path = `layers/${layer.number}/heads/${head}/cells/${row}/${column}`;
+      return this.source.json<CellValue>(this.path(path));
+    }
+    const { edges, count, rest } = await this.row(layer, head, row);
+    const edge = edges.find((one) => one.key === column);
+    const hidden = !edge && (layer.mask === "causal" ? column >= count : edges.length >= count);
+    const below = Math.min(edges.at(-1)?.weight ?? 1, rest);
+    return {
+      weight: edge?.weight ?? null,
+      score: edge?.score ?? null,
+      rank: edge?.rank ?? null,
+      count,
+      below: edge ? null : below,
+      hidden,
+    };
+  }
+
   /** Which rows look at a key, over the kept edges, strongest first. */
-  async lookers(
+  async queriesOf(
     layer: Layer,
     head: number,
     key: number,
   ): Promise<{ row: number; weight: number }[]> {
     const found: { row: number; weight: number }[] = [];
     if (this.source.live && layer.rows > 4 * BLOCK) {
-      const path = this.path(`layers/${layer.number}/heads/${head}/lookers/${key}`);
+      const path = this.path(`layers/${layer.number}/heads/${head}/queries/${key}`);
       const pairs = await this.once(path, () => this.source.bytes(path));
       const half = pairs.byteLength / 8;
       const rows = new Uint32Array(pairs, 0, half);
@@ -288,9 +319,13 @@ export const KINDS: Record<Kind, [title: string, two: string, one: string]> = {
   cross: ["Cross", "the target looks at the source", "the target looks at the source"],
 };
 
+/** A layer by its kind and its number among them: "Encoder L2". */
+export const kindName = (layer: { kind: Kind; index: number }) =>
+  `${KINDS[layer.kind]?.[0] ?? layer.kind} L${layer.index}`;
+
 export function headName(example: Example, layer: Layer, head: number): string {
   const several = new Set(example.layers.map((other) => other.kind)).size > 1;
-  return `${several ? `${KINDS[layer.kind]?.[0] ?? layer.kind} ` : ""}L${layer.index} H${head}`;
+  return `${several ? kindName(layer) : `L${layer.index}`} H${head}`;
 }
 
 /** From here on a difference from the model is no rounding. */
@@ -304,10 +339,11 @@ export function verifiedWords({ description }: Example): string {
     (one): one is number => typeof one === "number",
   );
   if (!found.length) return "";
-  const most = Math.max(...found),
-    number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
+  const most = Math.max(...found);
+  const number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
-  return `${layers.every((layer) => layer.picture === "means") ? "exact" : "kept edges"}, verified to ${number}`;
+  const whole = layers.every((layer) => layer.picture === "means");
+  return `${whole ? "exact" : "kept edges"}, verified to ${number}`;
 }
 
 /** What is known of the heads before they are measured: nothing. */

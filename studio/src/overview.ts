@@ -15,8 +15,8 @@ const MOST = 128;
 
 /** How the cells of a layer are put together: rows and columns of blocks, and cells of a block. */
 export function blocksOf(layer: { rows: number; columns: number }) {
-  const down = Math.max(1, Math.ceil(layer.rows / MOST)),
-    across = Math.max(1, Math.ceil(layer.columns / MOST));
+  const down = Math.max(1, Math.ceil(layer.rows / MOST));
+  const across = Math.max(1, Math.ceil(layer.columns / MOST));
   return {
     rows: Math.ceil(layer.rows / down),
     columns: Math.ceil(layer.columns / across),
@@ -42,11 +42,12 @@ export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root")
 export function dotOf(layer: { rows: number; columns: number }): string {
   const { down, across } = blocksOf(layer);
   if (down * across === 1) return "each dot is a weight";
-  return `each dot is ${across === 1 ? "a weight" : `the mass of a row in ${across} keys`}${down === 1 ? "" : `, the mean of ${down} rows`}`;
+  const cells = across === 1 ? "a weight" : `the mass of a row in ${across} keys`;
+  return `each dot is ${cells}${down === 1 ? "" : `, the mean of ${down} rows`}`;
 }
 
-const WAIT = 300,
-  LONGEST_WAIT = 4000;
+const WAIT = 300;
+const LONGEST_WAIT = 4000;
 
 /** The pictures of a layer: of the kept edges at first where exact ones take long. */
 export class Overview {
@@ -62,7 +63,7 @@ export class Overview {
     private readonly layer: Layer,
   ) {}
 
-  /** Calls back with the best pictures there are, again when there are better ones. Returns how to stop. */
+  /** Calls back with the best pictures there are, and with better ones; returns how to stop. */
   watch(show: (pictures: Picture[]) => void, failed: (error: Error) => void): () => void {
     this.listeners.add(show);
     if (this.pictures.length) show(this.pictures);
@@ -95,8 +96,8 @@ export class Overview {
   /** Pictures of the first heads, in the place of those that were there. */
   private take(bytes: ArrayBuffer, exact: boolean): void {
     const { rows, columns } = blocksOf(this.layer);
-    const size = rows * columns,
-      before = this.pictures;
+    const size = rows * columns;
+    const before = this.pictures;
     const count = size ? bytes.byteLength / size : this.layer.heads;
     if (exact && before.filter((one) => one.exact).length === count && count < this.layer.heads)
       return;

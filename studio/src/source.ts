@@ -2,7 +2,7 @@
 // same paths.
 
 export interface Source {
-  /** Whether parts can be asked for that an exported page does not hold: exact tiles, roles later. */
+  /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string): Promise<ArrayBuffer>;

@@ -1,7 +1,8 @@
 // What all views share: the collection, the address, the theme, and what was last said aloud.
 
-import { Address, type State, type View } from "./address.svelte";
+import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
+import type { State, View } from "./link";
 import { Example, type Heads, type Layer, type Opening } from "./model";
 import type { Source } from "./source";
 import { Training } from "./training";
@@ -169,10 +170,8 @@ export class Studio {
     const { state, example } = this;
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
-      if (count)
-        found.push(
-          `There is no ${what} ${number} here: there are ${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}.`,
-        );
+      const all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
+      if (count) found.push(`There is no ${what} ${number} here: there are ${all}.`);
     };
     if (state.view === "training") {
       if (this.opening && !this.opening.history)

@@ -1,5 +1,8 @@
 // Tokens and numbers as people read them.
 
+/** Signs without a shape of their own that join the letters beside them, or choose their look. */
+const JOINERS = new Set([0x200c, 0x200d, 0xfe0e, 0xfe0f]);
+
 /** A token as one line in which nothing hides. */
 export function visible(token: string, limit = 60): string {
   if (!token) return "∅";
@@ -18,7 +21,7 @@ export function visible(token: string, limit = 60): string {
         if (c === "\t") return "⇥";
         if (code < 0x20) return String.fromCodePoint(0x2400 + code);
         if (code === 0x7f) return "␡";
-        if (/[\u200c\u200d\ufe0e\ufe0f]/.test(c) && place > 0 && shown.length > 1) return c;
+        if (JOINERS.has(code) && place > 0 && shown.length > 1) return c;
         if (/\p{M}/u.test(c) && place === 0) return "◌" + c;
         if (/[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u.test(c))
           return `‹${code.toString(16).toUpperCase().padStart(4, "0")}›`;
@@ -42,7 +45,7 @@ export function minus(number: number, digits: number): string {
 }
 
 /** Three digits that count. */
-export function three(number: number): string {
+export function significant3(number: number): string {
   if (number === 0) return "0";
   const size = Math.abs(number);
   if (size >= 999.5) return `${number < 0 ? "−" : ""}${grouped(Math.round(size))}`;
@@ -59,15 +62,24 @@ export const percent = (share: number) => {
   return `${of >= 99.95 || of === 0 || of >= 10 ? of.toFixed(0) : of.toFixed(1)}\u00a0%`;
 };
 
+/** What pictures of kept edges leave out: their shares, of so many heads. */
+export function notShown(shares: number[], heads: number, more = ""): string {
+  if (!shares.length) return "";
+  const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];
+  const some = shares.length < heads ? ` in ${counted(shares.length, "head")}` : "";
+  const range = least === most ? least : `${least} to ${most}`;
+  return `Drawn from the kept edges${some}: ${range} of the mass is not shown${more}`;
+}
+
 /** Short measure of a share: .45 */
 export const short = (share: number) => (share >= 0.995 ? "1" : share.toFixed(2).replace(/^0/, ""));
 
 const BERT_PIECE = /^##/;
 const NEW_WORD = /^[ \n]/;
-/** Which part of a character that several tokens share stands here, as in 東¹⁄₂: weft.formats.tokens. */
+/** Which part of a character that several tokens share it is, as in 東¹⁄₂: weft.formats.tokens. */
 const FIRST_PART = /¹⁄[₀-₉]+/gu;
 const LATER_PART = /.([⁰¹²³⁴-⁹]+)⁄[₀-₉]+/gu;
-/** A text in which the first part of a character stands for it, and each later part is a small number. */
+/** A text in which the first part of a character stands for it, each later one is a number. */
 const once = (token: string) =>
   token
     .replace(FIRST_PART, "")
@@ -105,18 +117,20 @@ const CLOSING = /^[”’»)\]]+$/;
 const NUMBER = /^ ?\d/;
 const BLANK_LINE = /^\n\s*\n/;
 
-/** Where paragraphs of flowing text end: at its blank lines, and with a sentence wherever it is long.
+/** Where paragraphs of flowing text end: at blank lines, and with a sentence where they are long.
  *
  * whole: false of an end that is none of the text's own, for want of one. */
 export function paragraphs(tokens: string[]): { end: number; whole: boolean }[] {
-  const found: { end: number; whole: boolean }[] = [];
+  const ends: { end: number; whole: boolean }[] = [];
   const blank = (place: number) =>
     BLANK_LINE.test(tokens[place]) ||
     (flowing(tokens[place], false).line && place > 0 && flowing(tokens[place - 1], false).line);
-  for (let start = 0, end = 0; start < tokens.length; start = end) {
+  let start = 0;
+  while (start < tokens.length) {
     const last = Math.min(start + MANY, tokens.length);
     let whole = last === tokens.length;
-    for (end = start + 1; end < last; end++) {
+    let end = start + 1;
+    for (; end < last; end++) {
       if (blank(end - 1)) whole = true;
       else if (end - start >= FEW && END.test(tokens[end - 1]) && !NUMBER.test(tokens[end])) {
         const quoted = tokens.slice(start, end).filter((token) => token === '"').length % 2 === 1;
@@ -126,9 +140,10 @@ export function paragraphs(tokens: string[]): { end: number; whole: boolean }[] 
       } else continue;
       break;
     }
-    found.push({ end, whole });
+    ends.push({ end, whole });
+    start = end;
   }
-  return found;
+  return ends;
 }
 
 /** The name of a model; of one in a folder, what the path ends with. */

@@ -2,7 +2,7 @@
 
 import type { Kind } from "./model";
 import type { Source } from "./source";
-import { counted, percent } from "./text";
+import { minus, notShown, significant3 } from "./text";
 
 interface HistoryLayer {
   name: string;
@@ -74,8 +74,35 @@ export class Training {
     );
     const shares = heads.filter((share) => share !== null);
     if (!shares.length) return "";
-    const [least, most] = [percent(Math.min(...shares)), percent(Math.max(...shares))];
-    return `Drawn from the kept edges${shares.length < heads.length ? ` in ${counted(shares.length, "head")}` : ""}: ${least === most ? least : `${least} to ${most}`} of the mass is not shown.`;
+    return `${notShown(shares, heads.length)}.`;
+  }
+
+  /** The probe's strongest key of each row of a head at a snapshot. */
+  strongest(layer: number, head: number, snapshot: number) {
+    const shades = this.attention(layer, head, snapshot);
+    if (!shades) return [];
+    const [, rows, columns] = this.description.layers[layer].shape;
+    return Array.from({ length: rows }, (_, row) => {
+      const start = row * columns;
+      let key = 0;
+      for (let n = 1; n < columns; n++) if (shades[start + n] > shades[start + key]) key = n;
+      return { row, key, weight: (shades[start + key] / 255) ** 2 };
+    });
+  }
+
+  /** A measure of a head at every snapshot; null: there is none. */
+  series(layer: number, head: number, measure: "norm" | "effective_rank" | "symmetry") {
+    return this.description.layers[layer][measure]?.map((row) => row[head]) ?? null;
+  }
+
+  /** What a head's tile shows at a snapshot: W_Q W_K^T, or the probe's attention. */
+  picture(layer: number, head: number, snapshot: number, product: boolean) {
+    const { shape, product_size: size = 1 } = this.description.layers[layer];
+    const [, rows, columns] = product ? [0, size, size] : shape;
+    const shades = product
+      ? this.product(layer, head, snapshot)
+      : this.attention(layer, head, snapshot);
+    return { shades, rows, columns };
   }
 
   /** W_Q W_K^T of a head at a snapshot as shades, 128 standing for 0. */
@@ -86,4 +113,28 @@ export class Training {
     // Signed bytes, moved to where the middle of the ramp is.
     return found ? found.map((byte) => (byte + 128) & 255) : null;
   }
+}
+
+/** How a head's matrices differ at a snapshot from those at the first. */
+export function trainingSentence(
+  training: Training,
+  layer: number,
+  head: number,
+  at: number,
+): string {
+  if (at === 0)
+    return "The matrices as they were drawn at random: what attention there is has no meaning yet.";
+  const norm = training.series(layer, head, "norm");
+  const [first, now] = [norm?.[0], norm?.[at]];
+  if (first == null || now == null) return "";
+  const change = `${now > first ? "grown" : "shrunk"} to ${significant3(now / first)} times`;
+  const says = [`Since the first step, W_Q W_Kᵀ has ${change} its norm`];
+  const rank = training.series(layer, head, "effective_rank");
+  const [before, after] = [rank?.[0], rank?.[at]];
+  if (before != null && after != null)
+    says.push(`its effective rank went from ${before.toFixed(1)} to ${after.toFixed(1)}`);
+  const symmetry = training.series(layer, head, "symmetry")?.[at];
+  if (symmetry != null)
+    says.push(`its symmetry is ${minus(symmetry, 2)} (random: 0, undirected: 1)`);
+  return `${says.join("; ")}.`;
 }

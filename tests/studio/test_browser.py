@@ -53,7 +53,7 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace):
     assert int(colours.flatten().argmin()) == int(weights.flatten().argmax())  # light: dark is much
 
     page.keyboard.press("Enter")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     assert "view=threads" in page.url
     page.locator(".queries .word").nth(2).hover()
     best = int(weights[2].argmax())
@@ -74,7 +74,7 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace):
     assert value == pytest.approx(float(weights[3, 1]), abs=6e-5)
 
     page.go_back()
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     page.go_back()
     assert page.locator(".stage .tile").count() == 12
 
@@ -107,8 +107,8 @@ def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace):
 
 def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
     page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3", "dark")
-    page.locator(".loom").wait_for()
-    front = page.locator(".yarn canvas.front")
+    page.locator(".short-threads").wait_for()
+    front = page.locator(".lines canvas.front")
     blank = front.evaluate(PICTURE)
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")

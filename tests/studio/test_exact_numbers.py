@@ -40,7 +40,7 @@ def shown(
             page = studio.file(collection, address)
         else:
             page = studio.served(serving(collection), address)
-        page.locator(".loom .word").first.wait_for()
+        page.locator(".short-threads .word").first.wait_for()
         page.wait_for_load_state("networkidle")
         page.wait_for_timeout(300)
         return page, weights, norms.double()

@@ -52,7 +52,7 @@ def test_every_view_as_svg_with_text_as_text(page, pair_trace, tmp_path) -> None
     assert any(text.startswith("a pair ·") and "weft" in text for text in found)
 
     page.keyboard.press("t")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     page.locator(".queries .word").nth(1).click()
     path = exported(page, tmp_path, "svg")
     found = texts(path)
@@ -99,7 +99,7 @@ PRINTED = """() => {
 VIEWS = {
     "heads": ".stage .tile",
     "heads&order=role": ".stage .tile",
-    "threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1": ".loom",
+    "threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1": ".short-threads",
     "matrix&layer=4&head=3": '.stage.matrix[aria-busy="false"]',
 }
 
@@ -181,7 +181,7 @@ def test_a_column_is_not_a_page_made_small(page, tmp_path) -> None:
 
 def test_hostile_tokens_in_a_figure(studio, make_trace, hostile_tokens, tmp_path) -> None:
     page = studio.file(collect([make_trace(hostile_tokens)]), "#view=threads&query=0&lock=1")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     path = exported(page, tmp_path, "svg")
     root = ElementTree.parse(path).getroot()  # well-formed, whatever the tokens are
     assert not list(root.iter(f"{SVG}script"))
@@ -198,6 +198,6 @@ def test_a_key_pressed_while_the_dialog_closes_is_not_lost(page) -> None:
         button.dispatchEvent(new KeyboardEvent("keydown", { key: "t", bubbles: true }));
     }"""
     page.evaluate(press % "false")
-    assert not page.locator(".loom").count()
+    assert not page.locator(".short-threads").count()
     page.evaluate(press % "true")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()

@@ -38,17 +38,17 @@ def page(studio, pair_trace, history_of) -> Any:
 
 def test_the_focus_follows_every_change_of_view(page) -> None:
     for keys, selector in (
-        ("ArrowRight Enter", ".loom"),  # from the tile that had it, which is gone
+        ("ArrowRight Enter", ".short-threads"),  # from the tile that had it, which is gone
         ("m", ".stage.matrix"),
-        ("Escape", ".loom"),
+        ("Escape", ".short-threads"),
         ("h", ".stage.heads"),
         ("r", ".stage.training"),
         ("Escape", ".stage.heads"),
-        ("t ]", ".loom"),  # the other example
-        ("ArrowRight ArrowRight", ".loom"),  # the last layer, where the button is switched off
-        ("/ Escape", ".loom"),
-        ("? Escape", ".loom"),
-        ("e Escape", ".loom"),
+        ("t ]", ".short-threads"),  # the other example
+        ("ArrowRight ArrowRight", ".short-threads"),  # the last layer, where the button is switched off
+        ("/ Escape", ".short-threads"),
+        ("? Escape", ".short-threads"),
+        ("e Escape", ".short-threads"),
     ):
         for key in keys.split():
             page.keyboard.press(key)
@@ -98,7 +98,7 @@ def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
 
 def test_a_digit_is_the_head_that_it_names(studio, minilm_trace) -> None:
     page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     drawn = """() => [...document.querySelectorAll('.rail .tile[aria-pressed="true"] small')]
         .map((name) => name.textContent)"""
     page.keyboard.press("0")
@@ -114,7 +114,7 @@ def test_a_digit_is_the_head_that_it_names(studio, minilm_trace) -> None:
 
 def test_a_digit_without_a_head_says_so(page) -> None:
     page.keyboard.press("t")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     page.keyboard.press("7")
     page.locator("[role=status]", has_text="There is no head 7 here: they are 0 to 3.").wait_for(
         state="attached"
@@ -124,7 +124,7 @@ def test_a_digit_without_a_head_says_so(page) -> None:
 
 def test_a_word_stays_in_question_from_view_to_view(page) -> None:
     page.evaluate("location.hash = '#view=threads&layer=2&head=1'")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     page.locator(".queries .word").nth(2).click()
     page.keyboard.press("m")
     row = page.locator(".cell-value .pair", has_text="row 2")
@@ -176,7 +176,7 @@ def test_one_of_a_thing_is_not_called_many(studio, make_trace) -> None:
     trace = make_trace(["alone"])
     trace = weft.Trace({"tokens": ["alone"]}, trace.layers[:1])
     page = studio.file(collect([trace]), "#view=threads&query=0&lock=1")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     text = page.locator(".studio").inner_text()
     heads = trace.layers[0].heads
     assert f"1 layer × {heads} head{'s' * (heads > 1)} · 1 token" in text

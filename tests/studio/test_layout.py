@@ -82,7 +82,7 @@ def test_strips_bars_and_shades_where_the_system_chooses_colours(studio, minilm_
     assert len(colours(page, ".panel .bar-row > .bar", 3)) > 2
     page.evaluate("location.hash = '#view=threads&layer=4&head=3&query=3&lock=1'")
     page.locator(".keys-column .word i").first.wait_for()
-    ground = next(iter(colours(page, ".loom .ends > span:nth-child(2)")))
+    ground = next(iter(colours(page, ".short-threads .ends > span:nth-child(2)")))
     assert colours(page, ".keys-column .word i") != {ground}
     assert colours(page, ".rail .tile .strip", 0) != colours(page, ".rail .tile .strip", 1)
 

@@ -73,11 +73,11 @@ def test_the_widget_runs_in_a_browser(studio, pair_trace: Trace) -> None:
         "utf-8",
     )  # fmt: skip
     page = studio.open(folder.as_uri(), "file:", offline=True)
-    page.locator("#cell .loom").wait_for()
+    page.locator("#cell .short-threads").wait_for()
     assert "Cross L0 H1" in page.locator("#cell .panel h2").first.inner_text()
     # Keys outside of the cell are the notebook's own, and so is its address.
     page.keyboard.press("m")
-    assert page.locator("#cell .loom").count() == 1
+    assert page.locator("#cell .short-threads").count() == 1
     page.locator("#cell nav a", has_text="Matrix").click()
     page.locator("#cell .stage.matrix").wait_for()
     assert page.url == folder.as_uri()

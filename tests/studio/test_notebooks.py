@@ -169,7 +169,7 @@ def check_the_widget(page: Any) -> None:
         stage = studio.locator(".stage").bounding_box()
         assert (below >= stage["y"] + stage["height"]) is (width == 600)
     studio.locator("[data-cell='2.1']").click()
-    studio.locator(".loom").wait_for()
+    studio.locator(".short-threads").wait_for()
     assert studio.evaluate(CUT) == []
     keys = studio.locator(".keys-column .word")
     assert keys.count() == 7

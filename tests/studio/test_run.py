@@ -62,7 +62,7 @@ def test_every_view_of_a_run(studio: Any, serving: Any, run: Path) -> None:
     page.locator(".stage .tile").first.wait_for()
     assert page.locator(".stage .tile").count() == 6  # two heads of each of three kinds
     page.keyboard.press("t")
-    page.locator(".loom").wait_for()
+    page.locator(".short-threads").wait_for()
     page.keyboard.press("m")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
 

@@ -67,8 +67,8 @@ def test_the_pieces_are_those_of_the_collection(
     assert np.allclose(tile, layer.graph.dense()[1].numpy(), atol=5e-4)
     cell = client.json("/api/examples/0/layers/2/heads/1/cells/3/6")
     assert cell["weight"] == pytest.approx(float(layer.graph.dense()[1, 3, 6]), rel=1e-4)
-    lookers = client.get("/api/examples/0/layers/2/heads/1/lookers/6")[2]
-    rows = np.frombuffer(lookers, "<u4", len(lookers) // 8)
+    queries_of = client.get("/api/examples/0/layers/2/heads/1/queries/6")[2]
+    rows = np.frombuffer(queries_of, "<u4", len(queries_of) // 8)
     assert sorted(rows.tolist()) == [0, 1, 2, 3]
     if layer.value_norms is not None:
         norms = np.frombuffer(client.get("/api/examples/0/layers/2/values")[2], "<f4")
@@ -115,7 +115,7 @@ def test_no_other_host_and_a_strict_policy(client: Client) -> None:
         "/api/examples/0/layers/0/heads/0/matrix/max/0/0/1",
         "/api/examples/0/layers/0/heads/0/matrix/min/0/0/0",
         "/api/examples/0/layers/0/heads/0/cells/9/0",
-        "/api/examples/0/layers/0/heads/0/lookers/99999999999999999999",
+        "/api/examples/0/layers/0/heads/0/queries/99999999999999999999",
         "/api/history",
         "/api/history/layers/0/weights",
         "/../../../etc/passwd",

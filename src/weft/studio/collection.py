@@ -153,7 +153,7 @@ class Example:
         repeated: Array = norms.float().repeat_interleave(layer.heads // norms.shape[0], 0).numpy()
         return repeated
 
-    def lookers(self, number: int, head: int, key: int) -> bytes:
+    def queries_of(self, number: int, head: int, key: int) -> bytes:
         """The rows whose kept edges lead to a key, strongest first.
 
         Returns: uint32 rows, then their weights as float32.

@@ -236,8 +236,8 @@ def create_app(collection: Collection) -> FastAPI:
         place = _within("block", block, -(-found.trace.layers[number].shape[1] // BLOCK))
         return answer(request, lambda: found.edges(number, of_head, place))
 
-    @app.get(head_path + "/lookers/{key}", responses=_BYTES, response_class=Binary)
-    def lookers(
+    @app.get(head_path + "/queries/{key}", responses=_BYTES, response_class=Binary)
+    def queries_of(
         request: Request, example: Number, layer: Number, head: Number, key: Number
     ) -> Response:
         """Which rows look at a key, over the kept edges: rows, then weights."""
@@ -245,7 +245,7 @@ def create_app(collection: Collection) -> FastAPI:
         number = layer_of(found, layer)
         of_head = head_of(found, number, head)
         place = _within("key", key, found.trace.layers[number].shape[2])
-        return answer(request, lambda: found.lookers(number, of_head, place))
+        return answer(request, lambda: found.queries_of(number, of_head, place))
 
     @app.get(
         head_path + "/matrix/{of}/{level}/{row}/{column}", responses=_BYTES, response_class=Binary

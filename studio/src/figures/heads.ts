@@ -4,31 +4,24 @@ import { INKS, rampColour, roleColour, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
 import { blocksOf, dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
-import { percent, short } from "../text";
-import { bounded, leftOut, measureOf, roleLook, roleOf } from "../words";
+import { notShown, percent, short } from "../text";
+import { bounded, leftOut, measureOf, roleLook, roleOf } from "../sentences";
+import type { HeadGroup } from "../views/headGroups";
 import { smallPrint } from "./print";
 import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./svg";
 
-interface Group {
-  title: string;
-  note: string;
-  columns: number;
-  rows: { label: string; cells: { layer: number; head: number }[] }[];
-  numbered: boolean;
+const SIDE = 22;
+const MOST = 60;
+
+interface Shown {
+  example: Example;
+  heads: Heads;
+  groups: HeadGroup[];
+  pictures: (Picture[] | null)[];
 }
 
-const SIDE = 22,
-  MOST = 60;
-
-export function headsFigure(
-  studio: Studio,
-  example: Example,
-  heads: Heads,
-  groups: Group[],
-  pictures: (Picture[] | null)[],
-  theme: Theme,
-  wide: number,
-): Figure {
+export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: number): Figure {
+  const { example, heads, groups, pictures } = shown;
   const ink = INKS[theme];
   const byRole = studio.state.colour === "role";
   const all = groups.flatMap((group) => group.rows.flatMap((row) => row.cells));
@@ -37,8 +30,8 @@ export function headsFigure(
     1e-9,
   );
   const columns = Math.max(...groups.map((group) => group.columns));
-  const left = EDGE + SIDE,
-    gap = wide < 400 ? 3 : 8;
+  const left = EDGE + SIDE;
+  const gap = wide < 400 ? 3 : 8;
   const tile = Math.max(3, Math.min(MOST, (wide - left - EDGE - (columns - 1) * gap) / columns));
   const step = tile + gap;
 
@@ -108,21 +101,15 @@ export function headsFigure(
       );
       row.cells.forEach(({ layer, head }, place) => {
         const x = left + place * step;
-        const { rows, columns: across } = blocksOf(example.layers[layer]);
-        const shown = pictures[layer]?.[head];
-        if (shown) parts.push(image(x, y, tile, tile, shown.shades, rows, across, table));
+        const { rows, columns } = blocksOf(example.layers[layer]);
+        const shades = pictures[layer]?.[head]?.shades;
+        const box = { x, y, width: tile, height: tile };
+        if (shades) parts.push(image(box, { shades, rows, columns }, table));
         const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
-        parts.push(
-          rect(
-            x,
-            y + tile + 1,
-            tile,
-            2.5,
-            byRole
-              ? roleColour(theme, roleOf(heads, layer, head))
-              : rampColour(theme, 0.15 + (0.75 * entropy) / most),
-          ),
-        );
+        const colour = byRole
+          ? roleColour(theme, roleOf(heads, layer, head))
+          : rampColour(theme, 0.15 + (0.75 * entropy) / most);
+        parts.push(rect({ x, y: y + tile + 1, width: tile, height: 2.5 }, colour));
         const caption = words(layer, head);
         (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) =>
           parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })),
@@ -154,25 +141,26 @@ export function headsFigure(
   }
   const ramp = Math.min(180, wide - left - EDGE);
   for (let n = 0; n < 60; n++)
-    parts.push(rect(left + (n * ramp) / 60, y, ramp / 60 + 0.4, 7, rampColour(theme, n / 59)));
+    parts.push(
+      rect(
+        { x: left + (n * ramp) / 60, y, width: ramp / 60 + 0.4, height: 7 },
+        rampColour(theme, n / 59),
+      ),
+    );
   parts.push(
     text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }),
     text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }),
   );
   const dots = [...new Set(all.map(({ layer }) => dotOf(example.layers[layer])))].join("; ");
-  const least = percent(Math.min(...partial)),
-    largest = percent(Math.max(...partial));
-  const unshown = partial.length
-    ? ` Drawn from the kept edges${partial.length < all.length ? ` in ${partial.length} heads` : ""}: ${least} to ${largest} of the mass is not shown${missing ? ", as said below each head" : ""}.`
-    : "";
-  const note = `${dots[0].toUpperCase()}${dots.slice(1)}, square-root scale; rows are queries, columns keys.${unshown}`;
-  return figure(
-    wide,
-    y + 22,
+  const scale = "square-root scale; rows are queries, columns keys.";
+  const unshown = notShown(partial, all.length, missing ? ", as said below each head" : "");
+  return figure({
+    width: wide,
+    height: y + 22,
     theme,
-    "Every head",
-    note,
-    smallPrint(studio, example),
-    parts.join(""),
-  );
+    title: "Every head",
+    note: `${dots[0].toUpperCase()}${dots.slice(1)}, ${scale}${unshown && ` ${unshown}.`}`,
+    small: smallPrint(studio, example),
+    parts,
+  });
 }

@@ -1,23 +1,25 @@
 // The training view as a figure: every head at the snapshot in question, and the measures of one.
 
 import { INKS, RAMPS, type Theme } from "../colour";
-import { KINDS } from "../model";
+import { kindName } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { grouped, three } from "../text";
+import { grouped, significant3 } from "../text";
 import type { Training } from "../training";
 import { smallPrint } from "./print";
-import { EDGE, figure, image, line, n1, SMALLEST, text, widthOf } from "./svg";
+import { EDGE, element, figure, fixed1, image, line, SMALLEST, text, widthOf } from "./svg";
 
-export function trainingFigure(
-  studio: Studio,
-  training: Training,
-  at: number,
-  layer: number,
-  head: number,
-  product: boolean,
-  theme: Theme,
-  wide: number,
-): Figure {
+interface Shown {
+  training: Training;
+  /** The snapshot, and the head whose measures are drawn. */
+  at: number;
+  layer: number;
+  head: number;
+  /** Whether W_Q W_K^T is shown instead of the probe's attention. */
+  product: boolean;
+}
+
+export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide: number): Figure {
+  const { training, at, layer, head, product } = shown;
   const ink = INKS[theme];
   const { layers, steps } = training.description;
   const columns = Math.max(...layers.map((one) => one.shape[0]));
@@ -41,36 +43,23 @@ export function trainingFigure(
   let y = 20;
   layers.forEach((one, number) => {
     parts.push(
-      text(LEFT - 8, y + TILE / 2 + 3, `${KINDS[one.kind]?.[0] ?? one.kind} L${one.index}`, {
+      text(LEFT - 8, y + TILE / 2 + 3, kindName(one), {
         size: SMALLEST,
         fill: ink.faint,
         anchor: "end",
       }),
     );
     for (let which = 0; which < one.shape[0]; which++) {
-      const shades = product
-        ? training.product(number, which, at)
-        : training.attention(number, which, at);
-      const size = one.product_size ?? 1;
-      if (shades)
-        parts.push(
-          image(
-            LEFT + which * STEP,
-            y,
-            TILE,
-            TILE,
-            shades,
-            product ? size : one.shape[1],
-            product ? size : one.shape[2],
-            product ? RAMPS[theme].difference : RAMPS[theme].weight,
-          ),
-        );
+      const { shades, rows, columns } = training.picture(number, which, at, product);
+      const box = { x: LEFT + which * STEP, y, width: TILE, height: TILE };
+      const table = product ? RAMPS[theme].difference : RAMPS[theme].weight;
+      if (shades) parts.push(image(box, { shades, rows, columns }, table));
     }
     y += STEP;
   });
   y += 14;
   const chosen = layers[layer];
-  const name = `${KINDS[chosen.kind]?.[0] ?? chosen.kind} L${chosen.index} H${head}`;
+  const name = `${kindName(chosen)} H${head}`;
   const measures = [
     ["norm", "|W_Q W_Kᵀ|"],
     ["effective_rank", "effective rank"],
@@ -81,19 +70,18 @@ export function trainingFigure(
     if (!series) return;
     const there = series.filter((one): one is number => one !== null);
     const [low, high] = [Math.min(...there), Math.max(...there)];
-    const points = series.flatMap((one, n) =>
-      one === null
-        ? []
-        : [
-            `${n1(LEFT + (wideCurve * n) / Math.max(series.length - 1, 1))},${n1(y + 22 - (20 * (one - low)) / (high - low || 1))}`,
-          ],
-    );
+    const points = series.flatMap((one, n) => {
+      if (one === null) return [];
+      const x = LEFT + (wideCurve * n) / Math.max(series.length - 1, 1);
+      return [`${fixed1(x)},${fixed1(y + 22 - (20 * (one - low)) / (high - low || 1))}`];
+    });
     parts.push(text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
-    parts.push(`<polyline points="${points.join(" ")}" fill="none" stroke="${ink.ink}"/>`);
+    parts.push(element("polyline", { points: points.join(" "), fill: "none", stroke: ink.ink }));
     const x = LEFT + (wideCurve * at) / Math.max(series.length - 1, 1);
+    const now = series[at];
     parts.push(line(x, y, x, y + 24, ink.query, 1.5));
     parts.push(
-      text(LEFT + wideCurve + 6, y + 16, series[at] === null ? "" : three(series[at]!), {
+      text(LEFT + wideCurve + 6, y + 16, now === null ? "" : significant3(now), {
         size: SMALLEST,
       }),
     );
@@ -102,13 +90,16 @@ export function trainingFigure(
   const unshown = product ? "" : training.unshown(at);
   const when =
     at === 0 && steps[0] === 0 ? "step 0: random matrices" : `step ${grouped(steps[at])}`;
-  return figure(
-    wide,
-    y + 6,
+  const axes = product
+    ? "rows are features of queries, columns of keys"
+    : "rows are queries, columns keys";
+  return figure({
+    width: wide,
+    height: y + 6,
     theme,
-    `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`,
-    `curves: ${name}, over the snapshots; rows are ${product ? "features of queries" : "queries"}, columns ${product ? "of keys" : "keys"}${unshown && `. ${unshown}`}`,
-    smallPrint(studio, null),
-    parts.join(""),
-  );
+    title: `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`,
+    note: `curves: ${name}, over the snapshots; ${axes}${unshown && `. ${unshown}`}`,
+    small: smallPrint(studio, null),
+    parts,
+  });
 }

@@ -11,7 +11,7 @@ const GAP = 10,
 export const APART = 28; // between groups
 export const TITLE = 46; // above a group: its name and the numbers of its columns
 
-/** Up to here, in pixels, a studio is narrow: its stage grows with what it holds, and the page scrolls.
+/** Up to here, in pixels, a studio is narrow: its stage grows with what it holds, the page scrolls.
  * The style sheet's container queries say the same. */
 const NARROW = 900,
   PHONE = 560;

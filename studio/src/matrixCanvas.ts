@@ -5,7 +5,7 @@ import type { Layer } from "./model";
 import { visible } from "./text";
 import { painted, SIDE, type Tiles } from "./tiles";
 
-export interface Window {
+export interface Viewport {
   /** The first row and column in sight, in cells; may lie between two. */
   top: number;
   left: number;
@@ -13,7 +13,7 @@ export interface Window {
   zoom: number;
 }
 
-export interface Sheet {
+export interface Extent {
   width: number;
   height: number;
   /** Room for the names of rows and columns. */
@@ -24,21 +24,21 @@ export interface Sheet {
 export const TOKENS_FROM = 11;
 export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
 
-export const plot = ({ width, height, margin }: Sheet) => ({
+export const plot = ({ width, height, margin }: Extent) => ({
   wide: Math.max(width - margin.left - 12, 1),
   high: Math.max(height - margin.top - 12, 1),
 });
 
 /** The zoom at which the whole matrix is seen. */
-export function wholeZoom(sheet: Sheet, layer: Layer): number {
-  const { wide, high } = plot(sheet);
+export function wholeZoom(extent: Extent, layer: Layer): number {
+  const { wide, high } = plot(extent);
   return Math.min(wide / Math.max(layer.columns, 1), high / Math.max(layer.rows, 1), 44);
 }
 
 /** A window moved to where it stays on the matrix. */
-export function held(view: Window, sheet: Sheet, layer: Layer): Window {
-  const { wide, high } = plot(sheet);
-  const least = wholeZoom(sheet, layer);
+export function held(view: Viewport, extent: Extent, layer: Layer): Viewport {
+  const { wide, high } = plot(extent);
+  const least = wholeZoom(extent, layer);
   const zoom = Math.min(Math.max(view.zoom, least), Math.max(64, least));
   const within = (start: number, room: number, count: number) =>
     Math.min(Math.max(start, 0), Math.max(count - room / zoom, 0));
@@ -78,21 +78,21 @@ export function turnOf(zoom: number, widest: number): number {
 }
 
 /** Draws what is in sight; says whether all of it was there. */
-export function drawSheet(
+export function drawMatrix(
   context: CanvasRenderingContext2D,
-  sheet: Sheet,
-  view: Window,
+  extent: Extent,
+  view: Viewport,
   tiles: Tiles,
   look: Look,
   ratio: number,
 ): boolean {
   const { layer } = tiles;
-  const { margin } = sheet;
-  const { wide, high } = plot(sheet);
+  const { margin } = extent;
+  const { wide, high } = plot(extent);
   const ink = INKS[look.theme];
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.fillStyle = ink.card;
-  context.fillRect(0, 0, sheet.width, sheet.height);
+  context.fillRect(0, 0, extent.width, extent.height);
   context.save();
   context.beginPath();
   const right = Math.min(wide, (layer.columns - view.left) * view.zoom),
@@ -116,7 +116,7 @@ export function drawSheet(
   const whole =
     look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
   context.restore();
-  drawAxes(context, sheet, view, layer, look, right, bottom);
+  drawAxes(context, extent, view, layer, look, right, bottom);
   return whole;
 }
 
@@ -124,7 +124,7 @@ function drawLevel(
   context: CanvasRenderingContext2D,
   tiles: Tiles,
   level: number,
-  view: Window,
+  view: Viewport,
   x0: number,
   y0: number,
   wide: number,
@@ -191,14 +191,14 @@ function drawLevel(
 
 function drawAxes(
   context: CanvasRenderingContext2D,
-  sheet: Sheet,
-  view: Window,
+  extent: Extent,
+  view: Viewport,
   layer: Layer,
   look: Look,
   wide: number,
   high: number,
 ): void {
-  const { margin } = sheet;
+  const { margin } = extent;
   const ink = INKS[look.theme];
   context.font = `600 11.5px ${FONT}`;
   context.textBaseline = "alphabetic";

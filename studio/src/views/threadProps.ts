@@ -2,9 +2,9 @@
 
 import type { Example, Layer, Row, Sums } from "../model";
 import type { Studio } from "../studio.svelte";
-import type { Choice } from "../weave";
+import type { Choice } from "../threads";
 
-export interface Threads {
+export interface ThreadProps {
   studio: Studio;
   example: Example;
   layer: Layer;
@@ -21,7 +21,7 @@ export interface Threads {
 }
 
 /** By head the rows that look at the token in question. */
-export type Lookers = Map<number, { row: number; weight: number }[]>;
+export type QueriesOfKey = Map<number, { row: number; weight: number }[]>;
 
 type Place = { query?: number; key?: number };
 

@@ -65,7 +65,7 @@ const PATTERNS = [
   "partner",
 ];
 
-/** Where a head looks, in bars: what was measured of it, the analysis' scores once they are known. */
+/** Where a head looks, in bars: what was measured, the analysis' scores once they are known. */
 export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
   const role = heads.roles?.[layer]?.[head];
   const measures = heads.layers[layer][head];
@@ -81,7 +81,7 @@ export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
 /** A number, marked where it is a lower bound. */
 export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
 
-/** What a picture of a head leaves out: a share of its mass; null: nothing, or it is not known yet. */
+/** What a picture of a head leaves out: a share of its mass; null: nothing, or not known yet. */
 export function leftOut(
   heads: Heads,
   layer: number,
@@ -130,21 +130,22 @@ export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const subject = layer.one ? "Each token" : "Each target token";
   const look = looksOf(heads, layer.number, head).find((one) => one.name === role);
   if (look && PHRASES[role]) {
-    const chance =
-      look.chance === null
-        ? ""
-        : look.spread === null
-          ? ` Spread evenly it would be ${look.chance.toFixed(3)}.`
-          : ` Random weights of the same entropy: ${look.chance.toFixed(3)} ± ${look.spread.toFixed(3)}.`;
-    return `${subject} looks at ${PHRASES[role]}: mean ${role === "local" ? "mass on them" : "weight"} ${look.bound ? "at least " : ""}${look.value.toFixed(3)}.${chance}`;
+    const { chance, spread } = look;
+    const random = spread === null ? "" : `${chance?.toFixed(3)} ± ${spread.toFixed(3)}.`;
+    const even = chance === null ? "" : ` Spread evenly it would be ${chance.toFixed(3)}.`;
+    const by = random ? ` Random weights of the same entropy: ${random}` : even;
+    const mean = role === "local" ? "mean mass on them" : "mean weight";
+    const value = `${look.bound ? "at least " : ""}${look.value.toFixed(3)}`;
+    return `${subject} looks at ${PHRASES[role]}: ${mean} ${value}.${by}`;
   }
   const spread = number(measures, "spread") ?? 0;
   const largest = number(measures, "largest") ?? 0;
-  const wide = `${spread.toFixed(1)} of ${counted(Math.round(number(measures, "allowed") ?? 0), "key")}`;
-  if (role === "broad") return `${subject} looks almost everywhere: as if evenly at ${wide}.`;
-  if (largest > 0.6)
-    return `${subject} picks few keys: its largest weight is ${largest.toFixed(3)} on average.`;
-  return `${subject} looks at several keys: as if evenly at ${wide}; its largest weight is ${largest.toFixed(3)} on average.`;
+  const allowed = counted(Math.round(number(measures, "allowed") ?? 0), "key");
+  const wide = `as if evenly at ${spread.toFixed(1)} of ${allowed}`;
+  const weight = `its largest weight is ${largest.toFixed(3)} on average.`;
+  if (role === "broad") return `${subject} looks almost everywhere: ${wide}.`;
+  if (largest > 0.6) return `${subject} picks few keys: ${weight}`;
+  return `${subject} looks at several keys: ${wide}; ${weight}`;
 }
 
 export function measureOf(heads: Heads, layer: number, head: number, name: string): number | null {

@@ -1,0 +1,19 @@
+// A small curve without axes, with a dot where it is now.
+
+import { line } from "d3-shape";
+
+/** The path of a series, and where it is at one of its places; null: there it has no number.
+ *
+ * Snapshots are close together where much happens, so they stand at equal distances. */
+export function sparkline(series: (number | null)[], at: number, wide: number, high: number) {
+  const numbers = series.filter((number) => number !== null);
+  const [low, top] = [Math.min(...numbers), Math.max(...numbers)];
+  const x = (n: number) => (wide * n) / Math.max(series.length - 1, 1);
+  const y = (number: number) => high - 2 - ((high - 4) * (number - low)) / (top - low || 1);
+  const path = line<number | null>()
+    .defined((number) => number !== null)
+    .x((_, n) => x(n))
+    .y((number) => y(number ?? 0))(series);
+  const now = series[at];
+  return { path: path ?? "", x: x(at), y: now === null ? null : y(now) };
+}

@@ -1,0 +1,332 @@
+// From rows to threads: which edges are drawn, how strongly, and what is left to a stub.
+
+import type { Edge, Layer, Row } from "./model";
+
+export interface Thread extends Edge {
+  /** How much of its row it carries, 0 to 1: the weight, or the weight by the norm of its value. */
+  share: number;
+}
+
+export interface Presented {
+  threads: Thread[];
+  /** Every kept edge, drawn or not. */
+  kept: Map<number, Thread>;
+  /** What hidden sinks hold. */
+  hidden: number;
+  /** What is on no thread: edges past the chosen share, and what the trace did not keep. */
+  rest: number;
+  /** Whether every key that the row may look at is kept. */
+  whole: boolean;
+  /** Whether shares are lower bounds: by values of which not all are known to count. */
+  least: boolean;
+  /** Whether hidden sinks may hold more, and the rest less. */
+  hidesMore: boolean;
+}
+
+export interface Choice {
+  /** The share of a row's mass that threads are drawn for. */
+  share: number;
+  sinks: ReadonlySet<number> | null;
+  /** The norm of each key's value, or null. */
+  values: Float32Array | null;
+  /** What the row's weights by these norms sum to, over all keys; null: not known. */
+  valued: number | null;
+}
+
+/** What several heads give to one place, on average. */
+export interface Mean {
+  place: number;
+  weight: number;
+  share: number;
+  score: number;
+  /** The heads that draw it. */
+  heads: number[];
+  /** Whether weight, or share, is at least so much: in some head it was not kept. */
+  leastWeight: boolean;
+  leastShare: boolean;
+}
+
+const SEPARATOR = /^(\[SEP\]|<\/s>|<end>|<eos>|<\|endoftext\|>|<\|im_end\|>|<sep>|\[PAD\]|<pad>)$/;
+
+/** The first token and the separators: where heads look that look at nothing. */
+export function sinksOf(layer: Layer): Set<number> {
+  const found = new Set<number>(layer.columns ? [0] : []);
+  layer.keyTokens.forEach((token, place) => {
+    if (layer.keySpecial[place] || SEPARATOR.test(token)) found.add(place);
+  });
+  return found;
+}
+
+export function present(row: Row, { share, sinks, values, valued }: Choice): Presented {
+  let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
+  const whole = row.edges.length >= row.count;
+  const kept = new Map(threads.map((thread) => [thread.key, thread]));
+  if (values) {
+    const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
+    // What was not kept has at most the largest norm.
+    const total =
+      (whole
+        ? sum
+        : (valued ?? sum + row.rest * values.reduce((most, norm) => Math.max(most, norm), 0))) || 1;
+    for (const thread of threads) thread.share = (thread.weight * values[thread.key]) / total;
+    threads.sort((a, b) => b.share - a.share);
+  }
+  const mass = row.count ? 1 : 0;
+  const least = values !== null && valued === null && !whole;
+  const hidesMore =
+    !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
+  let hidden = 0;
+  if (sinks) {
+    threads = threads.filter((thread) => {
+      if (sinks.has(thread.key)) hidden += thread.share;
+      return !sinks.has(thread.key);
+    });
+  }
+  const shown: Thread[] = [];
+  let sum = 0;
+  for (const thread of threads) {
+    if (sum >= share * (mass - hidden) - 1e-9) break;
+    shown.push(thread);
+    sum += thread.share;
+  }
+  return {
+    threads: shown,
+    kept,
+    hidden,
+    rest: Math.max(mass - hidden - sum, 0),
+    whole,
+    least,
+    hidesMore,
+  };
+}
+
+/** The keys that a row's threads lead to in any of some heads, each with the mean over them all. */
+export function together(rows: [head: number, row: Presented][]): Mean[] {
+  const found = new Map<number, Mean>();
+  for (const [head, { threads }] of rows)
+    for (const { key, score } of threads) {
+      const mean = found.get(key);
+      if (mean) mean.heads.push(head);
+      else
+        found.set(key, {
+          place: key,
+          weight: 0,
+          share: 0,
+          score,
+          heads: [head],
+          leastWeight: false,
+          leastShare: false,
+        });
+    }
+  for (const mean of found.values())
+    for (const [, { kept, whole, least }] of rows) {
+      const edge = kept.get(mean.place);
+      const missing = !edge && !whole;
+      mean.weight += (edge?.weight ?? 0) / rows.length;
+      mean.share += (edge?.share ?? 0) / rows.length;
+      mean.leastWeight ||= missing;
+      mean.leastShare ||= missing || least;
+    }
+  return [...found.values()].sort((a, b) => b.share - a.share);
+}
+
+export interface Line {
+  x1: number;
+  y1: number;
+  x2: number;
+  y2: number;
+  width: number;
+  opacity: number;
+  colour: string;
+}
+
+/** A soft curve from a query to a key. */
+export function curve(line: Line): [number, number, number, number, number, number] {
+  const bend = (line.x2 - line.x1) * 0.45;
+  return [line.x1 + bend, line.y1, line.x2 - bend, line.y2, line.x2, line.y2];
+}
+
+type Curve = [
+  x1: number,
+  y1: number,
+  ...bend: [number, number, number, number, x2: number, y2: number],
+];
+
+/** A thread over a text, from one word to another, in a box that holds both. */
+export function betweenWords(from: DOMRect, to: DOMRect, box: DOMRect): Curve {
+  const x1 = from.left + from.width / 2 - box.left;
+  const x2 = to.left + to.width / 2 - box.left;
+  if (Math.abs(from.top - to.top) < 6) {
+    // On one line: an arc above the words.
+    const y = from.top - box.top + 3;
+    const rise = Math.min(13, 6 + Math.abs(x2 - x1) * 0.05);
+    return [x1, y, x1, y - rise, x2, y - rise, x2, y];
+  }
+  // From edge to edge, between the lines.
+  const up = to.top < from.top;
+  const y1 = (up ? from.top + 2 : from.bottom - 2) - box.top;
+  const y2 = (up ? to.bottom - 2 : to.top + 2) - box.top;
+  const bend = (y2 - y1) * 0.55;
+  return [x1, y1, x1, y1 + bend, x2, y2 - bend, x2, y2];
+}
+
+/** Two columns of words with rows of one height, the shorter column in the middle. */
+export interface Columns {
+  /** Pixels of a row. */
+  row: number;
+  /** Pixels of the taller column. */
+  tall: number;
+  /** Where the middle of a word stands in a column of so many. */
+  y: (place: number, count: number) => number;
+}
+
+/** Columns of so many words that fill a height as far as words stay readable. */
+export function columnsOf(queries: number, keys: number, height: number): Columns {
+  const most = Math.max(queries, keys);
+  const row = Math.min(Math.max(Math.floor((height - 50) / most), 17), 52);
+  return {
+    row,
+    tall: most * row,
+    y: (place, count) => ((most - count) * row) / 2 + (place + 0.5) * row,
+  };
+}
+
+interface Between {
+  layer: Layer;
+  /** By head the rows as they are presented. */
+  shown: ReadonlyMap<number, Presented[]>;
+  query: number;
+  key: number;
+  columns: Columns;
+  /** How far apart the columns stand. */
+  across: number;
+  colourOf: (head: number) => string;
+  /** Whether all threads are drawn, or those of the token in question, and stronger. */
+  focus: boolean;
+}
+
+/** Threads between two columns, and a stub for what has none. */
+export function linesBetween(between: Between): Line[] {
+  const { layer, shown, query, key, columns, across, focus } = between;
+  const active = query >= 0 || key >= 0;
+  const lines: Line[] = [];
+  // Threads of several heads lie side by side.
+  const beside = Math.min(3.2, (columns.row * 0.6) / shown.size);
+  [...shown].forEach(([head, rows], slot) => {
+    const aside = (slot - (shown.size - 1) / 2) * beside;
+    const colour = between.colourOf(head);
+    rows.forEach(({ threads, hidden, rest }, i) => {
+      const y1 = columns.y(i, layer.rows) + aside;
+      const on = i === query;
+      for (const { key: place, share } of threads) {
+        if (focus && !on && place !== key) continue;
+        const faint = (active ? 0.3 : 1) * Math.min(0.8, 0.1 + 0.8 * share);
+        lines.push({
+          x1: 0,
+          y1,
+          x2: across,
+          y2: columns.y(place, layer.columns) + aside,
+          colour,
+          width: breadth(share) * (focus ? 1.25 : 1),
+          opacity: focus ? Math.min(1, 0.35 + share) : faint,
+        });
+      }
+      // What has no thread is a stub, as long as its share is large.
+      const stub = hidden + rest;
+      if (stub <= 0.01 || (focus && !on)) return;
+      const opacity = on ? 0.95 : active ? 0.1 : 0.35;
+      const x2 = 3 + 0.16 * across * stub;
+      lines.push({ x1: 0, y1, x2, y2: y1, colour, width: 2.4, opacity });
+    });
+  });
+  return lines;
+}
+
+/** By token a share, and of which tokens it is at least that. */
+export interface Shares {
+  shares: Float64Array;
+  least: Set<number>;
+}
+
+/** What each key gets from a query, the mean over some heads. */
+export function sharesOfKeys(count: number, rows: [head: number, row: Presented][]): Shares {
+  const shares = new Float64Array(count);
+  const least = new Set<number>();
+  for (const { place, share, leastShare } of together(rows)) {
+    shares[place] = share;
+    if (leastShare) least.add(place);
+  }
+  return { shares, least };
+}
+
+/** What each key gets from all queries on average, the mean over some heads.
+ *
+ * exact: by head the sums over all weights, where they are known. */
+export function meanSharesOfKeys(
+  layer: Layer,
+  shown: ReadonlyMap<number, Presented[]>,
+  exact: ((head: number) => Float32Array) | null | undefined,
+): Shares {
+  const shares = new Float64Array(layer.columns);
+  const least = new Set<number>();
+  const parts = shown.size * layer.rows;
+  for (const [head, rows] of shown) {
+    if (exact) exact(head).forEach((sum, place) => (shares[place] += sum / parts));
+    else
+      for (const row of rows) {
+        for (const { key, share } of row.kept.values()) shares[key] += share / parts;
+        if (!row.whole) shares.forEach((_, place) => least.add(place));
+      }
+  }
+  return { shares, least };
+}
+
+/** What each query gives to a key, the mean over some heads. */
+export function sharesOfQueries(
+  count: number,
+  shown: ReadonlyMap<number, Presented[]>,
+  key: number,
+): Shares {
+  const shares = new Float64Array(count);
+  const least = new Set<number>();
+  for (const rows of shown.values())
+    rows.forEach(({ kept, whole, least: bound }, i) => {
+      shares[i] += (kept.get(key)?.share ?? 0) / shown.size;
+      if (bound || !(whole || kept.has(key))) least.add(i);
+    });
+  return { shares, least };
+}
+
+/** Whether each row kept as much as is to be drawn. */
+export const keptEnough = (shown: ReadonlyMap<number, Presented[]>, share: number) =>
+  [...shown.values()].flat().every(({ kept, whole, least }) => {
+    const sum = [...kept.values()].reduce((total, thread) => total + thread.share, 0);
+    return !least && (whole || sum >= share - 5e-4);
+  });
+
+export function draw(
+  canvas: HTMLCanvasElement,
+  width: number,
+  height: number,
+  lines: Line[],
+): void {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  const context = canvas.getContext("2d");
+  if (!context) return;
+  context.scale(ratio, ratio);
+  context.lineCap = "round";
+  for (const line of lines) {
+    context.globalAlpha = line.opacity;
+    context.strokeStyle = line.colour;
+    context.lineWidth = line.width;
+    context.beginPath();
+    context.moveTo(line.x1, line.y1);
+    context.bezierCurveTo(...curve(line));
+    context.stroke();
+  }
+}
+
+/** How wide a thread of a share is, in pixels. */
+export const breadth = (share: number) => 0.8 + 6.2 * Math.max(share, 0) ** 0.75;

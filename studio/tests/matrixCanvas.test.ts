@@ -1,0 +1,40 @@
+import { expect, test } from "vitest";
+import { held, levelOf, nice, plot, turnOf, wholeZoom } from "../src/matrixCanvas";
+import type { Layer } from "../src/model";
+
+const extent = { width: 512, height: 262, margin: { left: 100, top: 50 } };
+const layer = { rows: 1000, columns: 400 } as Layer;
+
+test("the plot is what the margins leave", () => {
+  expect(plot(extent)).toEqual({ wide: 400, high: 200 });
+  expect(plot({ ...extent, width: 10, height: 10 })).toEqual({ wide: 1, high: 1 });
+});
+
+test("the whole is in sight at the zoom of its tighter side", () => {
+  expect(wholeZoom(extent, layer)).toBe(0.2);
+  expect(wholeZoom(extent, { rows: 1, columns: 1 } as Layer)).toBe(44);
+});
+
+test("a viewport stays on the matrix", () => {
+  expect(held({ top: -5, left: 900, zoom: 2 }, extent, layer)).toEqual({
+    top: 0,
+    left: 200,
+    zoom: 2,
+  });
+  expect(held({ top: 990, left: 0, zoom: 2 }, extent, layer).top).toBe(900);
+  expect(held({ top: 0, left: 0, zoom: 0.01 }, extent, layer).zoom).toBe(0.2);
+  expect(held({ top: 0, left: 0, zoom: 1e6 }, extent, layer).zoom).toBe(64);
+});
+
+test("the level of tiles: blocks of at most a pixel", () => {
+  expect([2, 1, 0.9, 0.5, 0.3, 0.25].map((zoom) => levelOf(zoom, 9))).toEqual([0, 0, 0, 1, 1, 2]);
+  expect(levelOf(0.001, 3)).toBe(3);
+});
+
+test("names of columns stand level, lean, or stand upright", () => {
+  expect([turnOf(40, 30), turnOf(30, 30), turnOf(12, 30)]).toEqual([0, -45, -90]);
+});
+
+test("nice steps are 1, 2 or 5 times a power of ten", () => {
+  expect([0.3, 1, 1.5, 3, 7, 12, 60, 201].map(nice)).toEqual([1, 1, 2, 5, 10, 20, 100, 500]);
+});

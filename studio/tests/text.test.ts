@@ -1,0 +1,97 @@
+import { describe, expect, test } from "vitest";
+import {
+  areWords,
+  counted,
+  flowing,
+  minus,
+  modelName,
+  notShown,
+  paragraphs,
+  percent,
+  short,
+  significant3,
+  visible,
+  weightText,
+} from "../src/text";
+
+describe("numbers", () => {
+  test("three significant digits", () => {
+    expect([0, 0.00012, 0.5, 12.345, 999.4, 12345, -2].map(significant3)).toEqual([
+      "0",
+      "1.2e−4",
+      "0.500",
+      "12.3",
+      "999",
+      "12,345",
+      "−2.00",
+    ]);
+  });
+
+  test("a true minus sign, none before a zero", () => {
+    expect([minus(-1.25, 2), minus(-0.001, 2), minus(3, 0)]).toEqual(["−1.25", "0.00", "3"]);
+  });
+
+  test("weights, shares, counts", () => {
+    expect([weightText(0), weightText(0.5), weightText(1e-5)]).toEqual([
+      "0.0000",
+      "0.5000",
+      "1.0e−5",
+    ]);
+    expect([percent(1), percent(0.123), percent(0.05)]).toEqual([
+      "100\u00a0%",
+      "12\u00a0%",
+      "5.0\u00a0%",
+    ]);
+    expect([short(0.45), short(0.999)]).toEqual([".45", "1"]);
+    expect([counted(1, "head"), counted(1200, "query", "queries")]).toEqual([
+      "1 head",
+      "1,200 queries",
+    ]);
+  });
+
+  test("what pictures leave out", () => {
+    expect(notShown([], 4)).toBe("");
+    expect(notShown([0.2, 0.4], 2)).toMatch(
+      /^Drawn from the kept edges: 20\s% to 40\s% of the mass/,
+    );
+    expect(notShown([0.2], 3)).toMatch(/edges in 1 head: 20\s% of the mass is not shown$/);
+  });
+});
+
+describe("tokens", () => {
+  test("nothing hides", () => {
+    const tokens = ["", " a b ", "\n", "\t", "\u0000", "\u200b", "\u00a0"];
+    const shown = ["∅", "␣a b␣", "⏎", "⇥", "␀", "‹200B›", "⍽"];
+    expect(tokens.map((token) => visible(token))).toEqual(shown);
+    expect(visible("abcdef", 3)).toBe("abc…");
+  });
+
+  test("in flowing text", () => {
+    expect(flowing("##ing", true)).toEqual({ text: "ing", space: false, line: false });
+    expect(flowing(" word", false)).toEqual({ text: "word", space: true, line: false });
+    expect(flowing("\n", false).line).toBe(true);
+    expect([flowing("word", true).space, flowing(",", true).space]).toEqual([true, false]);
+  });
+
+  test("whole words, or pieces that hold their spaces", () => {
+    expect(areWords(["hello", "there", "people"])).toBe(true);
+    expect(areWords(["hello", " there"])).toBe(false);
+    expect(areWords([..."hello"])).toBe(false);
+  });
+
+  test("paragraphs end at blank lines, and with a sentence where they are long", () => {
+    expect(paragraphs(["a", "\n\n", "b"])).toEqual([
+      { end: 2, whole: true },
+      { end: 3, whole: true },
+    ]);
+    const long = Array.from({ length: 400 }, (_, n) => (n % 40 === 39 ? "." : "word"));
+    expect(paragraphs(long).map(({ end }) => end)).toEqual([160, 320, 400]);
+    const endless = Array.from({ length: 1300 }, () => "word");
+    expect(paragraphs(endless)[0]).toEqual({ end: 1200, whole: false });
+  });
+
+  test("the name of a model in a folder is what its path ends with", () => {
+    expect(modelName("/home/me/gpt2/model")).toBe("gpt2");
+    expect([modelName("openai/gpt2"), modelName(3)]).toEqual(["openai/gpt2", ""]);
+  });
+});
