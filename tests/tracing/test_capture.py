@@ -146,7 +146,7 @@ def test_the_model_is_left_as_it_was(translator):
         raise RuntimeError("broken")
 
     translator.cross.forward = broken
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(weft.InputError, match="RuntimeError: broken"):
         weft.trace(translator, inputs)
     for _, layer in layers_of(translator):
         assert layer.observer is (watcher if layer is translator.encoder else None)

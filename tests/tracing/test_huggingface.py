@@ -134,7 +134,7 @@ def test_the_model_is_left_as_it_was_after_an_exception(family_named):
         raise RuntimeError("stop here")
 
     hook = model.model.layers[1].register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="stop here"):
+    with pytest.raises(weft.InputError, match="RuntimeError: stop here"):
         weft.trace(model, family.inputs())
     hook.remove()
     assert model.config._attn_implementation == "sdpa"

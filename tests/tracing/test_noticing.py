@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import PAIR
+from tests.tracing.conftest import PAIR, Family
+from torch import nn
 
 import weft
 
@@ -107,3 +109,80 @@ def test_the_names_are_saved_and_an_older_trace_opens(tmp_path):
     (tmp_path / "t.weft" / "trace.json").write_text(json.dumps(manifest), "utf-8")
     with pytest.raises(weft.DataError, match="names modules that were not traced"):
         weft.open(tmp_path / "t.weft")
+
+
+class Pooler(nn.Module):
+    """Attention by hand, in a class whose name does not say so."""
+
+    def __init__(self, how: str, width: int = 32) -> None:
+        super().__init__()
+        self.how = how
+        self.project = nn.Linear(width, width)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        queries, keys = self.project(hidden), hidden
+        if self.how == "fused":
+            return nn.functional.scaled_dot_product_attention(queries, keys, hidden)
+        scores = queries @ keys.mT / 32**0.5
+        if self.how == "method":
+            return scores.softmax(-1) @ hidden
+        weights = torch.softmax(scores.float(), dim=-1).to(hidden.dtype)
+        weights = nn.functional.dropout(weights, 0.1, self.training)
+        if self.how == "einsum":
+            return torch.einsum("bqk,bkd->bqd", weights, hidden)
+        return torch.bmm(weights, hidden)
+
+
+class Gate(nn.Module):
+    """A softmax over four experts, which is no attention: each output is scaled and added."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, 4)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        gates = self.gate(hidden).softmax(-1)
+        outputs = [gates[..., i, None] * expert(hidden) for i, expert in enumerate(self.experts)]
+        return torch.stack(outputs).sum(0)
+
+
+@pytest.mark.parametrize("how", ["matmul", "method", "einsum", "fused"])
+@pytest.mark.parametrize("place", ["mlp", "inside"])
+def test_a_module_that_computes_its_own_attention_is_named_whatever_its_class(
+    family_named: Callable[[str], Family], how: str, place: str
+) -> None:
+    """Also inside of a module whose own call was caught."""
+    model: Any = family_named("Llama").build()
+    layer = model.model.layers[1]
+    if place == "mlp":
+        layer.mlp, path = Pooler(how), "model.layers.1.mlp"
+    else:
+        layer.self_attn.o_proj, path = Pooler(how), "model.layers.1.self_attn.o_proj"
+    with pytest.warns(UserWarning, match="ran and cannot be traced"):
+        trace = weft.trace(model, IDS)
+    assert isinstance(trace, weft.Trace)
+    assert [(entry["name"], entry["class"]) for entry in trace.not_traced] == [(path, "Pooler")]
+    assert len(trace.layers) == 2
+    with pytest.warns(UserWarning, match="ran and cannot be traced"), weft.watch(model) as watched:
+        model(IDS)
+    assert [entry["name"] for entry in watched.trace.not_traced] == [path]
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_gates_and_vocabularies_are_no_attention(family_named: Callable[[str], Family]) -> None:
+    # Warnings are errors here.
+    model: Any = family_named("Llama").build()
+    model.model.layers[0].mlp = Gate()
+    model.lm_head.register_forward_hook(lambda module, given, output: output.softmax(-1))
+    assert weft.trace(model, IDS).not_traced == ()
+    assert weft.trace(model, IDS, generate=3).not_traced == ()
+
+
+def test_attention_whose_weights_were_taken_dense_is_not_named_again() -> None:
+    model = transformers.BloomModel(
+        transformers.BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=4)
+    ).eval()
+    with pytest.warns(UserWarning, match="formed whole"):
+        trace = weft.trace(model, IDS)
+    assert trace.not_traced == ()

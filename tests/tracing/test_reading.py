@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.tracing.conftest import SIZES
+from tests.tracing.conftest import SIZES, Family
 from torch import Tensor, nn
 
 import weft
@@ -177,3 +179,76 @@ def test_a_configuration_with_a_wrong_type_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(weft.DataError, match=r"cannot load this model: .*vocab_size") as error:
         load_pretrained(tmp_path, text=False)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"position_ids": torch.zeros(1, 3).long()}, r"position_ids has the shape \(1, 3\)"),
+        ({"token_type_ids": torch.zeros(1, 3).long()}, r"token_type_ids has the shape \(1, 3\)"),
+        ({"inputs_embeds": torch.zeros(1, 4, 32)}, "input_ids and inputs_embeds; give one"),
+        ({"attention_mask": torch.ones(1, 1, 3, 3)}, "attention_mask has the shape"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 4, 31)}, r"\(batch, length, 32\)"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(4, 32)}, r"\(batch, length, 32\)"),
+        ({"position_ids": torch.full((1, 4), 900)}, "BertModel fails on these inputs: "),
+    ],
+)
+@pytest.mark.parametrize("verify", [None, False])
+def test_what_a_model_fails_on_is_said_in_one_line(
+    inputs: dict[str, Any], message: str, verify: bool | None
+) -> None:
+    inputs = {name: v for name, v in {"input_ids": IDS, **inputs}.items() if v is not None}
+    with pytest.raises(weft.InputError, match=message) as error:
+        weft.trace(bert(), inputs, verify=verify)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("run", [weft.trace, weft.watch])
+@pytest.mark.parametrize("layers", [0, [1.5], [None], "0", [True], {0: 1}, []])
+def test_layers_are_numbers_or_paths(run: Any, layers: Any) -> None:
+    model = bert()
+    inputs = (model, IDS) if run is weft.trace else (model,)
+    with (
+        pytest.raises(weft.InputError, match=r"layers=.* None traces every"),
+        run(*inputs, layers=layers),
+    ):
+        pass
+
+
+def test_numbers_of_numpy_are_numbers(family_named: Callable[[str], Family]) -> None:
+    model = family_named("Llama").build()
+    layers: Any = np.array([1])
+    trace = weft.trace(model, IDS, layers=layers, verify=np.int64(2), generate=np.int64(3))
+    assert isinstance(trace, weft.Trace)
+    assert [layer.name for layer in trace.layers] == ["model.layers.1.self_attn"]
+    assert trace.verification is not None
+    assert trace.verification["tokens"] == 2
+    assert len(trace.tokens) == 7
+
+
+@pytest.mark.parametrize("generate", [True, False, 0, 2.5, {"max_new_tokens": True}, {"no": 1}])
+def test_what_cannot_be_generated_is_one_line(
+    family_named: Callable[[str], Family], generate: Any
+) -> None:
+    with pytest.raises(weft.InputError, match=r"generate") as error:
+        weft.trace(family_named("Llama").build(), IDS, generate=generate)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trace_without_edges_has_rows_and_its_matrix(tmp_path: Path) -> None:
+    whole = weft.trace(bert(), IDS, keep=weft.All())
+    trace = weft.trace(bert(), IDS, keep=weft.Top(0), save=tmp_path / "t")
+    assert isinstance(trace, weft.Trace) and isinstance(whole, weft.Trace)
+    for one, other in zip(trace.layers, whole.layers, strict=True):
+        assert one.graph.k == 0
+        assert torch.allclose(one.graph.lse, other.graph.lse, atol=1e-5)
+        assert one.matrix is not None
+        assert torch.allclose(one.matrix.dense(), other.graph.dense(), atol=2e-6)
+
+
+def test_keep_is_checked_before_the_model_runs() -> None:
+    model = bert()
+    model.register_forward_pre_hook(lambda *_: 1 / 0)
+    keep: Any = 5
+    with pytest.raises(weft.InputError, match=r"keep=5; expected weft\.Top"):
+        weft.trace(model, IDS, keep=keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.tracing.at_rest import at_rest
 from weft.tracing.growing import joined_calls
 from weft.tracing.interface import is_transformers_model
+from weft.tracing.options import check_keep, checked_layers, checked_tokens
 from weft.tracing.own import as_inputs, sequences_of, traces_of
-from weft.tracing.own_verification import verify_own
+from weft.tracing.own_verification import as_observed, untouched_own
 from weft.tracing.prefix import Verify
+from weft.tracing.reading import explained
 from weft.tracing.sequences import check_can_be_saved
-from weft.tracing.wrapping import unwrapped
+from weft.tracing.untouched import verify_prefix
+from weft.tracing.wrapping import recording_alone, unwrapped
 
 __all__ = ["trace"]
 
@@ -105,21 +109,29 @@ def trace(
             "(weft.mechanism.multihead.MultiHeadAttention), and is no model of Transformers. "
             "Only these can be traced."
         )
+    layers = checked_layers(layers, "trace")
+    check_keep(keep, "trace")
+    new = 0 if generate is None else checked_tokens(generate)
     given = as_inputs(model, inputs)
     sequences = sequences_of(given)
     samples = len(next(iter(sequences.values())))
     check_can_be_saved(save, samples)
     longest = max(ids.shape[1] for ids in sequences.values())
-    whole = longest + (generate if isinstance(generate, int) else 0)
-    verification = verify_own(model, given, keep, verify)
-    recorder = Recorder(model, Top(whole) if isinstance(keep, All) else keep)
-    with at_rest(model), torch.no_grad(), watching(model, recorder):
-        if generate is None:
-            model(**given)
-            calls = recorder.calls
-        else:
-            sequences = _generated(model, sequences, generate)
-            calls = joined_calls(recorder.calls)
+    with recording_alone(model, "trace"), explained(model, given):
+        untouched = untouched_own(model, given, verify)
+        # A run over the whole inputs is verified and traced at once.
+        at_once = untouched is not None and untouched.whole and generate is None
+        if untouched is not None and not at_once:
+            verify_prefix(untouched, as_observed(model, keep))
+        recorder = Recorder(model, Top(longest + new) if isinstance(keep, All) else keep)
+        with at_rest(model), torch.no_grad(), watching(model, recorder):
+            if generate is None:
+                with untouched.compared() if untouched and at_once else nullcontext():
+                    model(**given)
+                calls = recorder.calls
+            else:
+                sequences = _generated(model, sequences, new)
+                calls = joined_calls(recorder.calls)
     traces = traces_of(
         model,
         calls,
@@ -128,7 +140,7 @@ def trace(
         queries_keys=queries_keys,
         layers=layers,
         prompt=None if generate is None else longest,
-        verification=verification,
+        verification=None if untouched is None else untouched.says(),
     )
     if save is not None:
         traces[0].save(save, dtype=dtype, overwrite=overwrite)
@@ -136,12 +148,8 @@ def trace(
     return traces[0] if samples == 1 else traces
 
 
-def _generated(
-    model: Any, sequences: Mapping[str, Tensor], generate: int | Mapping[str, Any]
-) -> dict[str, Tensor]:
+def _generated(model: Any, sequences: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
     """Let a language model write the likeliest tokens; returns the ids that it has read."""
-    if not isinstance(generate, int) or generate < 1:
-        raise InputError(f"trace: generate={generate!r}; expected a number of tokens, 1 or more.")
     if len(sequences) != 1 or not hasattr(model, "start") or not hasattr(model, "step"):
         raise InputError(
             f"trace: {type(model).__name__} does not continue a text; generate= is for language "
@@ -150,7 +158,7 @@ def _generated(
     ((name, ids),) = sequences.items()
     # The first of them reads the prompt.
     state, last = model.start(), ids
-    for _ in range(generate):
+    for _ in range(tokens):
         last = model.step(last, state)[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat((ids, last), 1)
     model.step(last, state)

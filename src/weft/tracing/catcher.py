@@ -166,5 +166,3 @@ class Catcher:
                 f"trace: no layer {', '.join(map(repr, missing))}; the model has layers 0 to "
                 f"{len(paths) - 1}: {paths[0]} ... {paths[-1]}."
             )
-        if self._wanted is not None and not self._wanted:
-            raise InputError("trace: layers=[] asks for no layer; None traces every one.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,15 @@ from torch import Tensor
 from weft.errors import VerificationError
 from weft.tracing.caught import Caught
 
-__all__ = ["REMEDY", "Comparison", "Untouched", "floating_parts", "tolerance"]
+__all__ = [
+    "REMEDY",
+    "Comparison",
+    "Untouched",
+    "floating_parts",
+    "largest_difference",
+    "tolerance",
+    "warn_of_nan",
+]
 
 #: How an error of verification ends.
 REMEDY = (
@@ -34,6 +43,32 @@ def tolerance(dtype: torch.dtype) -> float:
     0.000345
     """
     return math.sqrt(max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps))
+
+
+def largest_difference(own: Tensor, other: Tensor) -> float:
+    """The largest absolute difference of two tensors of one shape.
+
+    Two infinities of one sign do not differ, nor do two cells that are not numbers (NaN); where
+    only one of two is NaN or infinite, the difference is infinite.
+
+    >>> nan = torch.tensor([1.0, math.nan])
+    >>> largest_difference(nan, nan), largest_difference(nan, torch.ones(2))
+    (0.0, inf)
+    """
+    same = (own == other) | (own.isnan() & other.isnan())
+    differences = torch.where(same, 0, own - other).abs().nan_to_num(torch.inf, torch.inf)
+    return float(differences.max()) if differences.numel() else 0.0
+
+
+def warn_of_nan(what: str, own: Tensor, other: Tensor) -> None:
+    """Warn where two tensors are not numbers (NaN) in the same cells: they agree on nothing."""
+    cells = int((own.isnan() & other.isnan()).sum())
+    if cells:
+        warnings.warn(
+            f"trace: {what} is not a number (NaN) in {cells} of {own.numel()} cells, with weft and "
+            "without: there the model cannot be verified.",
+            stacklevel=2,
+        )
 
 
 @dataclass(eq=False)
@@ -91,7 +126,10 @@ class Comparison:
         if weights is None or tuple(weights.shape) != tuple(graph.shape):
             return
         again = weights.float().gather(-1, graph.keys.clamp(min=0).long())
-        largest = _largest(torch.where(graph.keys >= 0, again - graph.weights, 0))
+        kept = graph.keys >= 0
+        largest = largest_difference(
+            torch.where(kept, again, 0), torch.where(kept, graph.weights, 0)
+        )
         if largest > tolerance(weights.dtype):
             raise VerificationError(
                 f"trace: the weights of layer {caught.path} differ by {largest:.1e} from those of "
@@ -134,19 +172,16 @@ class Comparison:
                 own, found = (tensor[~hidden.to(tensor.device)] for tensor in (own, found))
         share = tolerance(own.dtype)
         own, found = own.double(), found.double()
-        same = (own == found) | (own.isnan() & found.isnan())
-        largest = _largest(torch.where(same, 0, own - found).nan_to_num(torch.inf))
-        allowed = share * _largest(torch.where(own.isfinite(), own, 0))
+        warn_of_nan(what, own, found)
+        largest = largest_difference(own, found)
+        finite = torch.where(own.isfinite(), own, 0)
+        allowed = share * largest_difference(finite, torch.zeros_like(finite))
         if largest > allowed:
             raise VerificationError(
                 f"trace: {what} is not what it is without weft: it differs by {largest:.1e}, where "
                 f"rounding explains {allowed:.1e} ({self._where}). {REMEDY}"
             )
         self.difference = max(self.difference, largest)
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def floating_parts(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,24 @@ from weft.formats.trace_folder import writing_trace
 from weft.mechanism.graph import Keep, Top
 from weft.tracing.at_rest import at_rest
 from weft.tracing.catcher import Catcher
+from weft.tracing.caught import Caught
 from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
-from weft.tracing.interface import routed, routes
+from weft.tracing.interface import check_unrouted, routed, routes
 from weft.tracing.keeping import Keeper
 from weft.tracing.noticing import noticing, untraced
+from weft.tracing.options import check_keep, checked_layers, checked_tokens, whole_number
 from weft.tracing.prefix import Verify
-from weft.tracing.reading import batch_of, check_readable
+from weft.tracing.reading import batch_of, check_readable, explained
 from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
-from weft.tracing.transformer_verification import verify_transformer
+from weft.tracing.transformer_verification import (
+    as_traced,
+    untouched_transformer,
+    verify_transformer,
+)
+from weft.tracing.untouched import verify_prefix
 from weft.tracing.watch import WatchedTransformer, watching
+from weft.tracing.wrapping import recording_alone
 
 __all__ = ["token_limit", "trace_huggingface", "verify_inputs"]
 
@@ -65,14 +73,39 @@ def trace_huggingface(
     a sample of its rows: see `weft.tracing.verification.deviation`. A model that does not use the
     attention interface is traced from its dense weights, with a warning.
     """
+    with recording_alone(model, "trace"):
+        check_unrouted(model)
+        return _traced(
+            model, inputs, tokenizer, keep, queries_keys, checked_layers(layers, "trace"), save,
+            dtype, overwrite, generate, verify, verification, description, progress,
+        )  # fmt: skip
+
+
+def _traced(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Tensor | str,
+    tokenizer: Any,
+    keep: Keep,
+    queries_keys: bool,
+    layers: Sequence[int | str] | None,
+    save: Path | str | None,
+    dtype: torch.dtype | None,
+    overwrite: bool,
+    generate: int | Mapping[str, Any] | None,
+    verify: Verify,
+    verification: Mapping[str, Any] | None,
+    description: Mapping[str, Any] | None,
+    progress: Callable[[str, int, int | None], None] | None,
+) -> TraceData | list[TraceData]:
+    check_keep(keep, "trace")
     given, offsets = _as_inputs(model, inputs, tokenizer)
     _check(model, given, generate is not None)
     samples = batch_of(given)
     check_can_be_saved(save, samples)
     says = dict(description or describe(model))
-    if verification is None:
-        verification = verify_transformer(model, given, keep, verify, generate is not None)
     if generate is not None:
+        if verification is None:
+            verification = verify_transformer(model, given, keep, verify, generates=True)
         options = _generation(model, given, generate)
         watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
         watched.verification, watched.one_text = verification, True
@@ -80,14 +113,26 @@ def trace_huggingface(
         if progress is not None:
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)
-        with at_rest(model), torch.no_grad(), watching(model, watched):
+        with (
+            at_rest(model), torch.no_grad(), watching(model, watched),
+            explained(model, given, "generate"),
+        ):  # fmt: skip
             model.generate(**{**given, **options})  # type: ignore[operator]
         if save is None:
             return watched.traces[0] if len(watched.traces) == 1 else watched.traces
         watched.trace.save(save, dtype=dtype, overwrite=overwrite)
         return TraceData.open(save)
+    untouched = None
+    if verification is None:
+        untouched = untouched_transformer(model, given, verify)
+        if untouched is not None and not untouched.whole:
+            verify_prefix(untouched, as_traced(model, keep))
     keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
-    catcher = Catcher(keeper, keep, layers, strict=verify is not False)
+    receive: Callable[[Caught], None] = keeper
+    if untouched is not None and untouched.whole:
+        # The run that is traced is the one that is verified.
+        receive = untouched.comparing(keeper)
+    catcher = Catcher(receive, keep, layers, strict=verify is not False)
     if progress is not None:
         catcher.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:
@@ -95,15 +140,22 @@ def trace_huggingface(
             keeper.writer = stack.enter_context(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
-            keeper.writer.verification = verification
-        with at_rest(model), torch.no_grad(), noticing(model) as ran:
+        with (
+            at_rest(model), torch.no_grad(), noticing(model) as notice, explained(model, given),
+            untouched.compared() if untouched and untouched.whole else nullcontext(),
+        ):  # fmt: skip
             if routes(model):
-                with routed(model, catcher):
+                with routed(model, notice.unnoticed(catcher)):
                     model(**given)
-            if not catcher.paths:
-                run_dense(model, given, catcher.weights)
+            dense = not catcher.paths
+            if dense:
+                notice.clear()
+                run_dense(model, given, notice.unnoticed(catcher.weights))
         catcher.check(model)
-        keeper.finish(untraced(model, ran, catcher.paths, keeper.refused))
+        verification = verification if untouched is None else untouched.says()
+        if keeper.writer is not None:
+            keeper.writer.verification = verification
+        keeper.finish(untraced(model, notice, catcher.paths, keeper.refused, dense))
     if save is not None:
         return TraceData.open(save)
     traces = keeper.traces(says, verification)
@@ -147,21 +199,19 @@ def _generation(
     model: nn.Module, given: dict[str, Any], generate: int | Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options of the model's `generate`, so that it reads every token that was asked for."""
-    if not isinstance(generate, int | Mapping):
+    if not isinstance(generate, Mapping) and whole_number(generate) is None:
         raise InputError(
             f"trace: generate={generate!r}; expected a number of tokens, or a dict of the options "
             "of the model's generate."
         )
-    asked = {"max_new_tokens": generate} if isinstance(generate, int) else dict(generate)
+    asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}
     if "max_length" in asked:
         raise InputError(
             "trace: generate with max_length, which counts the prompt too. Give max_new_tokens: "
             "how many tokens the model is to write."
         )
     options = {"do_sample": False, "num_beams": 1, "max_new_tokens": 20, **asked}
-    new = options["max_new_tokens"]
-    if not isinstance(new, int) or isinstance(new, bool) or new < 1:
-        raise InputError(f"trace: generate={new!r}; expected a number of tokens, 1 or more.")
+    new = checked_tokens(options["max_new_tokens"])
     if hasattr(model, "generate") and not routes(model):
         raise InputError(
             f"trace: {type(model).__name__} does not use the attention interface of Transformers, "

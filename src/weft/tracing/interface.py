@@ -29,7 +29,15 @@ from weft.mechanism.masks import Mask, as_mask, causal
 from weft.tracing.lazy_mask import LazyMask, eager_mask
 from weft.tracing.terms import as_rule, ranges_of
 
-__all__ = ["InterfaceCall", "is_transformers_model", "put_back", "routed", "routes", "transformers"]
+__all__ = [
+    "InterfaceCall",
+    "check_unrouted",
+    "is_transformers_model",
+    "put_back",
+    "routed",
+    "routes",
+    "transformers",
+]
 
 
 def transformers() -> Any:
@@ -279,6 +287,17 @@ def routes(model: nn.Module) -> bool:
     return bool(_configurations(model))
 
 
+def check_unrouted(model: nn.Module) -> None:
+    """Raise an InputError where the attention of a model is computed by weft already."""
+    names = [config._attn_implementation_internal for config in _configurations(model)]
+    if any(isinstance(name, _Implementation) for name in names):
+        raise InputError(
+            f"weft computes the attention of this {type(model).__name__}, or of a model that "
+            "shares its configuration, already: for a trace, a watch or an experiment around this "
+            "one, or in another thread. End that first."
+        )
+
+
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """Within `routed`: the model as it is without it, while the block runs."""
@@ -309,6 +328,7 @@ def routed(model: nn.Module, receive: Callable[[InterfaceCall], Tensor]) -> Iter
     masking = importlib.import_module("transformers.masking_utils")
     attention, masks = modeling.AttentionInterface, masking.AttentionMaskInterface
     configurations = _configurations(model)
+    check_unrouted(model)
     before = [config._attn_implementation_internal for config in configurations]
     paths = {id(module): path for path, module in model.named_modules()}
     unique = f"weft-{uuid.uuid4().hex}"

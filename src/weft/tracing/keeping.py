@@ -183,11 +183,11 @@ class Keeper:
 def _mass_ahead(part: AttentionGraph) -> float:
     """The kept mass of a row on keys after it, at most."""
     position = torch.arange(part.shape[1])[:, None]
-    ahead = torch.where(part.keys > position, part.weights, 0).sum(-1)
+    ahead = torch.where(part.keys > position, part.weights, 0).nan_to_num(0).sum(-1)
     return float(ahead.max()) if ahead.numel() else 0.0
 
 
 def _mass_lost(whole: AttentionGraph, part: AttentionGraph, rows: slice) -> float:
     """The mass that a row had on padding, at most."""
-    lost = part.rest - whole.rest[:, rows].cpu()
+    lost = (part.rest - whole.rest[:, rows].cpu()).nan_to_num(0)
     return float(lost.max()) if lost.numel() else 0.0

@@ -1,18 +1,32 @@
-"""Notices the attention modules that run, so that none is missing from a trace without a word."""
+"""Notices the attention that runs in a model, so that none is missing from a trace without a word.
+
+A module takes attention if the name of its class says so, or by what it computes: a softmax whose
+result is multiplied with a matrix of values, softmax(scores) V, or one of torch's own attention
+functions. Gates of experts, vocabularies and samplers take a softmax too, but multiply no values.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["noticing", "takes_attention", "untraced"]
+__all__ = ["AttentionNotice", "noticing", "takes_attention", "untraced"]
 
 #: Words in the names of classes that take attention, in small letters.
 _WORDS = ("attention", "attn")
 _OWN = "it takes attention by itself, not by the interface of Transformers"
+#: Functions of torch, by name: attention as a whole, and what softmax(scores) V is made of.
+_ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward")
+_QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
+_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
+
+Result = TypeVar("Result")
 
 
 def takes_attention(module: nn.Module) -> bool:
@@ -21,74 +35,178 @@ def takes_attention(module: nn.Module) -> bool:
     return any(word in name for word in _WORDS)
 
 
-@contextmanager
-def noticing(model: nn.Module) -> Iterator[dict[str, str]]:
-    """Notice every attention module that runs, in the order of the run.
+class AttentionNotice(TorchFunctionMode):
+    """Watches the functions of torch that the modules of a model call.
 
-    Yields: the classes of their modules, by their paths; it grows while the model runs.
+    named: classes of the modules whose names say attention and that ran, by their paths.
+    computed: likewise of those that computed softmax(scores) V, or called torch's attention.
     """
-    ran: dict[str, str] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: dict[str, str] = {}
+        self.computed: dict[str, str] = {}
+        #: The modules that run, innermost last: path and class.
+        self._running: list[tuple[str, str]] = []
+        #: How many calls of weft's own are under way.
+        self._aside = 0
+        #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
+        self._weights: Any = WeakIdKeyDictionary()
+
+    def clear(self) -> None:
+        """Forget what ran, when a new text begins."""
+        self.named.clear()
+        self.computed.clear()
+
+    def unnoticed(self, receive: Callable[..., Result]) -> Callable[..., Result]:
+        """The same function, in which nothing is noticed: what weft computes is weft's."""
+
+        def called(*args: Any, **kwargs: Any) -> Result:
+            self._aside += 1
+            try:
+                return receive(*args, **kwargs)
+            finally:
+                self._aside -= 1
+
+        return called
+
+    def hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
+        """Hooks that tell when a module runs."""
+        running, name = (path, type(module).__name__), type(module).__name__
+        says_so = takes_attention(module)
+
+        def begin(*_: object) -> None:
+            self._running.append(running)
+            if says_so and not self._aside:
+                self.named[path] = name
+
+        def end(*_: object) -> None:
+            while self._running and self._running.pop() is not running:
+                pass
+
+        yield module.register_forward_pre_hook(begin)
+        yield module.register_forward_hook(end, always_call=True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, and look at what it was."""
+        result = func(*args, **(kwargs or {}))
+        if self._running and not self._aside:
+            name = getattr(func, "__name__", "")
+            if name in _ATTENTION:
+                self._compute(self._running[-1])
+            elif name == "softmax" and isinstance(result, Tensor) and result.ndim > 1:
+                axis = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+                keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
+                self._weights[result] = self._running[-1], keys
+            elif self._weights:
+                self._follow(name, args, result)
+        return result
+
+    def _compute(self, module: tuple[str, str]) -> None:
+        self.computed[module[0]] = module[1]
+
+    def _follow(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Follow weights to where they are multiplied with values."""
+        flat = [
+            part for each in args for part in (each if isinstance(each, list | tuple) else (each,))
+        ]
+        tensors = [part for part in flat if isinstance(part, Tensor)]
+        for place, tensor in enumerate(tensors):
+            known = self._weights.get(tensor)
+            if known is None:
+                continue
+            module, keys = known
+            if name in _PRODUCTS:
+                others = tensors[:place] + tensors[place + 1 :]
+                if keys in tensor.shape and any(_are_values(other, keys) for other in others):
+                    self._compute(module)
+            elif name in _QUOTIENTS and any(other.numel() > 1 for other in tensors[1:]):
+                # Gates and mixtures of streams are normalised anew; weights are not.
+                continue
+            elif isinstance(result, Tensor) and result.is_floating_point():
+                # Sinks are cut off, dropout and masks keep the number of cells.
+                cut = name == "__getitem__" and result.ndim > 1
+                if cut or result.numel() == tensor.numel():
+                    self._weights[result] = module, result.shape[-1] if cut else keys
+
+
+def _are_values(tensor: Tensor, keys: int) -> bool:
+    """Whether a tensor may hold a value for each key: computed, not learned."""
+    return tensor.ndim > 1 and keys in tensor.shape and not isinstance(tensor, nn.Parameter)
+
+
+@contextmanager
+def noticing(model: nn.Module) -> Iterator[AttentionNotice]:
+    """Notice the attention that runs in a model; what was noticed grows while it runs."""
+    notice = AttentionNotice()
     with ExitStack() as stack:
         for path, module in model.named_modules():
-            if takes_attention(module):
-                name = type(module).__name__
-                hook = module.register_forward_hook(_noting(ran, path, name))
+            for hook in notice.hooks(path, module):
                 stack.callback(hook.remove)
-        yield ran
-
-
-def _noting(ran: dict[str, str], path: str, name: str) -> object:
-    def hook(*_: object) -> None:
-        ran[path] = name
-
-    return hook
+        stack.enter_context(notice)
+        yield notice
 
 
 def untraced(
     model: nn.Module,
-    ran: Mapping[str, str],
+    notice: AttentionNotice,
     caught: Collection[str],
     refused: Mapping[str, str],
+    dense: bool = False,
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
 
-    A module around one that was caught, or inside of one, is part of it. Of modules around one
-    another that were not caught, the innermost is named.
+    Of modules whose names say attention, one around another that was caught, or inside of one, is
+    part of it, and of several around one another the innermost is named. A module that computes
+    its own attention is named wherever it stands, unless the weights that it returned were caught.
 
     Args:
         model: what ran.
-        ran: from `noticing`.
+        notice: from `noticing`.
         caught: paths of the modules whose calls were caught.
         refused: why a call was caught and not kept, by the paths of modules.
+        dense: whether weights were caught where modules return them, not calls of theirs.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
-    missing = [
-        path
-        for path in ran
-        if not any(_is_inside(path, known) or _is_inside(known, path) for known in caught)
-    ]
-    found = [
-        {"name": path, "class": ran[path], "reason": _OWN}
-        for path in missing
-        if not any(other != path and _is_inside(other, path) for other in missing)
+    computed = {
+        path: kind
+        for path, kind in notice.computed.items()
+        if not (dense and any(_are_related(path, known) for known in caught))
+    }
+    named = {
+        path: kind
+        for path, kind in notice.named.items()
+        if not any(_are_related(path, known) for known in (*caught, *notice.computed))
+    }
+    entries = [
+        {"name": path, "class": kind, "reason": _OWN}
+        for path, kind in (*computed.items(), *named.items())
+        if path in computed or not any(other != path and _is_inside(other, path) for other in named)
     ]
     classes = {path: type(module).__name__ for path, module in model.named_modules()}
-    found += [
+    entries += [
         {"name": path, "class": classes.get(path, path), "reason": reason}
         for path, reason in refused.items()
     ]
-    if found:
-        shown = ", ".join(f"{entry['name']} ({entry['class']})" for entry in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in found))
-        count = f"{len(found)} attention modules" if len(found) > 1 else "an attention module"
+    if entries:
+        shown = ", ".join(f"{entry['name']} ({entry['class']})" for entry in entries[:3])
+        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
+        reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in entries))
+        count = f"{len(entries)} attention modules" if len(entries) > 1 else "an attention module"
         warnings.warn(
             f"{type(model).__name__}: {count} ran and cannot be traced: {shown}{more}: {reasons}. "
             "The trace names them in not_traced.",
             stacklevel=4,
         )
-    return found
+    return entries
+
+
+def _are_related(path: str, other: str) -> bool:
+    """Whether a module is another, stands in it, or around it."""
+    return _is_inside(path, other) or _is_inside(other, path)
 
 
 def _is_inside(path: str, outer: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.reference.call import attend, scores_of_heads
 from weft.mechanism.reference.positions import alibi_bias, shaw_embeddings
 from weft.mechanism.watching import Recorder, layers_of, watching
-from weft.tracing.comparison import Comparison
+from weft.tracing.comparison import Comparison, largest_difference
 from weft.tracing.prefix import Verify
-from weft.tracing.untouched import verify_run
+from weft.tracing.untouched import UntouchedRun, run_untouched, verify_prefix
 from weft.tracing.verification import sampled_rows
 
-__all__ = ["reference_deviation", "verify_own"]
+__all__ = ["as_observed", "reference_deviation", "untouched_own", "verify_own"]
 
 
 def verify_own(
@@ -31,6 +31,17 @@ def verify_own(
 
     Returns, raises: as `weft.tracing.untouched.verify_run`.
     """
+    untouched = untouched_own(model, inputs, verify)
+    if untouched is None:
+        return None
+    verify_prefix(untouched, as_observed(model, keep))
+    return untouched.says()
+
+
+def untouched_own(
+    model: nn.Module, inputs: Mapping[str, Any], verify: Verify
+) -> UntouchedRun | None:
+    """Let a model of weft's layers read its inputs unobserved; returns as `run_untouched`."""
 
     def cut(given: Mapping[str, Any], tokens: int | None) -> tuple[dict[str, Any], int]:
         part = {
@@ -40,12 +51,18 @@ def verify_own(
         lengths = [v.shape[1] for v in part.values() if isinstance(v, Tensor) and v.ndim == 2]
         return part, max(lengths, default=0)
 
+    with watching(model, None):
+        return run_untouched(model, inputs, verify, dict(layers_of(model)), cut)
+
+
+def as_observed(model: nn.Module, keep: Keep) -> Callable[[Mapping[str, Any], Comparison], None]:
+    """What runs a model of weft's layers observed, for `verify_prefix`."""
+
     def traced(part: Mapping[str, Any], comparison: Comparison) -> None:
         with watching(model, Recorder(model, keep if isinstance(keep, Top) else Top(64))):
             model(**part)
 
-    with watching(model, None):
-        return verify_run(model, inputs, verify, traced, dict(layers_of(model)), cut)
+    return traced
 
 
 @torch.no_grad()
@@ -78,12 +95,12 @@ def reference_deviation(seen: Observation, sample: int) -> float | None:
         weights = attend(raw, nothing, scale=seen.scale, allowed=allowed, **terms).weights[0, :, 0]
         places = graph.keys[:, row].long()
         kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0)), 0)
-        differences = (
-            kept - graph.weights[:, row],
-            weights.sum(-1) - kept.sum(-1) - graph.rest[:, row],
+        rest = weights.sum(-1) - kept.sum(-1)
+        largest = max(
+            largest or 0.0,
+            largest_difference(kept, graph.weights[:, row].double()),
+            largest_difference(rest, graph.rest[:, row].double()),
         )
-        of_row = max(float(part.abs().max()) for part in differences if part.numel())
-        largest = max(largest or 0.0, of_row)
     return largest
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.tracing.options import whole_number
 
 __all__ = ["TOKENS", "Verify", "copied", "hidden_positions", "prefix_of", "tokens_to_verify"]
 
@@ -36,8 +37,9 @@ def tokens_to_verify(verify: Verify) -> int | None:
         return 0
     if verify == "all":
         return None
-    if isinstance(verify, int) and verify > 0:
-        return verify
+    tokens = whole_number(verify)
+    if tokens is not None and tokens > 0:
+        return tokens
     raise InputError(
         f"trace: verify={verify!r}; expected a number of tokens, 1 or more, 'all', True (the first "
         f"{TOKENS}) or False (nothing is verified)."

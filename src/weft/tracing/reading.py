@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, WeftError
 
-__all__ = ["batch_of", "check_readable"]
+__all__ = ["batch_of", "check_readable", "explained"]
 
 #: Arguments whose first dimension is that of the batch, surest first; images have patches or tiles
 #: there, or there are several for a text.
 _BATCHED = ("input_ids", "decoder_input_ids", "inputs_embeds", "attention_mask")
+#: Errors that a model raises for inputs that it cannot read; others are of whoever stops it.
+_OF_MODELS = (
+    *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    *(ImportError, OSError),
+)
 #: Beginnings of the names of arguments that stand for tokens beyond the vocabulary.
 _BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values")
 
@@ -113,3 +119,70 @@ def _vocabulary(model: Any) -> int | None:
     size = getattr(model.config.get_text_config(), "vocab_size", None)
     plain = type(embedding) is nn.Embedding and embedding.num_embeddings == size
     return size if plain and isinstance(size, int) else None
+
+
+@contextmanager
+def explained(model: nn.Module, inputs: Mapping[str, Any], run: str = "") -> Iterator[None]:
+    """Say in one line why a model fails on its inputs, in the block that runs it.
+
+    run: what it does, "generate"; empty: it reads.
+
+    Raises: InputError: it failed. The error of the model is its cause.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except _OF_MODELS as error:
+        if isinstance(error, WeftError):
+            raise
+        name = type(model).__name__ + (f".{run}" if run else "")
+        # Their first sentence says what is wrong.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0]}"
+        reason = _mistake(model, inputs) or reason[:200].rstrip(". ")
+        raise InputError(
+            f"trace: {name} fails on {'these options' if run else 'these inputs'}: {reason}."
+        ) from error
+
+
+def _mistake(model: nn.Module, inputs: Mapping[str, Any]) -> str | None:
+    """What is wrong with inputs on which a model failed, where that can be seen."""
+    for prefix in ("", "decoder_"):
+        ids, vectors = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
+        if ids is not None and vectors is not None:
+            return f"they hold {prefix}input_ids and {prefix}inputs_embeds; give one of the two"
+        if isinstance(vectors, Tensor):
+            width = _width(model)
+            right = vectors.ndim == 3 and vectors.shape[-1] == (width or vectors.shape[-1])
+            if not right or not vectors.is_floating_point():
+                return (
+                    f"{prefix}inputs_embeds has the shape {tuple(vectors.shape)} of "
+                    f"{vectors.dtype}; expected numbers, (batch, length, {width or 'width'})"
+                )
+        tokens = ids if isinstance(ids, Tensor) else vectors
+        for name in (f"{prefix}position_ids", "token_type_ids", f"{prefix}attention_mask"):
+            value = inputs.get(name)
+            if not isinstance(value, Tensor) or not isinstance(tokens, Tensor):
+                continue
+            whole = name.endswith("mask") or not value.is_floating_point()
+            if value.ndim == 4 and name.endswith("mask"):
+                fits = value.shape[2] == tokens.shape[1]
+            else:
+                fits = value.ndim in (1, 2, 3) and value.shape[-1] == tokens.shape[1]
+                fits = fits and not (value.ndim == 3 and name.endswith("mask"))
+            if not fits or not whole:
+                return (
+                    f"{name} has the shape {tuple(value.shape)} of {value.dtype}; expected "
+                    f"{'a number' if name.endswith('mask') else 'an integer'} for each of the "
+                    f"{tokens.shape[1]} tokens"
+                )
+    return None
+
+
+def _width(model: Any) -> int | None:
+    """The width of a model's vectors of tokens; None: it is not known."""
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return embedding.embedding_dim if isinstance(embedding, nn.Embedding) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,15 @@ from weft.tracing.comparison import Comparison
 from weft.tracing.dense import run_dense
 from weft.tracing.interface import routed, routes
 from weft.tracing.prefix import Verify
-from weft.tracing.untouched import attention_modules, verify_run
+from weft.tracing.reading import explained
+from weft.tracing.untouched import (
+    UntouchedRun,
+    attention_modules,
+    run_untouched,
+    verify_prefix,
+)
 
-__all__ = ["verify_transformer"]
+__all__ = ["as_traced", "untouched_transformer", "verify_transformer"]
 
 
 def verify_transformer(
@@ -37,6 +43,29 @@ def verify_transformer(
     """
     if generates:
         given = _as_prompt(model, given)
+    untouched = untouched_transformer(model, given, verify, part)
+    if untouched is None:
+        return None
+    verify_prefix(untouched, as_traced(model, keep, part))
+    return untouched.says()
+
+
+def untouched_transformer(
+    model: nn.Module, given: Mapping[str, Any], verify: Verify, part: nn.Module | None = None
+) -> UntouchedRun | None:
+    """Let a model of Transformers, or a part of it, read its inputs untouched.
+
+    Returns, raises: as `run_untouched`; InputError: the model cannot read them.
+    """
+    modules = attention_modules(model) if routes(model) else {}
+    with explained(model, given):
+        return run_untouched(model if part is None else part, given, verify, modules)
+
+
+def as_traced(
+    model: nn.Module, keep: Keep, part: nn.Module | None = None
+) -> Callable[[Mapping[str, Any], Comparison], None]:
+    """What runs a model, or a part of it, as it is traced, for `verify_prefix`."""
 
     def traced(inputs: Mapping[str, Any], comparison: Comparison) -> None:
         if routes(model):
@@ -49,8 +78,7 @@ def verify_transformer(
             warnings.simplefilter("ignore", UserWarning)
             run_dense(model, inputs, lambda path, module, weights: None)
 
-    modules = attention_modules(model) if routes(model) else {}
-    return verify_run(model if part is None else part, given, verify, traced, modules)
+    return traced
 
 
 def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:

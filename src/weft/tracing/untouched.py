@@ -20,36 +20,106 @@ import torch
 from torch import Tensor, nn
 
 from weft.tracing.at_rest import at_rest
+from weft.tracing.caught import Caught
 from weft.tracing.comparison import Comparison, Untouched, floating_parts, tolerance
 from weft.tracing.prefix import Verify, copied, hidden_positions, prefix_of, tokens_to_verify
 
-__all__ = ["attention_modules", "same_random_numbers", "unchanged", "verify_run"]
+__all__ = [
+    "UntouchedRun",
+    "attention_modules",
+    "run_untouched",
+    "same_random_numbers",
+    "unchanged",
+    "verify_prefix",
+]
 
 
-def verify_run(
+class UntouchedRun:
+    """A model that has read the beginning of its inputs untouched.
+
+    inputs: what it read. whole: whether that is all of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        inputs: dict[str, Any],
+        tokens: int,
+        whole: bool,
+        untouched: Untouched,
+    ) -> None:
+        self.model, self.inputs, self.whole = model, inputs, whole
+        self._modules, self._tokens = modules, tokens
+        where = f"{tokens} tokens" if tokens else "the whole input"
+        self._comparison = Comparison(untouched, hidden_positions(inputs), where)
+
+    @contextmanager
+    def compared(self) -> Iterator[Comparison]:
+        """Compare the run of the model in the block, with weft, with the untouched one.
+
+        Raises: VerificationError: something differs by more than rounding explains.
+        """
+        comparison = self._comparison
+        paths = {id(module): path for path, module in self._modules.items()}
+
+        def compare(module: nn.Module, given: Any, output: Any) -> Any:
+            first = _first(output)
+            own = None if first is None else comparison.layer(paths[id(module)], first)
+            return None if own is None else _replaced(output, own)
+
+        outputs: list[Any] = []
+        with ExitStack() as stack:
+            for module in self._modules.values():
+                stack.callback(module.register_forward_hook(compare).remove)
+            hook = self.model.register_forward_hook(lambda *given: outputs.append(given[2]))
+            stack.callback(hook.remove)
+            yield comparison
+        comparison.output(dict(floating_parts(outputs[-1])))
+
+    def comparing(self, receive: Callable[[Caught], None]) -> Callable[[Caught], None]:
+        """What receives the calls of the run within `compared`: their edges are compared too."""
+
+        def both(caught: Caught) -> None:
+            self._comparison.edges(caught)
+            receive(caught)
+
+        return both
+
+    def says(self) -> dict[str, Any]:
+        """What a trace says of how it was verified.
+
+        Returns: "tokens" (positions of the text that were read; 0 where there is none), "whole"
+        (whether these are all), "layers" (calls of attention layers compared one by one),
+        "difference" (the largest of an output), "weights" (the largest of a weight; None where the
+        model's own attention returns none).
+        """
+        return {
+            "tokens": self._tokens,
+            "whole": self.whole,
+            "layers": self._comparison.layers,
+            "difference": self._comparison.difference,
+            "weights": self._comparison.weights,
+        }
+
+
+def run_untouched(
     model: nn.Module,
     inputs: Mapping[str, Any],
     verify: Verify,
-    traced: Callable[[Mapping[str, Any], Comparison], object],
     modules: Mapping[str, nn.Module],
     cut: Callable[[Mapping[str, Any], int | None], tuple[dict[str, Any], int]] = prefix_of,
-) -> dict[str, Any] | None:
-    """Run a model on the beginning of its inputs with weft and without, and compare.
+) -> UntouchedRun | None:
+    """Let a model read the beginning of its inputs with its own attention.
 
     Args:
         model: left as it was, as are the random numbers to come.
         inputs: its arguments, by name.
         verify: how much of them; see `Verify`.
-        traced: runs the model as it will be traced.
-        modules: the attention modules whose outputs are compared one by one, by their paths.
+        modules: the attention modules whose outputs are kept one by one, by their paths.
         cut: the inputs cut to so many tokens, and how many are left.
 
-    Returns: what a trace says of it: "tokens" (positions of the text that were read; 0 where there
-        is none), "whole" (whether these are all), "layers" (calls of attention layers compared one
-        by one), "difference" (the largest of an output), "weights" (the largest of a weight; None
-        where the model's own attention returns none). None: nothing was to be verified.
-
-    Raises: VerificationError: something differs by more than rounding explains.
+    Returns: None: nothing is to be verified.
     """
     tokens = tokens_to_verify(verify)
     if tokens == 0:
@@ -69,30 +139,22 @@ def verify_run(
             # A model may read texts of some lengths only.
             part, tokens = whole, length
             untouched = _run_untouched(model, part, paths)
-        where = f"{tokens} tokens" if tokens else "the whole input"
-        comparison = Comparison(untouched, hidden_positions(part), where)
+    return UntouchedRun(model, modules, part, tokens, tokens == length, untouched)
 
-        def compare(module: nn.Module, given: Any, output: Any) -> Any:
-            first = _first(output)
-            own = None if first is None else comparison.layer(paths[id(module)], first)
-            return None if own is None else _replaced(output, own)
 
-        outputs: list[Any] = []
-        with ExitStack() as stack:
-            for module in modules.values():
-                stack.callback(module.register_forward_hook(compare).remove)
-            hook = model.register_forward_hook(lambda *given: outputs.append(given[2]))
-            stack.callback(hook.remove)
-            stack.enter_context(same_random_numbers())
-            traced(copied(part), comparison)
-        comparison.output(dict(floating_parts(outputs[-1])))
-    return {
-        "tokens": tokens,
-        "whole": tokens == length,
-        "layers": comparison.layers,
-        "difference": comparison.difference,
-        "weights": comparison.weights,
-    }
+def verify_prefix(
+    untouched: UntouchedRun, traced: Callable[[Mapping[str, Any], Comparison], object]
+) -> None:
+    """Run a model once more on what it has read untouched, as it will be traced, and compare.
+
+    Raises: VerificationError: something differs by more than rounding explains.
+    """
+    model = untouched.model
+    with (
+        unchanged(model), at_rest(model), torch.no_grad(), same_random_numbers(),
+        untouched.compared() as comparison,
+    ):  # fmt: skip
+        traced(copied(untouched.inputs), comparison)
 
 
 def _run_untouched(

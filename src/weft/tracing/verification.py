@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.errors import VerificationError
 from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
-from weft.tracing.comparison import REMEDY, tolerance
+from weft.tracing.comparison import REMEDY, largest_difference, tolerance, warn_of_nan
 from weft.tracing.interface import InterfaceCall
 
 __all__ = ["SAMPLE", "deviation", "sampled_rows"]
@@ -89,13 +89,17 @@ def deviation(
     kept = graph.keys[:, :, rows].long()
     caught = graph.weights[:, :, rows]
     again = weights.gather(-1, kept.clamp(min=0))
-    outputs = max(
-        _largest(torch.where(looks, own.float() - recomputed, 0)),
-        _largest(torch.where(looks, own.float() - output[:, :, rows].float(), 0)),
+    own, recomputed, went_on = (
+        torch.where(looks, tensor.float(), 0) for tensor in (own, recomputed, output[:, :, rows])
     )
-    edges = _largest(torch.where(kept >= 0, again - caught, 0))
+    warn_of_nan(f"the output of layer {call.path}", own, went_on)
+    outputs = max(largest_difference(own, recomputed), largest_difference(own, went_on))
+    again, caught = (torch.where(kept >= 0, weights, 0) for weights in (again, caught))
+    edges = largest_difference(again, caught)
     share = tolerance(call.values.dtype)
-    if strict and (outputs > share * _largest(call.values) or edges > share):
+    values = call.values.detach().nan_to_num(0, 0, 0)
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if strict and (outputs > share * largest or edges > share):
         what, size = ("output", outputs) if edges <= share else ("weights", edges)
         raise VerificationError(
             f"trace: the {what} of layer {call.path} differ{'s' * (what == 'output')} by "
@@ -103,10 +107,6 @@ def deviation(
             f"{REMEDY}"
         )
     return max(outputs, edges)
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
 
 
 def _own_output(

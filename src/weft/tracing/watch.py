@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -11,20 +12,22 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.formats.verification import ON_ANOTHER_TEXT
+from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.watching import layers_of
 from weft.tracing.catcher import Catcher
 from weft.tracing.description import describe
 from weft.tracing.growing import Growing
-from weft.tracing.interface import is_transformers_model, put_back, routed, routes
+from weft.tracing.interface import InterfaceCall, is_transformers_model, put_back, routed, routes
 from weft.tracing.keeping import Keeper
-from weft.tracing.noticing import noticing, untraced
+from weft.tracing.noticing import AttentionNotice, noticing, untraced
+from weft.tracing.options import check_keep, checked_layers
 from weft.tracing.prefix import Verify
 from weft.tracing.reading import batch_of
 from weft.tracing.sequences import Sequences
 from weft.tracing.transformer_verification import verify_transformer
-from weft.tracing.watched import Watched, WatchedOwn
-from weft.tracing.wrapping import unwrapped
+from weft.tracing.watched import Watched, WatchedOwn, warn_of_layers_outside
+from weft.tracing.wrapping import recording_alone, unwrapped
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
 
@@ -54,23 +57,26 @@ class WatchedTransformer(Watched):
         self._options = keep, layers
         self._description = dict(description or describe(model))
         self._current: _Text | None = None
-        self._inside = False
+        #: The model, its base or its encoder, while it runs; and the thread in which it does.
+        self._inside: nn.Module | None = None
+        self._thread = 0
         self._passes = 0
+        #: Paths of layers that ran outside of these.
+        self.outside: list[str] = []
         #: See Trace.verification.
         self.verification: Mapping[str, Any] | None = None
         #: Whether all that the model does is one text: a second one is an error.
         self.one_text = False
         self._texts = 0
-        #: Attention modules that have run, since the last text began: see weft.tracing.noticing.
-        self.ran: dict[str, str] = {}
+        #: Attention that has run since the last text began.
+        self.notice = AttentionNotice()
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
-    def _receive(self, call: Any) -> Tensor:
-        if self._current is None:
-            # Attention that is run outside of the model's own forward and its encoder's.
-            self._start()
-        assert self._current is not None
+    def _receive(self, call: InterfaceCall) -> Tensor:
+        if self._current is None or self._inside is None:
+            self.outside.append(call.path)
+            return attention(call.queries, call.keys, call.values, **call.arguments())
         return self._current.catcher(call)
 
     def _start(self) -> _Text:
@@ -99,16 +105,15 @@ class WatchedTransformer(Watched):
         keeper = Keeper(sequences, samples, self._queries_keys)
         for caught in layers:
             keeper(caught)
-        keeper.finish(untraced(self._model, self.ran, text.catcher.paths, keeper.refused))
-        self.ran.clear()
+        keeper.finish(untraced(self._model, self.notice, text.catcher.paths, keeper.refused))
+        self.notice.clear()
         self.traces.extend(keeper.traces(self._description, self.verification))
         if self.verification is not None and not self.one_text:
             self.verification = ON_ANOTHER_TEXT if self._verify is False else None
 
-    def _check(
-        self, arguments: Mapping[str, Any], before: int, part: nn.Module | None = None
-    ) -> None:
+    def _check(self, arguments: Mapping[str, Any], before: int, part: nn.Module) -> None:
         """Verify the model on the first text that it reads, and its encoder on what that reads."""
+        encodes = not self._is_model(part)
         if self._verify is False:
             return
         if before:
@@ -119,14 +124,14 @@ class WatchedTransformer(Watched):
         self._verifying = True
         try:
             with put_back(self._model):
-                found = verify_transformer(
-                    self._model, {**given, "use_cache": False} if part is None else given,
+                found = self.notice.unnoticed(verify_transformer)(
+                    self._model, given if encodes else {**given, "use_cache": False},
                     self._options[0], self._verify, part=part,
                 )  # fmt: skip
         finally:
             self._verifying = False
         known = self.verification
-        if part is None:
+        if not encodes:
             self._verify = False
         if known is not None and found is not None and "unverified" not in known:
             # Of the encoder, before.
@@ -138,43 +143,44 @@ class WatchedTransformer(Watched):
 
     # Hooks
 
-    def _before_model(
-        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
-    ) -> None:
+    def _is_model(self, module: nn.Module) -> bool:
+        """Whether a module is the model, or its base: not its encoder alone."""
+        return module is self._model or module is getattr(self._model, "base_model", None)
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """The model, its base or its encoder is called."""
         if self._verifying:
+            return
+        if self._inside is not None:
+            if self._thread != get_ident():
+                raise InputError(
+                    f"watch: two threads call this {type(self._model).__name__} at once, and "
+                    "nothing says which attention is whose. Watch one at a time."
+                )
             return
         arguments = dict(given)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
         cache = arguments.get("past_key_values")
-        before = int(cache.get_seq_length()) if cache is not None else 0
+        whole = self._is_model(module)
+        before = int(cache.get_seq_length()) if whole and cache is not None else 0
         text = self._current
         # An encoder that has just run belongs to the decoder that reads what it gave.
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
-        if text is None or not (before or reads):
+        if text is None or not whole or not (before or reads):
             text = self._start()
-        self._check(arguments, before)
-        text.new_pass(arguments, before, model=True)
-        self._inside = True
+        self._check(arguments, before, module)
+        text.new_pass(arguments, before, model=whole)
+        self._inside, self._thread = module, get_ident()
 
-    def _after_model(self, *_: Any) -> None:
-        if self._verifying:
+    def after(self, module: nn.Module, *_: Any) -> None:
+        """A call of one of them ends."""
+        if self._verifying or module is not self._inside or self._thread != get_ident():
             return
-        self._inside = False
-        self.progress("of the text that is written", self._passes)
-        self._passes += 1
-
-    def _before_encoder(
-        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
-    ) -> None:
-        if self._inside or self._verifying:
-            return
-        arguments = dict(given)
-        if args and isinstance(args[0], Tensor):
-            arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
-        text = self._start()
-        self._check(arguments, 0, module)
-        text.new_pass(arguments, 0, model=False)
+        self._inside = None
+        if self._is_model(module):
+            self.progress("of the text that is written", self._passes)
+            self._passes += 1
 
 
 class _Text:
@@ -287,39 +293,39 @@ def watch(
             f"watch: {type(model).__name__} is no model of Transformers that uses its attention "
             "interface, and has no attention layers of weft. weft.trace takes others."
         )
+    layers = checked_layers(layers, "watch")
+    check_keep(keep, "watch")
     if model.training:
         raise InputError(
             "watch: the model is in training mode, in which attention drops weights at random. "
             "Call model.eval() first."
         )
-    if own:
-        seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers, verify)
-        with seen.watching():
-            yield seen
-        return
-    watched = WatchedTransformer(
-        model, tokenizer, keep, queries_keys, layers, description, verify=verify
-    )
-    with watching(model, watched):
-        yield watched
+    with recording_alone(model, "watch"):
+        if own:
+            seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers, verify)
+            with seen.watching():
+                yield seen
+            return
+        watched = WatchedTransformer(
+            model, tokenizer, keep, queries_keys, layers, description, verify=verify
+        )
+        with watching(model, watched):
+            yield watched
 
 
 @contextmanager
 def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
     """Send what a model of Transformers does to who watches; afterwards the traces are there."""
     with ExitStack() as stack:
-        stack.enter_context(routed(model, watched._receive))
-        watched.ran = stack.enter_context(noticing(model))
-        hooks = [
-            model.register_forward_pre_hook(watched._before_model, with_kwargs=True),
-            model.register_forward_hook(watched._after_model, always_call=True),
-        ]
+        watched.notice = stack.enter_context(noticing(model))
+        stack.enter_context(routed(model, watched.notice.unnoticed(watched._receive)))
+        parts = [model, getattr(model, "base_model", model)]
         if getattr(model.config, "is_encoder_decoder", False):
-            encoder: nn.Module = model.get_encoder()  # type: ignore[operator]
-            hooks.append(
-                encoder.register_forward_pre_hook(watched._before_encoder, with_kwargs=True)
-            )
-        for hook in hooks:
-            stack.callback(hook.remove)
+            parts.append(model.get_encoder())  # type: ignore[operator]
+        for part in {id(part): part for part in parts}.values():
+            before = part.register_forward_pre_hook(watched.before, with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(part.register_forward_hook(watched.after, always_call=True).remove)
         yield
         watched._finish()
+    warn_of_layers_outside(model, watched.outside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,7 +22,21 @@ from weft.tracing.own import as_inputs, sequences_of, traces_of
 from weft.tracing.own_verification import verify_own
 from weft.tracing.prefix import Verify
 
-__all__ = ["Watched", "WatchedOwn"]
+__all__ = ["Watched", "WatchedOwn", "warn_of_layers_outside"]
+
+
+def warn_of_layers_outside(model: nn.Module, paths: Sequence[str]) -> None:
+    """Warn where layers ran, but not in a call of the model: they are in no trace."""
+    layers = list(dict.fromkeys(paths))
+    if layers:
+        name, count = type(model).__name__, len(layers)
+        warnings.warn(
+            f"watch: {count} attention layer{'s' * (count > 1)} ran outside of {name}.forward and "
+            f"{'are' if count > 1 else 'is'} in no trace: {layers[0]}"
+            f"{' ... ' + layers[-1] if count > 1 else ''}. Call the model itself, or watch the "
+            "part that is called.",
+            stacklevel=4,
+        )
 
 
 class Watched:
@@ -64,6 +79,8 @@ class WatchedOwn(Watched):
             "tokenizer": tokenizer, "queries_keys": queries_keys, "layers": layers
         }  # fmt: skip
         self._recorder = Recorder(model, Top(0))
+        #: Paths of layers that ran outside of the model's own forward.
+        self._outside: list[str] = []
         #: Ids of the text that is read step by step.
         self._steps: list[Tensor] = []
 
@@ -85,6 +102,7 @@ class WatchedOwn(Watched):
                 vars(self._model)["step"] = self._stepping(step)
             yield
             self._finish()
+        warn_of_layers_outside(self._model, self._outside)
 
     def _arguments(self, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Tensor]:
         bound = inspect.signature(self._model.forward).bind(*args, **given)
@@ -155,6 +173,7 @@ class WatchedOwn(Watched):
         steps, self._steps = self._steps, []
         calls, self._recorder.calls = self._recorder.calls, []
         if not steps:
+            self._outside += [path for path, _, _ in calls]
             return
         self._add(
             joined_calls(calls),

@@ -1,7 +1,10 @@
-"""Models in wrappers: what torch.compile and DataParallel put around a model."""
+"""Models in wrappers, as of torch.compile and DataParallel; and one recording at a time."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -9,7 +12,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
 
-__all__ = ["unwrapped"]
+__all__ = ["recording_alone", "unwrapped"]
+
+#: An attribute of each module of a model that is being recorded.
+_MARK = "_weft_recording"
 
 
 def unwrapped(model: Any, what: str) -> nn.Module:
@@ -37,3 +43,36 @@ def unwrapped(model: Any, what: str) -> nn.Module:
         f"{what}: the model is a {kind}{shown}; expected a torch module. Open it first: "
         "AutoModel.from_pretrained(...) of Transformers, or give its name to `weft trace`."
     )
+
+
+class _Recording:
+    """Stands for one recording of a model, as long as it goes on."""
+
+
+@contextmanager
+def recording_alone(model: nn.Module, operation: str) -> Iterator[None]:
+    """Let no other trace or watch of a model, or of a part of it, begin while the block runs.
+
+    Raises: InputError: one goes on, around this one or in another thread.
+    """
+    recording = _Recording()
+    # A copy of the model that is made meanwhile must not be marked for good.
+    mark = weakref.ref(recording)
+    marked = []
+    try:
+        for module in model.modules():
+            attributes = vars(module)
+            there = attributes.setdefault(_MARK, mark)
+            if there is not mark and there() is None:
+                attributes[_MARK] = there = mark
+            if there is not mark:
+                raise InputError(
+                    f"{operation}: this {type(model).__name__} is being traced or watched already, "
+                    "by a block around this call or in another thread. End that first; what the "
+                    "model did in a block of weft.watch is in its traces."
+                )
+            marked.append(module)
+        yield
+    finally:
+        for module in marked:
+            vars(module).pop(_MARK, None)

@@ -1,0 +1,68 @@
+"""What is asked of a trace, checked: layers, edges, tokens to generate."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.errors import InputError
+from weft.mechanism.graph import All, Keep, Top
+
+__all__ = ["check_keep", "checked_layers", "checked_tokens", "whole_number"]
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number of any library as one of Python; None: it is none. True is none.
+
+    >>> whole_number(3), whole_number(True), whole_number(3.0)
+    (3, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def checked_layers(layers: Any, operation: str) -> tuple[int | str, ...] | None:
+    """The layers that are asked for: their numbers in the order of the run, or their paths.
+
+    Raises: InputError: something else, or none at all.
+    """
+    if layers is None:
+        return None
+    expected = (
+        f"{operation}: layers={layers!r}; expected a list of numbers or paths, as [0, 5] or "
+        '["*.self_attn"]; None traces every layer.'
+    )
+    if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
+        raise InputError(expected)
+    entries = [entry if isinstance(entry, str) else whole_number(entry) for entry in layers]
+    wanted: Sequence[int | str] = [entry for entry in entries if entry is not None]
+    if len(wanted) < len(entries):
+        raise InputError(expected)
+    if not wanted:
+        raise InputError(f"{operation}: layers=[] asks for no layer; None traces every one.")
+    return tuple(wanted)
+
+
+def check_keep(keep: Keep, operation: str) -> None:
+    """Raise an InputError unless edges are asked for by `Top` or `All`."""
+    if not isinstance(keep, Top | All):
+        raise InputError(
+            f"{operation}: keep={keep!r}; expected weft.Top(k), the k strongest edges of each "
+            "query, or weft.All(), every edge."
+        )
+
+
+def checked_tokens(tokens: Any) -> int:
+    """How many tokens are to be generated.
+
+    Raises: InputError: it is no whole number, or none at all.
+    """
+    number = whole_number(tokens)
+    if number is None or number < 1:
+        raise InputError(f"trace: generate={tokens!r}; expected a number of tokens, 1 or more.")
+    return number
