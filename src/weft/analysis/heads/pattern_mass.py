@@ -176,7 +176,8 @@ class LayerWeights:
         if isinstance(pattern, Diagonals):
             queries, keys = self.graph.shape[1:]
             for offset in range(pattern.lowest, pattern.highest + 1):
-                rows = torch.arange(max(0, -offset), max(0, min(queries, keys - offset)))
+                first = max(0, -offset)
+                rows = torch.arange(first, max(first, min(queries, keys - offset)))
                 self._add_pairs(total, rows, rows + offset)
             return total
         few: list[tuple[Tensor, Tensor]] = []
