@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.traces import Trace
 
@@ -103,7 +103,7 @@ def make_trace() -> Callable[..., Trace]:
             query_tokens=tokens,
             key_tokens=tokens,
             scale=8**-0.5,
-            data=Held(graph),
+            data=LayerInMemory(graph),
         )
         return Trace({"tokens": tokens}, (layer,), {"name": "random"})
 

@@ -17,7 +17,7 @@ import torch
 
 from weft.errors import WeftError
 from weft.formats.tensors import load_tensors, save_tensors
-from weft.formats.trace_folder import manifest_digest
+from weft.formats.trace_writer import manifest_digest
 
 __all__ = ["FORGERS", "reseal"]
 

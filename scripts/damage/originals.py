@@ -8,7 +8,7 @@ import torch
 
 import weft
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.jobs.model import TraceOptions
 from weft.jobs.run_model import RunModel
 from weft.mechanism.masks import Window
@@ -81,7 +81,7 @@ def _everything() -> Trace:
             queries, keys, values, mask=of.mask, relative=of.relative, bias=of.bias,
             sinks=of.sinks, keep=weft.Top(3),
         )  # fmt: skip
-        data = Held(graph, (queries, keys), of, values.norm(dim=-1))
+        data = LayerInMemory(graph, (queries, keys), of, values.norm(dim=-1))
         layers.append(
             TraceLayer(
                 f"layers.{number}", "encoder", number, (HEADS, LENGTH, LENGTH), "tokens", "tokens",

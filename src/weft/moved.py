@@ -43,6 +43,7 @@ MOVED = {
     "weft.analysis.weight_measures": "weft.analysis.matrices.table",
     "weft.analysis.weighted": "weft.experiments.gradient_weights",
     "weft.analysis.weights": "weft.analysis.matrices.projections",
+    "weft.formats.trace_folder": "weft.formats.trace_writer",
     "weft.mechanism.matrix_blocks": "weft.mechanism.matrix.blocks",
     "weft.mechanism.matrix_call": "weft.mechanism.matrix.calls",
     "weft.mechanism.matrix_cells": "weft.mechanism.matrix.cells",

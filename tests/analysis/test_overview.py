@@ -10,7 +10,7 @@ import weft
 from weft.analysis import overview as module
 from weft.analysis.overview import block_sizes, matrix_means, overview
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
 
@@ -73,7 +73,11 @@ def layer(with_queries_and_keys: bool, keep: int = 4) -> tuple[TraceLayer, torch
     queries, keys = torch.randn(2, 50, 8) / 4, torch.randn(2, 50, 8)
     _, graph = weft.attend(queries, keys, keys, keep=weft.Top(keep))
     tokens = [str(n) for n in range(50)]
-    data = Held(graph, (queries, keys), Terms()) if with_queries_and_keys else Held(graph)
+    data = (
+        LayerInMemory(graph, (queries, keys), Terms())
+        if with_queries_and_keys
+        else LayerInMemory(graph)
+    )
     found = TraceLayer(
         "layer", "encoder", 0, (2, 50, 50), "tokens", "tokens", tokens, tokens, 8**-0.5, data
     )

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, Result
 
 import weft
 import weft.cli.commands
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.traces import Trace
 
 #: The same commands as those of `app`, made once: typer makes all of them anew at each call.
@@ -59,7 +59,7 @@ def small_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = list("abcd")
     layer = TraceLayer(
         "layer", "encoder", 0, (2, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
-        Held(graph), mask="all",
+        LayerInMemory(graph), mask="all",
     )  # fmt: skip
     path = tmp_path_factory.mktemp("options") / "t.weft"
     Trace({"tokens": tokens}, (layer,)).save(path)

@@ -16,7 +16,7 @@ from tests.cli.conftest import Command
 import weft
 from weft.cli.endings import one_line
 from weft.cli.safe_text import safe, safe_console, safe_output
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.traces import Trace
 
 EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
@@ -67,7 +67,7 @@ def evil_trace(tmp_path: Path) -> Path:
     tokens = [EVIL, "a", "b", "c"]
     layer = TraceLayer(
         f"layer {EVIL}", "encoder", 0, (1, 4, 4), "tokens", "tokens", tokens, tokens, 2**-0.5,
-        Held(graph, (queries, keys)), mask="all",
+        LayerInMemory(graph, (queries, keys)), mask="all",
     )  # fmt: skip
     path = tmp_path / "evil.weft"
     Trace({"tokens": tokens}, (layer,), {"name": EVIL}).save(path)

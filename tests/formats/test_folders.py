@@ -119,18 +119,18 @@ def test_a_system_that_cannot_exchange_says_so(
 WRITER = """
     import os, signal, sys, torch, weft
     from pathlib import Path
-    from weft.formats import folders, trace_files, trace_folder
-    from weft.formats.trace_folder import writing_trace
+    from weft.formats import folders, trace_files, trace_writer
+    from weft.formats.trace_writer import writing_trace
 
     def kill(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
     moment, path, tokens = sys.argv[1], sys.argv[2], sys.argv[3].split()
     if moment == "while a layer is written":
-        rows = trace_folder.row_table
-        trace_folder.row_table = lambda number, graph: kill() if number else rows(number, graph)
+        rows = trace_writer.row_table
+        trace_writer.row_table = lambda number, graph: kill() if number else rows(number, graph)
     elif moment == "before the manifest":
-        trace_folder.manifest_digest = kill
+        trace_writer.manifest_digest = kill
     elif moment == "before the rename":
         folders.sync = kill
     elif moment == "after the exchange":

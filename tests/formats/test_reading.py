@@ -21,8 +21,8 @@ from weft.formats.files import atomic_file, open_file, read_json, read_text
 from weft.formats.history import History
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
-from weft.formats.trace import Held, TraceLayer
-from weft.formats.trace_folder import manifest_digest
+from weft.formats.trace import LayerInMemory, TraceLayer
+from weft.formats.trace_writer import manifest_digest
 from weft.traces import Trace
 
 
@@ -54,7 +54,7 @@ def trace_path(tmp_path: Path) -> Path:
     tokens = list("abcde")
     layer = TraceLayer(
         "layer", "encoder", 0, (2, 5, 5), "tokens", "tokens", tokens, tokens, 0.5,
-        Held(graph, (queries, keys), None, values.norm(dim=-1)), mask="all",
+        LayerInMemory(graph, (queries, keys), None, values.norm(dim=-1)), mask="all",
     )  # fmt: skip
     path = tmp_path / "t.weft"
     Trace({"tokens": tokens}, (layer,)).save(path)

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from tests.formats.conftest import assert_same
 
 import weft
-from weft.formats.trace import Held, TraceLayer
-from weft.formats.trace_folder import writing_trace
+from weft.formats.trace import LayerInMemory, TraceLayer
+from weft.formats.trace_writer import writing_trace
 from weft.traces import Trace
 
 
@@ -57,7 +57,16 @@ def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep):
         allowed[-1] = False
     _, graph = weft.attend(queries, queries, queries, mask=allowed, keep=weft.Top(keep))
     layer = TraceLayer(
-        "a", "encoder", 0, (2, length, length), "tokens", "tokens", tokens, tokens, 0.5, Held(graph)
+        "a",
+        "encoder",
+        0,
+        (2, length, length),
+        "tokens",
+        "tokens",
+        tokens,
+        tokens,
+        0.5,
+        LayerInMemory(graph),
     )
     path = tmp_path_factory.mktemp("any") / "t"
     Trace({"tokens": tokens}, (layer,)).save(path)
@@ -213,7 +222,7 @@ def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path):
 def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path):
     code = textwrap.dedent(f"""
         import time, torch, weft
-        from weft.formats.trace_folder import writing_trace
+        from weft.formats.trace_writer import writing_trace
         queries = torch.randn(2, 50, 8)
         _, graph = weft.attend(queries, queries, queries)
         tokens = [str(i) for i in range(50)]

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 import weft
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.pictures import alignment, heads, history, save_picture, threads
 from weft.pictures.palette import Theme, palette
 from weft.traces import Trace
@@ -63,7 +63,7 @@ def weights_made_by_hand(length: int, queries_keys: bool = True) -> tuple[Trace,
     tokens = [f"t{place}" for place in range(length)]
     layer = TraceLayer(
         "layer", "encoder", 0, (2, length, length), "tokens", "tokens", tokens, tokens, 0.25,
-        Held(graph, (queries, keys), Terms()) if queries_keys else Held(graph), mask="all",
+        LayerInMemory(graph, *(((queries, keys), Terms()) if queries_keys else ())), mask="all",
     )  # fmt: skip
     return Trace({"tokens": tokens}, (layer,)), weights
 

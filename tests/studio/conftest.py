@@ -15,7 +15,7 @@ from torch import nn
 
 import weft
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.collection import Collection
 from weft.studio.page import page_html
@@ -244,7 +244,9 @@ def known_trace() -> Callable[..., tuple[Trace, torch.Tensor]]:
         scores = queries.double() @ keys.double().transpose(1, 2) / depth**0.5
         _, graph = weft.attend(queries, keys, keys, keep=weft.Top(8))
         names = [f"t{place}" for place in range(length)]
-        data = Held(graph, (queries, keys), Terms()) if queries_keys else Held(graph)
+        data = (
+            LayerInMemory(graph, (queries, keys), Terms()) if queries_keys else LayerInMemory(graph)
+        )
         layer = TraceLayer(
             name="layer", kind="encoder", index=0, shape=(3, length, length),
             queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.formats.trace import Held
+from weft.formats.trace import LayerInMemory
 from weft.studio.arrays import LayerCache
 from weft.studio.tiles import MatrixTiles, top_level
 
@@ -71,7 +71,7 @@ def test_cells_have_weight_score_and_rank(long_trace):
 
 def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace):
     trace = long_trace(1_000)
-    layer = dataclasses.replace(trace.layers[0], data=Held(trace.layers[0].graph))
+    layer = dataclasses.replace(trace.layers[0], data=LayerInMemory(trace.layers[0].graph))
     bare = dataclasses.replace(trace, layers=(layer,))
     tiles = tiles_of(bare)
     assert not tiles.exact(0)

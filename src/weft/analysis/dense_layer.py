@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.function import attend
 from weft.mechanism.graph import Top
 from weft.mechanism.shapes import describe
@@ -78,7 +78,7 @@ def layer_of_weights(
         query_tokens=names,
         key_tokens=columns,
         scale=1.0,
-        data=Held(graph),
+        data=LayerInMemory(graph),
         positions="bias",
         mask=mask,
     )

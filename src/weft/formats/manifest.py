@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.formats.files import cannot_read
 from weft.formats.terms import TENSORS
-from weft.formats.trace_folder import (
+from weft.formats.trace_writer import (
     EDGES,
     KEYS,
     MANIFEST,

@@ -21,9 +21,9 @@ from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 if TYPE_CHECKING:
     import pandas
 
-    from weft.formats.trace_folder import TraceWriter
+    from weft.formats.trace_writer import TraceWriter
 
-__all__ = ["Held", "LayerData", "TraceData", "TraceLayer"]
+__all__ = ["LayerData", "LayerInMemory", "TraceData", "TraceLayer"]
 
 
 class LayerData(Protocol):
@@ -46,7 +46,7 @@ class LayerData(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class LayerInMemory:
     """The numbers of a layer, in memory."""
 
     attention_graph: AttentionGraph
@@ -73,6 +73,10 @@ class Held:
     def value_norms(self) -> Tensor | None:
         """See LayerData."""
         return self.norms
+
+
+#: The old name, for one version.
+Held = LayerInMemory
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +301,7 @@ class TraceData:
 
         Raises: DataError: the folder exists, or cannot be written.
         """
-        from weft.formats.trace_folder import writing_trace
+        from weft.formats.trace_writer import writing_trace
 
         with writing_trace(
             path, self.sequences, self.model, dtype=dtype, overwrite=overwrite

@@ -22,7 +22,7 @@ from weft.formats.folders import AGAIN, check_there
 from weft.formats.manifest import manifest_problem
 from weft.formats.terms import TENSORS, Terms
 from weft.formats.trace_files import FRACTIONS, STORED_TYPES, file_digest
-from weft.formats.trace_folder import (
+from weft.formats.trace_writer import (
     EDGE_COLUMNS,
     EDGES,
     FORMAT,

@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.errors import DataError
 from weft.formats.trace import TraceData
-from weft.formats.trace_folder import not_a_trace
+from weft.formats.trace_writer import not_a_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.jobs.model import Inputs, Model, Progress, TraceOptions, check_text
 from weft.jobs.notices import tell_unknown

@@ -18,8 +18,8 @@ from typing import Any
 from weft.errors import DataError
 from weft.formats.files import reason_of
 from weft.formats.folders import own_folder
-from weft.formats.trace_folder import not_a_trace
 from weft.formats.trace_reader import open_folder
+from weft.formats.trace_writer import not_a_trace
 from weft.jobs.model import Model, TraceOptions
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from weft.errors import InputError, optional_package
-from weft.formats.trace import Held, TraceData, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.bundle import script, style
 from weft.studio.collection import as_json
@@ -65,7 +65,7 @@ def graph_trace(graph: AttentionGraph) -> TraceData:
         query_tokens=names["queries"],
         key_tokens=names["keys"],
         scale=1.0,
-        data=Held(graph.detach().cpu()),
+        data=LayerInMemory(graph.detach().cpu()),
     )
     return TraceData({"tokens": names["keys"]} if one else names, (layer,))
 

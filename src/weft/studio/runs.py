@@ -14,7 +14,7 @@ from weft.errors import DataError
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
-from weft.formats.trace_folder import MANIFEST
+from weft.formats.trace_writer import MANIFEST
 from weft.studio.collection import Collection
 from weft.studio.page import collect
 

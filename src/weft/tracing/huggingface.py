@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.formats.trace import TraceData
-from weft.formats.trace_folder import writing_trace
+from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep, Top
 from weft.tracing.at_rest import at_rest
 from weft.tracing.catcher import Catcher

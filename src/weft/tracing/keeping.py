@@ -11,8 +11,8 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.terms import Terms
-from weft.formats.trace import Held, TraceData, TraceLayer
-from weft.formats.trace_folder import TraceWriter
+from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
+from weft.formats.trace_writer import TraceWriter
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.caught import Caught
 from weft.tracing.graphs import cut, proven_mask
@@ -87,7 +87,7 @@ class Keeper:
                 mask=proven_mask(part) if terms is None else terms.rule,
                 softcap=caught.softcap,
                 deviation=verified,
-                data=Held(part, tensors, terms, norms),
+                data=LayerInMemory(part, tensors, terms, norms),
             )
             if self.writer is None:
                 self._layers[sample].append(layer)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.trace import Held, TraceData, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation
@@ -204,7 +204,7 @@ def _layers(
                 positions=layer.relative,
                 mask=terms.rule,
                 deviation=reference_deviation(seen, sample),
-                data=Held(graph, tensors, terms, norms),
+                data=LayerInMemory(graph, tensors, terms, norms),
             )
         )
     return tuple(layers)

@@ -51,7 +51,7 @@ def test_kept_edges_give_an_interval(trace):
 
 def test_two_ways_by_hand():
     """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
-    from weft.formats.trace import Held, TraceLayer
+    from weft.formats.trace import LayerInMemory, TraceLayer
     from weft.traces import Trace
 
     layers = []
@@ -72,7 +72,7 @@ def test_two_ways_by_hand():
                 query_tokens=["a", "b"],
                 key_tokens=["a", "b"],
                 scale=1.0,
-                data=Held(graph),
+                data=LayerInMemory(graph),
             )
         )
     trace = Trace({"tokens": ["a", "b"]}, tuple(layers))

@@ -75,7 +75,7 @@ def test_a_causal_trace_of_many_tokens(language_model):
 
 def test_sinks_count_as_missing():
     """A bound stays a bound where a row's mass is partly nowhere."""
-    from weft.formats.trace import Held, TraceLayer
+    from weft.formats.trace import LayerInMemory, TraceLayer
     from weft.traces import Trace
 
     generator = torch.Generator().manual_seed(5)
@@ -98,7 +98,7 @@ def test_sinks_count_as_missing():
                 query_tokens=tokens,
                 key_tokens=tokens,
                 scale=0.5,
-                data=Held(graph),
+                data=LayerInMemory(graph),
             )
         )
     trace = Trace({"tokens": tokens}, tuple(layers))

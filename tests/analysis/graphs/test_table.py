@@ -10,7 +10,7 @@ import torch
 import weft
 from weft.analysis.graphs.table import graph_measures
 from weft.cli import main
-from weft.formats.trace import Held, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.reference import graphs as reference
 from weft.traces import Trace
 
@@ -83,7 +83,7 @@ def test_a_share_is_of_the_mass_on_keys(sinks, keep):
     _, dense = weft.attend(queries, queries + 1, queries, keep=weft.All(), **options)
     layer = TraceLayer(
         "l", "encoder", 0, (2, 5, 5), "tokens", "tokens", list("abcde"), list("abcde"), 8**-0.5,
-        Held(graph),
+        LayerInMemory(graph),
     )  # fmt: skip
     trace = Trace({"tokens": list("abcde")}, (layer,))
     shares = dense.sum(1) / dense.sum((1, 2))[:, None]

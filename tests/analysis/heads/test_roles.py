@@ -136,7 +136,7 @@ def _kept(trace: Trace, k: int) -> Trace:
     """The same with only the k strongest edges of each row."""
     from dataclasses import replace
 
-    from weft.formats.trace import Held
+    from weft.formats.trace import LayerInMemory
 
     layers = []
     for layer in trace.layers:
@@ -150,7 +150,7 @@ def _kept(trace: Trace, k: int) -> Trace:
         )
         assert layer.queries is not None
         assert layer.keys is not None
-        held = Held(part, (layer.queries, layer.keys), layer.terms, layer.value_norms)
+        held = LayerInMemory(part, (layer.queries, layer.keys), layer.terms, layer.value_norms)
         layers.append(replace(layer, data=held))
     return replace(trace, layers=tuple(layers))
 

@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft.formats.trace import TraceData
-from weft.formats.trace_folder import manifest_digest
+from weft.formats.trace_writer import manifest_digest
 from weft.traces import Trace
 
 pytest.importorskip("duckdb")

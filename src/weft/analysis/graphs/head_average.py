@@ -2,10 +2,10 @@
 
     W = 1/heads sum_h P_h,    rows are queries, columns keys
 
-Two operators with the same methods. `Exact` multiplies by the whole matrix, which is never formed.
-`Kept` has the kept edges alone: each of its cells is at most that of W, and row i lacks a mass of
-``missing[i]`` in all, which `rest` gives. What is computed from it by sums and products of such
-matrices is a lower bound, and `missing` says how far below it can be.
+Two operators with the same methods. `MeanOfMatrix` multiplies by the whole matrix, which is never
+formed. `MeanOfEdges` has the kept edges alone: each of its cells is at most that of W, and row i
+lacks a mass of ``missing[i]`` in all, which `rest` gives. Sums and products of such matrices are
+lower bounds, and `missing` says how far below they can be.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Averaged", "Exact", "Kept", "average_edges", "averaged"]
+__all__ = ["Averaged", "MeanOfEdges", "MeanOfMatrix", "average_edges", "averaged"]
 
 
-class Exact:
+class MeanOfMatrix:
     """The mean over heads of an attention matrix; nothing is missing."""
 
     def __init__(self, matrix: AttentionMatrix, *, causal: bool = False) -> None:
@@ -59,13 +59,13 @@ class Exact:
         return found.div_(max(heads, 1))
 
 
-class Kept:
+class MeanOfEdges:
     """The mean over heads of the kept edges, sparse; `missing` is what `rest` says.
 
     >>> import weft
     >>> tokens = torch.eye(3)[None]                              # e^score is 2 or 1, of 4
     >>> _, graph = weft.attend(tokens, tokens, tokens, scale=np.log(2), keep=weft.Top(1))
-    >>> kept = Kept(graph)
+    >>> kept = MeanOfEdges(graph)
     >>> kept @ torch.tensor([[4.0], [0.0], [0.0]]), kept.missing
     (tensor([[2.],
             [0.],
@@ -110,7 +110,7 @@ class Kept:
             )
 
 
-Averaged = Exact | Kept
+Averaged = MeanOfMatrix | MeanOfEdges
 
 
 def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse.csr_array:
@@ -144,7 +144,7 @@ def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     """
     if exact is not False and layer.matrix is not None:
         check_numbers(layer.matrix, f"layer {layer.name}")
-        return Exact(layer.matrix, causal=layer.mask == "causal")
+        return MeanOfMatrix(layer.matrix, causal=layer.mask == "causal")
     if exact:
         raise InputError(
             f"layer {layer.name}: it has no exact weights: {layer.no_matrix}. Take the kept edges, "
@@ -152,4 +152,4 @@ def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
         )
     graph = layer.graph
     check_numbers(graph, f"layer {layer.name}")
-    return Kept(graph)
+    return MeanOfEdges(graph)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.errors import InputError
 from weft.formats.history import History, Snapshot
-from weft.formats.trace import Held, TraceData, TraceLayer
+from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 
 __all__ = ["Moment", "formation", "trace_of_snapshot"]
 
@@ -55,7 +55,7 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
                 query_tokens=layer.query_tokens,
                 key_tokens=layer.key_tokens,
                 scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
-                data=Held(layer.graph, None),
+                data=LayerInMemory(layer.graph, None),
             )
         )
         counts[layer.kind] += 1

@@ -17,7 +17,7 @@ from weft.errors import DataError, InputError, optional_package
 from weft.formats.files import atomic_file, finite
 from weft.formats.tokens import visible
 from weft.formats.trace import TraceData
-from weft.formats.trace_folder import MANIFEST
+from weft.formats.trace_writer import MANIFEST
 
 if TYPE_CHECKING:
     import pandas

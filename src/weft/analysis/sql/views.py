@@ -26,8 +26,8 @@ import pyarrow as pa
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_files import edge_table, key_table, row_table
-from weft.formats.trace_folder import EDGES, KEYS, ROWS
 from weft.formats.trace_reader import StoredLayer
+from weft.formats.trace_writer import EDGES, KEYS, ROWS
 
 if TYPE_CHECKING:
     import duckdb
