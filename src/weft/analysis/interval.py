@@ -37,6 +37,11 @@ class Interval:
     lower: Tensor
     upper: Tensor
 
+    @classmethod
+    def exactly(cls, value: Tensor) -> Interval:
+        """Both ends at a value that is known, float64."""
+        return cls(value.double(), value.double())
+
     @property
     def middle(self) -> Tensor:
         """Halfway: off by half the width at most."""
@@ -66,8 +71,11 @@ def check_numbers(source: Source, measure: str) -> None:
         )
 
 
-def left_out(graph: AttentionGraph) -> tuple[Tensor, Tensor]:
+def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The mass of each row on keys that were not kept, and the largest weight among them at most.
+
+    masses: what each row has on all its keys, (heads, queries), where a sink's share is known;
+    None: what a sink takes counts as left out.
 
     Returns: two tensors, (heads, queries).
 
@@ -79,7 +87,8 @@ def left_out(graph: AttentionGraph) -> tuple[Tensor, Tensor]:
     """
     kept = (graph.keys >= 0).sum(-1)
     some = kept < graph.count
-    mass = torch.where(some, graph.rest.clamp(min=0), 0.0)
+    rest = graph.rest if masses is None else masses - graph.weights.sum(-1, dtype=torch.float64)
+    mass = torch.where(some, rest.clamp(min=0), 0.0)
     if graph.k == 0:
         return mass, mass
     # Rows are sorted: the last place holds the smallest where any key was left out.

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.analysis.interval import left_out
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Window
@@ -82,9 +83,8 @@ def overview(layer: TraceLayer, most: int) -> Overview:
 
 def mean_left_out(graph: AttentionGraph) -> Tensor:
     """The mean share of a row on edges that were not kept, (heads,); a sink's is on no edge."""
-    partial = graph.count > (graph.keys >= 0).sum(-1)
     rows = (graph.count > 0).sum(-1).clamp(min=1)
-    return torch.where(partial, graph.rest, 0).sum(-1, dtype=torch.float64) / rows
+    return left_out(graph)[0].sum(-1, dtype=torch.float64) / rows
 
 
 def matrix_means(

@@ -14,6 +14,7 @@ import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads import measures
 from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.heads.patterns import SEPARATORS
 from weft.analysis.heads.scores import HeadScores
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
@@ -77,7 +78,7 @@ def keys_of(measure: str, tokens: list[str], i: int, end: int) -> list[int]:
         "next": [i + 1],
         "same": [i],
         "first": [0],
-        "separator": [j for j in range(1, end) if tokens[j] in measures.SEPARATORS],
+        "separator": [j for j in range(1, end) if tokens[j] in SEPARATORS],
         "punctuation": [j for j in range(end) if tokens[j] in ",.!?"],
         "local": [j for j in range(end) if abs(i - j) <= REACH],
         "duplicate": [j for j in range(end) if tokens[j] == tokens[i] and j != i],

@@ -7,26 +7,26 @@ over the rows that have such a key, from 0 to 1, and comes with what shuffled we
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from weft.analysis.heads.chance import partner_moments
-from weft.analysis.heads.pattern_mass import Between, LayerWeights
-from weft.analysis.heads.patterns import Classes, Diagonals, class_numbers
-from weft.analysis.heads.scores import HeadScores, on_pattern
+from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.heads.patterns import Classes, Diagonals, punctuation_marks, separators
+from weft.analysis.heads.scores import HeadScores, Measure, Role, on_pattern, without_null
+from weft.analysis.interval import Interval
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 
 __all__ = [
-    "SEPARATORS",
     "breadth",
     "distance",
     "duplicate_token",
     "entropy",
     "first_token",
+    "head_measures",
     "induction",
     "local_window",
     "next_token",
@@ -37,15 +37,62 @@ __all__ = [
     "symmetric_partner",
 ]
 
-#: Names of tokens that end or part texts.
-SEPARATORS = frozenset(
-    (
-        *("[SEP]", "</s>", "<end>", "<sep>", "<eos>", "<EOS>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<end_of_turn>"),
-    )
-)
-
 _Layer = TraceLayer | LayerWeights
+
+
+def head_measures(special: Sequence[int] | None = None, reach: int = 4) -> tuple[Measure, ...]:
+    """Every measure, in the order of the table; first those that can be a role.
+
+    Args:
+        special: which keys are separators; None: those with the names of some.
+        reach: tokens on either side that are local.
+    """
+    return (
+        Measure(
+            "previous", "weight on the token before", previous_token,
+            Role("previous-token head", "at the one before it", ("#0f8a86", "#5cc8c2")), True,
+        ),
+        Measure(
+            "next", "weight on the token after", next_token,
+            Role("next-token head", "at the one after it", ("#3f8f2f", "#86d275")), True,
+        ),
+        Measure(
+            "same", "weight on the token itself", same_token,
+            Role("same-token head", "at itself", ("#7a5fc0", "#b39df0")), True,
+        ),
+        Measure(
+            "first", "weight on the first token", first_token,
+            Role("first-token sink", "at the first token", ("#5e6b80", "#7f8ea6")),
+        ),
+        Measure(
+            "separator", "weight on separators", partial(separator, at=special),
+            Role("separator head", "at the separators", ("#8a7a62", "#b5a488")),
+        ),
+        Measure(
+            "punctuation", "weight on punctuation", punctuation,
+            Role("punctuation head", "at punctuation", ("#a08a3c", "#d0bd6a")),
+        ),
+        Measure(
+            "induction", "weight on what followed earlier copies of the token", induction,
+            Role("induction head", "at what followed earlier copies of itself",
+                 ("#2f6fd0", "#6ea8ff")),
+        ),
+        Measure(
+            "duplicate", "weight on copies of the token", duplicate_token,
+            Role("duplicate-token head", "at copies of itself", ("#a2459c", "#d88fd2")),
+        ),
+        Measure(
+            "local", f"mass within {reach} tokens", partial(local_window, reach=reach),
+            Role("local head", "at its neighbours", ("#c07a12", "#f2b05e")), True,
+        ),
+        Measure(
+            "partner", "weight that comes back", symmetric_partner,
+            Role("mutual head", "at those that look back at it", ("#4a7fa8", "#7fb4dc")), True,
+        ),
+        Measure("broad", "keys looked at, as if evenly, of those allowed", breadth),
+        Measure("entropy", "entropy of a row, nats", entropy),
+        Measure("distance", "mean distance, tokens", distance, one_sequence=True),
+    )  # fmt: skip
 
 
 def _weights(layer: _Layer) -> LayerWeights:
@@ -122,7 +169,7 @@ def first_token(layer: _Layer) -> HeadScores:
     0.75
     """
     weights = _weights(layer)
-    return on_pattern("first", weights, _columns(weights, [0]))
+    return on_pattern("first", weights, Classes.of_keys_at(weights.layer, [0]))
 
 
 def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
@@ -132,7 +179,7 @@ def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
 
     Args:
         layer: of a trace.
-        at: which keys; None: those named in `SEPARATORS`.
+        at: which keys; None: those named in `patterns.SEPARATORS`.
 
     Source: Clark et al. 2019, section 3.2.
 
@@ -142,10 +189,8 @@ def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
     0.6667
     """
     weights = _weights(layer)
-    if at is None:
-        names = weights.layer.key_tokens
-        at = [j for j, name in enumerate(names) if j and name in SEPARATORS]
-    return on_pattern("separator", weights, _columns(weights, at))
+    at = separators(weights.layer.key_tokens) if at is None else at
+    return on_pattern("separator", weights, Classes.of_keys_at(weights.layer, at))
 
 
 def punctuation(layer: _Layer) -> HeadScores:
@@ -161,8 +206,8 @@ def punctuation(layer: _Layer) -> HeadScores:
     0.5
     """
     weights = _weights(layer)
-    at = [j for j, name in enumerate(weights.layer.key_tokens) if _is_punctuation(name)]
-    return on_pattern("punctuation", weights, _columns(weights, at))
+    at = punctuation_marks(weights.layer.key_tokens)
+    return on_pattern("punctuation", weights, Classes.of_keys_at(weights.layer, at))
 
 
 def local_window(layer: _Layer, reach: int = 4) -> HeadScores:
@@ -185,7 +230,7 @@ def duplicate_token(layer: _Layer) -> HeadScores:
 
         mean of sum_(j: t_j = t_i, j != i) w_ij, over the i whose token stands elsewhere too
 
-    Between two sequences: on all places of the other where the token stands.
+    Interval two sequences: on all places of the other where the token stands.
 
     Source: Wang et al. 2022 ("duplicate token heads").
 
@@ -195,8 +240,7 @@ def duplicate_token(layer: _Layer) -> HeadScores:
     0.75
     """
     weights = _weights(layer)
-    same = _classes(weights, shifted=False)
-    return on_pattern("duplicate", weights, same)
+    return on_pattern("duplicate", weights, Classes.of_tokens(weights.layer, shifted=False))
 
 
 def induction(layer: _Layer) -> HeadScores:
@@ -215,7 +259,7 @@ def induction(layer: _Layer) -> HeadScores:
     1.0
     """
     weights = _weights(layer)
-    return on_pattern("induction", weights, _classes(weights, shifted=True))
+    return on_pattern("induction", weights, Classes.of_tokens(weights.layer, shifted=True))
 
 
 def symmetric_partner(layer: _Layer) -> HeadScores:
@@ -268,7 +312,7 @@ def entropy(layer: _Layer) -> HeadScores:
     """
     weights = _weights(layer)
     value = weights.graph.entropy
-    return _without_null("entropy", weights, Between.exactly(value))
+    return without_null("entropy", weights, Interval.exactly(value))
 
 
 def breadth(layer: _Layer) -> HeadScores:
@@ -286,7 +330,7 @@ def breadth(layer: _Layer) -> HeadScores:
     weights = _weights(layer)
     counts = weights.graph.count
     share = weights.graph.entropy.double().exp() / counts.clamp(min=1)
-    return _without_null("broad", weights, Between.exactly(share), counts > 1)
+    return without_null("broad", weights, Interval.exactly(share), counts > 1)
 
 
 def distance(layer: _Layer) -> HeadScores:
@@ -302,40 +346,4 @@ def distance(layer: _Layer) -> HeadScores:
     1.3333
     """
     weights = _one_sequence(layer, "distance")
-    return _without_null("distance", weights, weights.distance())
-
-
-def _columns(weights: LayerWeights, at: Sequence[int]) -> Classes:
-    """The same keys for every query."""
-    _, queries, keys = weights.layer.shape
-    of_keys = torch.full((keys,), -1)
-    chosen = torch.as_tensor(list(at), dtype=torch.long)
-    of_keys[chosen[chosen < keys]] = 0
-    return Classes(torch.zeros(queries, dtype=torch.long), of_keys)
-
-
-def _classes(weights: LayerWeights, *, shifted: bool) -> Classes:
-    """Keys by their token, or by the token before them; queries by theirs."""
-    layer = weights.layer
-    known: dict[str, int] = {}
-    of_queries = class_numbers(layer.query_tokens, known)
-    of_keys = class_numbers(layer.key_tokens, known)
-    if shifted:
-        of_keys = torch.cat((torch.tensor([-1]), of_keys))[: len(of_keys)]
-    one_sequence = layer.queries_from == layer.keys_from
-    return Classes(of_queries, of_keys, int(shifted) if one_sequence else None)
-
-
-def _is_punctuation(token: str) -> bool:
-    """Whether a token is punctuation and nothing else, the mark of a word's start left out."""
-    bare = token.strip(" \u0120\u2581")
-    return bool(bare) and all(unicodedata.category(letter).startswith("P") for letter in bare)
-
-
-def _without_null(
-    measure: str, weights: LayerWeights, value: Between, counted: Tensor | None = None
-) -> HeadScores:
-    counted = weights.graph.count > 0 if counted is None else counted
-    lower, upper = (torch.where(counted, part, 0).sum(-1) for part in (value.lower, value.upper))
-    none = torch.full_like(lower, torch.nan)
-    return HeadScores(measure, counted.sum(-1).double(), lower, upper, *[none] * 4)
+    return without_null("distance", weights, weights.distance())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.heads.patterns import Allowed, Classes, Diagonals, Pattern, allowed_keys
+from weft.analysis.interval import Interval, left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -18,7 +19,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["Between", "LayerWeights"]
+__all__ = ["LayerWeights"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -27,19 +28,6 @@ BLOCK_CELLS = 2**24
 
 #: Cells of a layer up to which a pass over the whole matrix is made without being asked for.
 CHEAP_CELLS = 2**28
-
-
-@dataclass(frozen=True, eq=False)
-class Between:
-    """A number for each row, (heads, queries), known to lie between two bounds; float64."""
-
-    lower: Tensor
-    upper: Tensor
-
-    @classmethod
-    def exactly(cls, value: Tensor) -> Between:
-        """Both bounds at the value."""
-        return cls(value.double(), value.double())
 
 
 class LayerWeights:
@@ -128,48 +116,36 @@ class LayerWeights:
         return self.graph.weights[..., 0].double()
 
     @cached_property
-    def smallest_kept(self) -> Tensor:
-        """What no weight that was left out exceeds, (heads, queries)."""
-        if not self.graph.k:
-            return self.row_mass
-        kept = (self.graph.keys >= 0).sum(-1)
-        last = self.graph.weights.gather(-1, (kept - 1).clamp(min=0)[..., None])[..., 0]
-        return torch.where(kept < self.graph.count, last, 0).double()
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Each row's mass on edges that were not kept, and the most that one of them weighs."""
+        mass, largest = left_out(self.graph, self.row_mass)
+        return mass.double(), largest.double()
 
     @cached_property
-    def left_out(self) -> Tensor:
-        """The mass on edges that were not kept, (heads, queries)."""
-        kept = self.graph.weights.sum(-1, dtype=torch.float64)
-        return torch.where(self.smallest_kept > 0, (self.row_mass - kept).clamp(0, 1), 0)
-
-    @cached_property
-    def squares(self) -> Between:
+    def squares(self) -> Interval:
         """``sum_j w_ij^2``: one over it is the row's effective number of keys."""
         if self._whole and self.matrix is not None:
-            return Between.exactly(self.matrix.sum_of_squares())
+            return Interval.exactly(self.matrix.sum_of_squares())
         kept = self.graph.weights.double().square().sum(-1)
-        return Between(kept, kept + self.left_out * self.smallest_kept)
+        mass, largest = self.left_out
+        return Interval(kept, kept + mass * largest)
 
     # Masses
 
-    def mass(self, pattern: Pattern) -> Between:
+    def mass(self, pattern: Pattern) -> Interval:
         """What each row has on a pattern's keys."""
-        return self.masses([pattern])[0]
-
-    def masses(self, patterns: list[Pattern]) -> list[Between]:
-        """What each row has on the keys of each pattern."""
         if self.source == "bound" or self.complete:
-            return [self._from_edges(pattern) for pattern in patterns]
-        if self._cells_known:
-            return [Between.exactly(self._from_cells(pattern)) for pattern in patterns]
-        return [Between.exactly(mass) for mass in self._from_tiles(patterns)]
+            return self._from_edges(pattern)
+        exactly = self._from_cells if self._cells_known else self._from_tiles
+        return Interval.exactly(exactly(pattern))
 
-    def _from_edges(self, pattern: Pattern) -> Between:
+    def _from_edges(self, pattern: Pattern) -> Interval:
         inside = pattern.contains(self.graph.keys)
         lower = torch.where(inside, self.graph.weights, 0).sum(-1, dtype=torch.float64)
         missing = (pattern.sizes(self.allowed) - inside.sum(-1)).clamp(min=0)
-        more = torch.minimum(self.left_out, missing * self.smallest_kept)
-        return Between(lower, lower + more)
+        mass, largest = self.left_out
+        more = torch.minimum(mass, missing * largest)
+        return Interval(lower, lower + more)
 
     def _from_cells(self, pattern: Pattern) -> Tensor:
         total = torch.zeros(self.graph.shape[:2], dtype=torch.float64)
@@ -229,22 +205,19 @@ class LayerWeights:
             scores = self.layer.softcap * torch.tanh(scores / self.layer.softcap)
         return (scores - lse.masked_fill(lse == -torch.inf, torch.inf)).exp()
 
-    def _from_tiles(self, patterns: list[Pattern]) -> list[Tensor]:
-        """Masses from every cell of the matrix, some rows at a time."""
+    def _from_tiles(self, pattern: Pattern) -> Tensor:
+        """The mass from every cell of the matrix, some rows at a time."""
         assert self.matrix is not None
         heads, queries, keys = self.matrix.shape
-        totals = [torch.zeros(heads, queries, dtype=torch.float64) for _ in patterns]
+        total = torch.zeros(heads, queries, dtype=torch.float64)
         size = max(1, BLOCK_CELLS // max(1, keys))
         for start in range(0, queries, size):
-            rows = range(start, min(start + size, queries))
-            members = [_members(pattern, rows, keys) for pattern in patterns]
+            rows = slice(start, min(start + size, queries))
+            member = _members(pattern, range(rows.start, rows.stop), keys)
             for head in range(heads):
-                tile = self.matrix[head, rows.start : rows.stop, :]
-                for total, member in zip(totals, members, strict=True):
-                    total[head, rows.start : rows.stop] = torch.where(member, tile, 0).sum(
-                        -1, dtype=torch.float64
-                    )
-        return totals
+                tile = self.matrix[head, rows, :]
+                total[head, rows] = torch.where(member, tile, 0).sum(-1, dtype=torch.float64)
+        return total
 
     def roots(self, start: int, end: int, columns: int, out: Tensor) -> None:
         """Square roots of the weights of some queries on the first keys, exactly.
@@ -271,23 +244,23 @@ class LayerWeights:
 
     # Whole matrix
 
-    def distance(self) -> Between:
+    def distance(self) -> Interval:
         """``sum_j w_ij |i - j|`` of each row, in tokens."""
         position = torch.arange(self.graph.shape[1])
         if self._whole and self.matrix is not None:
-            return Between.exactly(_distance(self.layer))
+            return Interval.exactly(_distance(self.layer))
         places = self.graph.keys
         away = (places - position[:, None]).abs().where(places >= 0, 0)
         lower = (self.graph.weights.double() * away).sum(-1)
         farthest = torch.maximum(position - self.allowed.first, self.allowed.end - 1 - position)
-        return Between(lower, lower + self.left_out * farthest.clamp(min=0))
+        return Interval(lower, lower + self.left_out[0] * farthest.clamp(min=0))
 
-    def partners(self) -> Between:
+    def partners(self) -> Interval:
         """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
         if self._whole and self.matrix is not None:
             itself = self.mass(Diagonals(0, 0)).lower
             both = self.matrix.reciprocity().double() - itself.square()
-            return Between.exactly(both.clamp(min=0))
+            return Interval.exactly(both.clamp(min=0))
         heads, queries, _ = self.graph.shape
         lower = torch.zeros(heads, queries, dtype=torch.float64)
         upper = torch.zeros(heads, queries, dtype=torch.float64)
@@ -298,13 +271,13 @@ class LayerWeights:
             back = weights.T.tocsr()
             both_kept = weights.astype(bool).multiply(back.astype(bool)).astype("float64")
             mutual = weights.multiply(back).sum(1)
-            most, rest = self.smallest_kept[head].numpy(), self.left_out[head].numpy()
+            rest, most = (part[head].numpy() for part in self.left_out)
             # Where one of the two was kept, the other is at most the smallest kept of its row.
             one_way = (weights - weights.multiply(both_kept)) @ most
             other_way = (back - back.multiply(both_kept)).sum(1) * most
             lower[head] = torch.as_tensor(mutual)
             upper[head] = torch.as_tensor(mutual + one_way + other_way + rest * most.max(initial=0))
-        return Between(lower, upper)
+        return Interval(lower, upper)
 
 
 def _blocks_of(pattern: Classes) -> Iterator[tuple[Tensor, Tensor]]:

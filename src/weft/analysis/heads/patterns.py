@@ -6,6 +6,7 @@ one, the first token is one column, a duplicate token is the keys of the query's
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,17 @@ from torch import Tensor
 from weft.formats.trace import TraceLayer
 from weft.tracing.terms import ranges_of
 
-__all__ = ["Allowed", "Classes", "Diagonals", "Pattern", "allowed_keys", "class_numbers"]
+__all__ = [
+    "SEPARATORS",
+    "Allowed",
+    "Classes",
+    "Diagonals",
+    "Pattern",
+    "allowed_keys",
+    "class_numbers",
+    "punctuation_marks",
+    "separators",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +138,25 @@ class Classes:
             found = found - (there & (self.of_queries >= 0)).to(found.dtype)
         return torch.minimum(found, allowed.count)
 
+    @classmethod
+    def of_keys_at(cls, layer: TraceLayer, at: Sequence[int]) -> Classes:
+        """The same keys for every query; places past the last key are left out."""
+        _, queries, keys = layer.shape
+        chosen = torch.as_tensor(list(at), dtype=torch.long)
+        of_keys = torch.full((keys,), -1).index_fill(0, chosen[chosen < keys], 0)
+        return cls(torch.zeros(queries, dtype=torch.long), of_keys)
+
+    @classmethod
+    def of_tokens(cls, layer: TraceLayer, *, shifted: bool) -> Classes:
+        """Queries by their token; keys by theirs, or by the token before them."""
+        known: dict[str, int] = {}
+        of_queries = class_numbers(layer.query_tokens, known)
+        of_keys = class_numbers(layer.key_tokens, known)
+        if shifted:
+            of_keys = torch.cat((torch.tensor([-1]), of_keys))[: len(of_keys)]
+        one_sequence = layer.queries_from == layer.keys_from
+        return cls(of_queries, of_keys, int(shifted) if one_sequence else None)
+
 
 Pattern = Diagonals | Classes
 
@@ -141,3 +171,47 @@ def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) ->
     """
     known = {} if known is None else known
     return torch.tensor([known.setdefault(token, len(known)) for token in tokens]).long()
+
+
+#: Names of tokens that end or part texts.
+SEPARATORS = frozenset(
+    (
+        *("[SEP]", "</s>", "<end>", "<sep>", "<eos>", "<EOS>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<end_of_turn>"),
+    )
+)
+
+
+def separators(tokens: Sequence[str], special: Sequence[bool] | None = None) -> list[int]:
+    """The places of special tokens that end or part texts, but for the first token.
+
+    special: whether each token is special to the tokenizer; None: those are, whose names are in
+    `SEPARATORS`. A mask, a filler and an unknown word are special, and part nothing.
+
+    >>> separators(["[CLS]", "a", "[SEP]"])
+    [2]
+    >>> separators(["[CLS]", "[MASK]", "/s"], [True, True, True])
+    [2]
+    """
+    if special is None:
+        special = [token in SEPARATORS for token in tokens]
+    others = ("mask", "pad", "unk")
+    return [
+        place
+        for place, (flag, token) in enumerate(zip(special, tokens, strict=True))
+        if place and flag and token.strip("[]<>|").lower() not in others
+    ]
+
+
+def punctuation_marks(tokens: Sequence[str]) -> list[int]:
+    """The places of tokens that are punctuation and nothing else.
+
+    >>> punctuation_marks(["a", ",", "\u2581.", "."])      # the mark of a word's start left out
+    [1, 2, 3]
+    """
+
+    def is_mark(token: str) -> bool:
+        bare = token.strip(" \u0120\u2581")
+        return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)
+
+    return [place for place, token in enumerate(tokens) if is_mark(token)]

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.heads import measures
 from weft.analysis.heads.chance import holm
+from weft.analysis.heads.measures import head_measures
 from weft.analysis.heads.pattern_mass import LayerWeights
-from weft.analysis.heads.scores import HeadScores
+from weft.analysis.heads.patterns import separators
+from weft.analysis.heads.scores import HeadScores, Role
 from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
 
@@ -37,20 +38,19 @@ __all__ = [
     "MEASURES",
     "NO_NUMBER",
     "ROLES",
+    "ROLE_WORDS",
     "HeadRole",
     "head_roles",
     "heads",
     "layer_scores",
+    "special_keys",
 ]
 
 #: Measures that have a null distribution, and so can be a role.
-ROLES = (
-    *("previous", "next", "same", "first", "separator", "punctuation"),
-    *("induction", "duplicate", "local", "partner"),
-)
+ROLES = tuple(measure.name for measure in head_measures() if measure.role)
 
 #: All measures, in the order of the table.
-MEASURES = (*ROLES, "broad", "entropy", "distance")
+MEASURES = tuple(measure.name for measure in head_measures())
 
 #: The breadth from which a head without a role is called broad.
 BROAD = 0.5
@@ -58,8 +58,12 @@ BROAD = 0.5
 #: The role of a head with weights that are not numbers.
 NO_NUMBER = "no number"
 
-#: Measures of a sequence that looks at itself.
-_ONE_SEQUENCE = ("previous", "next", "same", "local", "partner", "distance")
+#: What every role is called and how it is shown, in the order of a legend.
+ROLE_WORDS = {measure.name: measure.role for measure in head_measures() if measure.role} | {
+    "broad": Role("broad head", "almost everywhere", ("#c2506c", "#e07a92")),
+    "mixed": Role("mixed head", "at several keys"),
+    NO_NUMBER: Role("head without numbers", "at no key: its weights are not numbers"),
+}
 
 
 @dataclass(frozen=True)
@@ -116,26 +120,13 @@ def layer_scores(
     Returns: of MEASURES, those that apply.
     """
     weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
-    found = [
-        measures.first_token(weights),
-        measures.separator(weights, special),
-        measures.punctuation(weights),
-        measures.induction(weights),
-        measures.duplicate_token(weights),
-        measures.breadth(weights),
-        measures.entropy(weights),
-    ]
-    one = weights.layer
-    if one.queries_from == one.keys_from and one.shape[1] == one.shape[2]:
-        found += [
-            measures.previous_token(weights),
-            measures.next_token(weights),
-            measures.same_token(weights),
-            measures.local_window(weights, reach),
-            measures.symmetric_partner(weights),
-            measures.distance(weights),
-        ]
-    return {scores.measure: scores for scores in found}
+    read = weights.layer
+    one_sequence = read.queries_from == read.keys_from and read.shape[1] == read.shape[2]
+    return {
+        measure.name: measure.scores(weights)
+        for measure in head_measures(special, reach)
+        if one_sequence or not measure.one_sequence
+    }
 
 
 def head_roles(
@@ -182,7 +173,8 @@ def head_roles(
             )
         for number, layer in enumerate(trace.layers):
             weights = LayerWeights(layer, exact=exact)
-            scores = layer_scores(weights, special=_special(trace, layer), reach=reach)
+            special = special_keys(trace, layer.keys_from)
+            scores = layer_scores(weights, special=special, reach=reach)
             sources[number].add(weights.source)
             broken[number] |= weights.graph.lse.isnan().any(-1)
             before = summed[number]
@@ -196,18 +188,14 @@ def _said(names: list[tuple[str, int]]) -> str:
     return names[0][0] if names else "nowhere"
 
 
-def _special(trace: TraceData, layer: TraceLayer) -> list[int] | None:
-    """The keys of a layer that are special tokens parting texts; None: the trace does not say."""
-    flags = trace.positions.get(layer.keys_from, {}).get("special")
-    if flags is None:
-        return None
-    # A mask, a filler and an unknown word are special to the tokenizer, and part nothing.
-    others = ("mask", "pad", "unk")
-    return [
-        place
-        for place, (flag, token) in enumerate(zip(flags, layer.key_tokens, strict=True))
-        if place and flag and token.strip("[]<>|").lower() not in others
-    ]
+def special_keys(trace: TraceData, sequence: str) -> list[int]:
+    """The places of a sequence's separators, by what the trace says of its tokens."""
+    special = trace.positions.get(sequence, {}).get("special")
+    return separators(trace.sequences[sequence], special)
+
+
+#: Quantities of the measure that a head's role is.
+_OF_ROLE = ("score", "null", "sd", "z", "corrected")
 
 
 def _choose(
@@ -245,10 +233,8 @@ def _choose(
             role = "broad" if row["score"][MEASURES.index("broad")] >= BROAD else "mixed"
             if broken[number][head]:
                 role = NO_NUMBER
-
-            def of(name: str, place: int | None = place, row: dict = row) -> float | None:  # type: ignore[type-arg]
-                return None if place is None else row[name][place]
-
+            row["corrected"] = p
+            of_role = {name: None if place is None else row[name][place] for name in _OF_ROLE}
             found.append(
                 HeadRole(
                     layer=number,
@@ -256,11 +242,11 @@ def _choose(
                     kind=layer.kind,
                     head=head,
                     role=role if place is None else ROLES[place],
-                    score=of("score"),
-                    null=of("null"),
-                    null_sd=of("sd"),
-                    z=of("z"),
-                    p=None if place is None else p[place],
+                    score=of_role["score"],
+                    null=of_role["null"],
+                    null_sd=of_role["sd"],
+                    z=of_role["z"],
+                    p=of_role["corrected"],
                     source=source,
                     scores=dict(zip(MEASURES, row["score"], strict=True)),
                     uppers=dict(zip(MEASURES, row["upper"], strict=True)),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from weft.analysis.heads.chance import bennett, set_moments
-from weft.analysis.heads.pattern_mass import Between, LayerWeights
+from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import Pattern
+from weft.analysis.interval import Interval
 
-__all__ = ["HeadScores", "on_pattern"]
+__all__ = ["HeadScores", "Measure", "Role", "on_pattern", "without_null"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,14 +103,41 @@ class HeadScores:
         )
 
 
-def on_pattern(
-    measure: str, weights: LayerWeights, pattern: Pattern, mass: Between | None = None
-) -> HeadScores:
-    """The mean mass of the rows of each head on a pattern, over the rows that have a key of it.
+@dataclass(frozen=True)
+class Role:
+    """What a head is called in which a measure stands out, and how it is shown.
 
-    mass: what each row has there, where it is known already.
+    title     "previous-token head"
+    phrase    what follows "Each token looks"
+    colours   on a light and on a dark ground
     """
-    mass = weights.mass(pattern) if mass is None else mass
+
+    title: str
+    phrase: str
+    colours: tuple[str, str] = ("#858b94", "#6b737e")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of heads: a column of `trace.heads()`, an axis and a bar of the studio.
+
+    name           of the column, and of the role
+    title          what its number is
+    scores         the function
+    role           None: it has no null distribution, so that it cannot be a role
+    one_sequence   whether it is of sequences that look at themselves
+    """
+
+    name: str
+    title: str
+    scores: Callable[[LayerWeights], HeadScores]
+    role: Role | None = None
+    one_sequence: bool = False
+
+
+def on_pattern(measure: str, weights: LayerWeights, pattern: Pattern) -> HeadScores:
+    """The mean mass of the rows of each head on a pattern, over the rows that have a key of it."""
+    mass = weights.mass(pattern)
     sizes = pattern.sizes(weights.allowed)
     counts = (sizes > 0).double()
     expected, variance = set_moments(
@@ -126,3 +155,13 @@ def on_pattern(
         (variance * counts).sum(-1),
         cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
     )
+
+
+def without_null(
+    measure: str, weights: LayerWeights, value: Interval, counted: Tensor | None = None
+) -> HeadScores:
+    """The mean of a number of each row, over the rows that count; random weights have none."""
+    counted = weights.graph.count > 0 if counted is None else counted
+    lower, upper = (torch.where(counted, part, 0).sum(-1) for part in (value.lower, value.upper))
+    none = torch.full_like(lower, torch.nan)
+    return HeadScores(measure, counted.sum(-1).double(), lower, upper, *[none] * 4)

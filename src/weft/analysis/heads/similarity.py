@@ -125,10 +125,10 @@ def _from_edges(
     total, only, more = (np.zeros((heads, heads)) for _ in range(3))
     width = sum(one.graph.shape[0] * one.graph.k for one in read)
     size = max(1, BLOCK_EDGES // max(1, width))
-    rest = torch.cat([one.left_out for one in read]).numpy()
+    missing = [one.left_out for one in read]
+    rest, largest = (torch.cat(parts).numpy() for parts in zip(*missing, strict=True))
     # What the edges that another head kept can weigh here at most.
-    most = max(one.graph.k for one in read) * torch.cat([one.smallest_kept for one in read])
-    room = np.minimum(rest, most.numpy()).sum(1)
+    room = np.minimum(rest, max(one.graph.k for one in read) * largest).sum(1)
     kept = 0.0
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
