@@ -145,51 +145,6 @@ export function rampColour(
   return `rgb(${pixel & 255} ${(pixel >> 8) & 255} ${(pixel >> 16) & 255})`;
 }
 
-/** Every role's colour; what is not named here gets one of the last by its name. */
-const ROLES: Record<Theme, Record<string, string>> = {
-  light: {
-    previous: "#0f8a86",
-    next: "#3f8f2f",
-    same: "#7a5fc0",
-    first: "#5e6b80",
-    separator: "#8a7a62",
-    punctuation: "#a08a3c",
-    partner: "#4a7fa8",
-    last: "#8a7a62",
-    local: "#c07a12",
-    broad: "#c2506c",
-    induction: "#2f6fd0",
-    duplicate: "#a2459c",
-    retrieval: "#b5471d",
-    focused: "#b5471d",
-    mixed: "#858b94",
-    none: "#858b94",
-  },
-  dark: {
-    previous: "#5cc8c2",
-    next: "#86d275",
-    same: "#b39df0",
-    first: "#7f8ea6",
-    separator: "#b5a488",
-    punctuation: "#d0bd6a",
-    partner: "#7fb4dc",
-    last: "#b5a488",
-    local: "#f2b05e",
-    broad: "#e07a92",
-    induction: "#6ea8ff",
-    duplicate: "#d88fd2",
-    retrieval: "#f08a5a",
-    focused: "#f08a5a",
-    mixed: "#6b737e",
-    none: "#6b737e",
-  },
-};
-
-export function roleColour(theme: Theme, role: string): string {
-  const first = role.split(/[\s-]/)[0];
-  return ROLES[theme][role] ?? ROLES[theme][first] ?? ROLES[theme].none;
-}
-
 /** What a weight of 0 to 1 becomes on the ramp. */
 export const SCALES = {
   root: { name: "square root", to: Math.sqrt, ticks: [0, 0.04, 0.25, 0.5, 1] },

@@ -1,5 +1,6 @@
 // What is looked at: a collection of traces, their layers, and the edges of a head.
 
+import type { Theme } from "./colour";
 import { Overview } from "./overview";
 import type { Source } from "./source";
 import { visible } from "./text";
@@ -37,7 +38,8 @@ interface Description {
   name: string;
   model: Record<string, unknown>;
   sequences: Record<string, string[]>;
-  special: Record<string, boolean[]>;
+  /** By sequence the places of its separators. */
+  separators: Record<string, number[]>;
   deviation: number | null;
   /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
   verification: {
@@ -56,30 +58,41 @@ export interface Layer extends LayerDescription {
   columns: number;
   queryTokens: string[];
   keyTokens: string[];
-  keySpecial: boolean[];
+  /** The keys that end or part texts. */
+  separators: number[];
   /** Whether queries and keys are the same tokens. */
   one: boolean;
 }
 
-export interface Measures {
-  [name: string]: number | null | string[] | Record<string, number | null>;
-  even: Record<string, number | null>;
+/** What a role is called and how it is drawn: see src/weft/analysis/heads/scores.py. */
+export interface RoleWords {
+  name: string;
+  title: string;
+  /** What follows "Each token looks". */
+  phrase: string;
+  colours: Record<Theme, string>;
+}
+
+/** What is known of one head: see src/weft/studio/heads.py. */
+export interface HeadScores {
+  role: string;
+  scores: Record<string, number>;
   /** Which of them are lower bounds, of the kept edges alone. */
   bounds: string[];
+  null: Record<string, [mean: number, deviation: number]>;
 }
 
-export interface Role {
-  role: string;
-  scores?: Record<string, number>;
-  null?: Record<string, [mean: number, deviation: number]>;
-}
-
+/** What is known of every head: see `Example.heads` in src/weft/studio/collection.py. */
 export interface Heads {
   measures: Record<string, string>;
+  roles: RoleWords[];
+  /** By layer, how many edges a row keeps at most. */
   kept: number[];
-  layers: Measures[][];
+  /** By layer and head, the mean mass of a row on no kept edge. */
+  unkept: number[][];
+  /** "measuring", "known", or "failed: ..." */
   state: string;
-  roles: (Role | null)[][] | null;
+  heads: HeadScores[][] | null;
 }
 
 export interface Edge {
@@ -91,7 +104,7 @@ export interface Edge {
 
 export const BLOCK = 1024;
 
-/** The kept edges of up to 1,024 rows of a head; see `edges` in src/weft/studio/collection.py. */
+/** The kept edges of up to 1,024 rows of a head; see `edges` in src/weft/studio/arrays.py. */
 export class Edges {
   readonly rows: number;
   readonly kept: number;
@@ -190,7 +203,7 @@ export class Example {
       columns: layer.shape[2],
       queryTokens: description.sequences[layer.queries],
       keyTokens: description.sequences[layer.keys],
-      keySpecial: description.special[layer.keys] ?? [],
+      separators: description.separators[layer.keys] ?? [],
       one: layer.queries === layer.keys,
     }));
   }
@@ -346,13 +359,12 @@ export function verifiedWords({ description }: Example): string {
   return `${whole ? "exact" : "kept edges"}, verified to ${number}`;
 }
 
-/** What is known of the heads before they are measured: nothing. */
-export const unmeasured = (example: Example): Heads => ({
+/** What is known of the heads before the first answer: nothing. */
+export const UNMEASURED: Heads = {
   measures: { distance: "mean distance, tokens", entropy: "entropy of a row, nats" },
+  roles: [],
   kept: [],
-  layers: example.layers.map((layer) =>
-    Array.from({ length: layer.heads }, () => ({ even: {}, bounds: [] })),
-  ),
+  unkept: [],
   state: "measuring",
-  roles: null,
-});
+  heads: null,
+};

@@ -1,85 +1,43 @@
-// Every picture in a sentence.
+// The heads of a layer in words and numbers, as the analysis measured them.
 
-import type { Heads, Layer, Measures } from "./model";
+import type { Heads, HeadScores, Layer, RoleWords } from "./model";
+import type { Theme } from "./colour";
 import type { Picture } from "./overview";
-import { counted } from "./text";
+import { percent } from "./text";
 
-export interface Looks {
+/** A measure that can be a role, of one head. */
+export interface Bar {
   name: string;
   value: number;
   /** Whether it is at least that, of the kept edges alone. */
   bound: boolean;
-  /** What even weights, or random ones of the same entropy, would give. */
-  chance: number | null;
-  spread: number | null;
+  /** What random weights of the same entropy give: mean and standard deviation; null: unknown. */
+  random: [mean: number, deviation: number] | null;
 }
 
-const PHRASES: Record<string, string> = {
-  previous: "the one before it",
-  next: "the one after it",
-  same: "itself",
-  first: "the first token",
-  last: "the last token",
-  separator: "the separators",
-  punctuation: "punctuation",
-  partner: "those that look back at it",
-  induction: "the token after an earlier copy of itself",
-  duplicate: "earlier copies of itself",
-  local: "its neighbours",
-};
+const scoresOf = (heads: Heads, layer: number, head: number): HeadScores | undefined =>
+  heads.heads?.[layer]?.[head];
 
-const NAMES: Record<string, string> = {
-  previous: "previous-token head",
-  next: "next-token head",
-  same: "same-token head",
-  first: "first-token sink",
-  last: "last-token head",
-  separator: "separator head",
-  punctuation: "punctuation head",
-  partner: "mutual head",
-  local: "local head",
-  induction: "induction head",
-  duplicate: "duplicate-token head",
-  retrieval: "retrieval head",
-  broad: "broad head",
-  focused: "focused head",
-  mixed: "mixed head",
-  "no number": "head without numbers",
-};
-
-const number = (measures: Measures, name: string) => {
-  const found = measures[name];
-  return typeof found === "number" ? found : null;
-};
-
-const PATTERNS = [
-  "previous",
-  "next",
-  "same",
-  "first",
-  "separator",
-  "punctuation",
-  "induction",
-  "duplicate",
-  "local",
-  "partner",
-];
-
-/** Where a head looks, in bars: what was measured, the analysis' scores once they are known. */
-export function looksOf(heads: Heads, layer: number, head: number): Looks[] {
-  const role = heads.roles?.[layer]?.[head];
-  const measures = heads.layers[layer][head];
-  return PATTERNS.filter((name) => number(measures, name) !== null).map((name) => ({
-    name,
-    value: number(measures, name)!,
-    bound: measures.bounds.includes(name),
-    chance: role ? (role.null?.[name]?.[0] ?? null) : (measures.even[name] ?? null),
-    spread: role?.null?.[name]?.[1] ?? null,
-  }));
+/** Where a head looks, in bars. */
+export function barsOf(heads: Heads, layer: number, head: number): Bar[] {
+  const known = scoresOf(heads, layer, head);
+  if (!known) return [];
+  return heads.roles
+    .filter(({ name }) => name in known.scores && name in known.null)
+    .map(({ name }) => ({
+      name,
+      value: known.scores[name],
+      bound: known.bounds.includes(name),
+      random: known.null[name],
+    }));
 }
 
 /** A number, marked where it is a lower bound. */
 export const bounded = (text: string, bound: boolean) => (bound ? `≥${text}` : text);
+
+/** What a head's rows have on no kept edge; null: it is not known yet. */
+export const unkeptOf = (heads: Heads | null, layer: number, head: number) =>
+  heads?.unkept[layer]?.[head] ?? null;
 
 /** What a picture of a head leaves out: a share of its mass; null: nothing, or not known yet. */
 export function leftOut(
@@ -89,85 +47,68 @@ export function leftOut(
   picture: Picture | undefined,
 ): number | null {
   if (!picture || picture.exact) return null;
-  const share = number(heads.layers[layer][head], "unkept");
+  const share = unkeptOf(heads, layer, head);
   return share !== null && share >= 5e-4 ? share : null;
 }
 
-/** A head's role: the analysis', else what stands out most from even weights. */
-export function roleOf(heads: Heads, layer: number, head: number): string {
-  const known = heads.roles?.[layer]?.[head];
-  if (known) return known.role;
-  if (heads.state === "measuring") return "none";
-  const measures = heads.layers[layer][head];
-  const looks = looksOf(heads, layer, head).filter((look) => look.name !== "local");
-  const over = (look: Looks) => look.value - (look.chance ?? 0);
-  const best = looks.sort((a, b) => over(b) - over(a))[0];
-  if (best && over(best) > 0.25) return best.name;
-  const local = number(measures, "local");
-  if (local !== null && local - (measures.even.local ?? 0) > 0.35) return "local";
-  if ((number(measures, "largest") ?? 0) > 0.6) return "focused";
-  if ((number(measures, "spread") ?? 0) > 0.7 * (number(measures, "allowed") ?? 1)) return "broad";
-  return "mixed";
+/** The name of a head's role; "": not known yet. */
+export const roleOf = (heads: Heads, layer: number, head: number) =>
+  scoresOf(heads, layer, head)?.role ?? "";
+
+const wordsOf = (heads: Heads, role: string): RoleWords | undefined =>
+  heads.roles.find(({ name }) => name === role);
+
+/** Where a role stands in a legend. */
+export const placeOf = (heads: Heads, role: string) =>
+  heads.roles.findIndex(({ name }) => name === role);
+
+/** A role's colour; of none that of the last. */
+export const roleColour = (heads: Heads, theme: Theme, role: string) =>
+  (wordsOf(heads, role) ?? heads.roles.at(-1))?.colours[theme] ?? "#808790";
+
+/** The bar of a head's role, where the role is a measure. */
+export const roleBar = (heads: Heads, layer: number, head: number): Bar | null =>
+  barsOf(heads, layer, head).find(({ name }) => name === roleOf(heads, layer, head)) ?? null;
+
+/** A measure of a head; null: it does not apply, or is not known yet. */
+export const measureOf = (heads: Heads, layer: number, head: number, name: string) =>
+  scoresOf(heads, layer, head)?.scores[name] ?? null;
+
+/** What there is to say of all heads while they are not measured. */
+export function stateOf(heads: Heads): string {
+  if (heads.state === "known") return "";
+  if (heads.state.startsWith("failed")) return `The heads were not measured: ${heads.state}.`;
+  return "measuring …";
 }
 
-/** The number that belongs to a head's role, where it has one. */
-export function roleScore(heads: Heads, layer: number, head: number): number | null {
-  return roleLook(heads, layer, head)?.value ?? null;
-}
+export const titleOf = (heads: Heads, layer: number, head: number) =>
+  wordsOf(heads, roleOf(heads, layer, head))?.title ?? "measuring …";
 
-export function roleLook(heads: Heads, layer: number, head: number): Looks | null {
-  const role = roleOf(heads, layer, head);
-  return looksOf(heads, layer, head).find((look) => look.name === role) ?? null;
-}
-
-export const roleTitle = (role: string) =>
-  NAMES[role] ?? (role === "none" || !role ? "no role that stands out" : `${role} head`);
-
+/** A head in a sentence: its role, its number, and what random weights would give. */
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
-  if (heads.state === "measuring") return "The heads are being measured …";
-  const role = roleOf(heads, layer.number, head);
-  const measures = heads.layers[layer.number][head];
-  const subject = layer.one ? "Each token" : "Each target token";
-  const look = looksOf(heads, layer.number, head).find((one) => one.name === role);
-  if (look && PHRASES[role]) {
-    const { chance, spread } = look;
-    const random = spread === null ? "" : `${chance?.toFixed(3)} ± ${spread.toFixed(3)}.`;
-    const even = chance === null ? "" : ` Spread evenly it would be ${chance.toFixed(3)}.`;
-    const by = random ? ` Random weights of the same entropy: ${random}` : even;
-    const mean = role === "local" ? "mean mass on them" : "mean weight";
-    const value = `${look.bound ? "at least " : ""}${look.value.toFixed(3)}`;
-    return `${subject} looks at ${PHRASES[role]}: ${mean} ${value}.${by}`;
+  const words = wordsOf(heads, roleOf(heads, layer.number, head));
+  if (!words) return stateOf(heads);
+  const looks = `${layer.one ? "Each token" : "Each target token"} looks ${words.phrase}`;
+  const bar = roleBar(heads, layer.number, head);
+  if (bar) {
+    const mean = `${bar.bound ? "at least " : ""}${bar.value.toFixed(3)}`;
+    const [random, deviation] = bar.random?.map((number) => number.toFixed(3)) ?? [];
+    const chance = random && ` Random weights of the same entropy: ${random} ± ${deviation}.`;
+    return `${looks}: mean weight ${mean}.${chance ?? ""}`;
   }
-  const spread = number(measures, "spread") ?? 0;
-  const largest = number(measures, "largest") ?? 0;
-  const allowed = counted(Math.round(number(measures, "allowed") ?? 0), "key");
-  const wide = `as if evenly at ${spread.toFixed(1)} of ${allowed}`;
-  const weight = `its largest weight is ${largest.toFixed(3)} on average.`;
-  if (role === "broad") return `${subject} looks almost everywhere: ${wide}.`;
-  if (largest > 0.6) return `${subject} picks few keys: ${weight}`;
-  return `${subject} looks at several keys: ${wide}; ${weight}`;
+  const broad = measureOf(heads, layer.number, head, "broad");
+  if (broad === null) return `${looks}.`;
+  return `${looks}: as if evenly at ${percent(broad)} of the keys that it may look at.`;
 }
 
-export function measureOf(heads: Heads, layer: number, head: number, name: string): number | null {
-  return number(heads.layers[layer][head], name);
-}
-
-/** Whether a measure of some head is a lower bound. */
-export const isBound = (heads: Heads, name: string) =>
-  heads.layers.some((layer) => layer.some((measures) => measures.bounds.includes(name)));
-
-/** The measures to choose axes from, with what they are. */
+/** The measures to choose axes from, with what they are; those that apply to some head. */
 export function measuresOf(heads: Heads): [name: string, title: string][] {
-  if (heads.state === "measuring") return Object.entries(heads.measures);
-  const found = new Map(Object.entries(heads.measures));
-  for (const role of heads.roles?.flat() ?? [])
-    for (const name of Object.keys(role?.scores ?? {}))
-      if (!found.has(name)) found.set(name, TITLES[name] ?? `${name}, score`);
-  return [...found]
-    .filter(([name]) =>
-      heads.layers.some((layer, l) => layer.some((_, h) => measureOf(heads, l, h, name) !== null)),
-    )
-    .map(([name, title]) => [name, isBound(heads, name) ? `${title}, at least` : title]);
+  const all = heads.heads?.flat();
+  if (!all) return Object.entries(heads.measures);
+  return Object.entries(heads.measures)
+    .filter(([name]) => all.some(({ scores }) => name in scores))
+    .map(([name, title]) => {
+      const bound = all.some(({ bounds }) => bounds.includes(name));
+      return [name, bound ? `${title}, at least` : title];
+    });
 }
-
-const TITLES: Record<string, string> = { broad: "keys looked at, as if evenly, of those allowed" };

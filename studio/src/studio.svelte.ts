@@ -228,7 +228,7 @@ export class Studio {
       const heads = await this.source.json<Heads>(`examples/${example.number}/heads`);
       if (this.example !== example) return;
       this.heads = heads;
-      if (heads.state !== "pending" || !this.source.live) return;
+      if (heads.state !== "measuring" || !this.source.live) return;
       await new Promise((done) => setTimeout(done, wait));
     }
   }

@@ -46,17 +46,11 @@ export interface Mean {
   leastShare: boolean;
 }
 
-const SEPARATOR = /^(\[SEP\]|<\/s>|<end>|<eos>|<\|endoftext\|>|<\|im_end\|>|<sep>|\[PAD\]|<pad>)$/;
-
 /** The first token and the separators: where heads look that look at nothing. */
-export function sinksOf(layer: Layer): Set<number> {
-  const found = new Set<number>(layer.columns ? [0] : []);
-  layer.keyTokens.forEach((token, place) => {
-    if (layer.keySpecial[place] || SEPARATOR.test(token)) found.add(place);
-  });
-  return found;
-}
+export const sinksOf = (layer: Pick<Layer, "columns" | "separators">) =>
+  new Set(layer.columns ? [0, ...layer.separators] : []);
 
+/** Which edges of a row are drawn, and what is left to a stub. */
 export function present(row: Row, { share, sinks, values, valued }: Choice): Presented {
   let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
   const whole = row.edges.length >= row.count;

@@ -45,7 +45,8 @@ def test_the_focus_follows_every_change_of_view(page) -> None:
         ("r", ".stage.training"),
         ("Escape", ".stage.heads"),
         ("t ]", ".short-threads"),  # the other example
-        ("ArrowRight ArrowRight", ".short-threads"),  # the last layer, where the button is switched off
+        # The last layer, where the button is switched off.
+        ("ArrowRight ArrowRight", ".short-threads"),
         ("/ Escape", ".short-threads"),
         ("? Escape", ".short-threads"),
         ("e Escape", ".short-threads"),

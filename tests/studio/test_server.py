@@ -75,11 +75,11 @@ def test_the_pieces_are_those_of_the_collection(
         assert norms.shape == (4 * 7,)
     for _ in range(200):
         heads = client.json("/api/examples/0/heads")
-        if heads["state"] != "pending":
+        if heads["state"] != "measuring":
             break
         time.sleep(0.05)
     assert heads["state"] == "known"
-    assert len(heads["roles"][2]) == 4
+    assert len(heads["heads"][2]) == 4
 
 
 def test_no_other_host_and_a_strict_policy(client: Client) -> None:

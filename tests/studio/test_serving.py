@@ -59,7 +59,7 @@ def test_weft_view_prints_its_address_serves_and_stops(trace_path: Path) -> None
 #: Roles that keep a native kernel busy, for so many calls.
 BUSY = """
 import signal, sys, torch, weft
-import weft.studio.roles
+import weft.studio.heads
 
 # A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,7 +71,7 @@ def busy(trace):
         weft.attend(q, q, q)
     return [[]]
 
-weft.studio.roles.head_roles = busy
+weft.studio.heads.head_roles = busy
 """
 
 

@@ -29,6 +29,18 @@ __all__ = ["LayerData", "LayerInMemory", "TraceData", "TraceLayer"]
 class LayerData(Protocol):
     """Where the numbers of a layer are."""
 
+    @property
+    def has_matrix(self) -> bool:
+        """Whether all that the weights are made of was kept; without reading it."""
+
+    @property
+    def has_value_norms(self) -> bool:
+        """Whether the norms of the values were kept; without reading them."""
+
+    @property
+    def keeps_every_edge(self) -> bool:
+        """Whether no edge was left out, as far as that is known without reading them."""
+
     def graph(self) -> AttentionGraph:
         """The graph."""
 
@@ -53,6 +65,23 @@ class LayerInMemory:
     tensors: tuple[Tensor, Tensor] | None = None
     known_terms: Terms | None = None
     norms: Tensor | None = None
+
+    @property
+    def has_matrix(self) -> bool:
+        """See LayerData."""
+        terms = self.known_terms
+        return self.tensors is not None and terms is not None and not terms.missing
+
+    @property
+    def has_value_norms(self) -> bool:
+        """See LayerData."""
+        return self.norms is not None
+
+    @property
+    def keeps_every_edge(self) -> bool:
+        """See LayerData."""
+        graph = self.attention_graph
+        return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
 
     def graph(self) -> AttentionGraph:
         """See LayerData."""

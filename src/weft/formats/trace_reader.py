@@ -107,6 +107,22 @@ class StoredLayer:
     entry: dict[str, Any]
     digests: Digests
 
+    @property
+    def has_matrix(self) -> bool:
+        """See LayerData."""
+        terms = self.entry.get("terms")
+        return bool(self.entry["queries_keys"]) and terms is not None and not terms["missing"]
+
+    @property
+    def has_value_norms(self) -> bool:
+        """See LayerData."""
+        return self.entry.get("value_norms") is not None
+
+    @property
+    def keeps_every_edge(self) -> bool:
+        """See LayerData."""
+        return bool(self.entry["kept"] >= self.entry["shape"][2])
+
     def graph(self) -> AttentionGraph:
         """See LayerData."""
         heads, queries, length = self.entry["shape"]

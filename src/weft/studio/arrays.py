@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from weft.analysis.overview import mean_left_out
 from weft.formats.trace import TraceData, TraceLayer
 
-__all__ = ["Array", "LayerArrays", "LayerCache", "layer_arrays"]
+__all__ = ["BLOCK", "SHORT", "Array", "LayerArrays", "LayerCache", "layer_arrays"]
 
 Array = np.ndarray[Any, Any]
+#: Rows of a piece of edges.
+BLOCK = 1024
+#: Keys are 16 bits below this length, of which 65535 says that there is no edge.
+SHORT = 65535
 #: Bytes of arrays held at most, besides the layer last asked for.
 _HELD = 2**30
 
@@ -34,6 +39,8 @@ class LayerArrays:
     entropy: Array
     rest: Array
     count: Array
+    #: Mean mass of a row on edges that were not kept, (heads,).
+    left_out: Array
     length: int
 
     @property
@@ -57,6 +64,41 @@ class LayerArrays:
         parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
         return sum(part.nbytes for part in parts)
 
+    def edges(self, head: int, block: int) -> bytes:
+        """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
+
+        weights              float32 (rows, kept), strongest first; score = log(weight) + lse
+        lse, entropy, rest   float32 (rows,)
+        count                uint32 (rows,)
+        keys                 uint16 (rows, kept), 65535: no edge; uint32 from 65,535 keys on,
+                             4294967295: no edge
+        """
+        rows = slice(block * BLOCK, (block + 1) * BLOCK)
+        short = self.length < SHORT
+        keys = self.keys[head, rows]
+        none = SHORT if short else 2**32 - 1
+        parts = (
+            self.weights[head, rows].astype("<f4"),
+            self.lse[head, rows].astype("<f4"),
+            self.entropy[head, rows].astype("<f4"),
+            self.rest[head, rows].astype("<f4"),
+            self.count[head, rows].astype("<u4"),
+            np.where(keys < 0, none, keys).astype("<u2" if short else "<u4"),
+        )
+        return b"".join(part.tobytes() for part in parts)
+
+    def queries_of(self, head: int, key: int) -> bytes:
+        """The rows whose kept edges lead to a key, strongest first.
+
+        Returns: uint32 rows, then their weights as float32.
+        """
+        rows, places = np.nonzero(self.keys[head] == key)
+        weights = self.weights[head, rows, places]
+        order = np.argsort(-weights, kind="stable")
+        return b"".join(
+            (rows[order].astype("<u4").tobytes(), weights[order].astype("<f4").tobytes())
+        )
+
 
 def layer_arrays(layer: TraceLayer) -> LayerArrays:
     """Read a layer's graph; places that no row uses are cut off."""
@@ -70,6 +112,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
         entropy=graph.entropy.float().numpy(),
         rest=graph.rest.float().numpy(),
         count=graph.count.numpy().astype(np.uint32),
+        left_out=mean_left_out(graph).numpy(),
         length=graph.length,
     )
 

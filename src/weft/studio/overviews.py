@@ -20,8 +20,7 @@ from typing import Literal
 import numpy as np
 
 from weft.analysis.overview import block_sizes, edge_means, matrix_means
-from weft.formats.trace import TraceData, TraceLayer
-from weft.formats.trace_reader import StoredLayer
+from weft.formats.trace import TraceData
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.tiles import MatrixTiles
 
@@ -59,7 +58,7 @@ class Overviews:
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._problem: Exception | None = None
-        self._complete = [_complete(layer) for layer in trace.layers]
+        self._complete = [layer.data.keeps_every_edge for layer in trace.layers]
         exact = [layer for number, layer in enumerate(trace.layers) if self._passes(number)]
         cells = sum(layer.shape[0] * layer.shape[1] * layer.shape[2] for layer in exact)
         self._cheap = cells <= _CHEAP_CELLS
@@ -152,10 +151,3 @@ class Overviews:
             for head in range(len(made), last):
                 means = matrix_means(matrix, head, sizes, lambda: not self._stopped.is_set())
                 made.append(shades(means.numpy(), sizes[1]).tobytes())
-
-
-def _complete(layer: TraceLayer) -> bool:
-    """Whether no edge of a layer was left out, as far as that is known without reading it."""
-    if isinstance(layer.data, StoredLayer):
-        return bool(layer.data.entry["kept"] >= layer.shape[2])
-    return bool((layer.graph.count <= (layer.graph.keys >= 0).sum(-1)).all())

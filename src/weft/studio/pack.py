@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
-from weft.studio.arrays import LayerArrays
-from weft.studio.collection import BLOCK, Collection, Example, edges
+from weft.studio.arrays import BLOCK, SHORT, LayerArrays
+from weft.studio.collection import Collection, Example
 
 __all__ = ["pack"]
 
@@ -99,13 +99,13 @@ def _picture(example: Example, number: int) -> tuple[str, bytes]:
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, rounded: bool) -> list[Any]:
-    content = bytearray(edges(arrays, head, block))
+    content = bytearray(arrays.edges(head, block))
     rows = len(arrays.keys[head, block * BLOCK : (block + 1) * BLOCK])
     if rounded:
         weights = np.frombuffer(content, "<u4", rows * arrays.kept)
         # To the nearest number whose last 8 bits are 0; a weight of 1 stays below infinity.
         np.copyto(weights, (weights + 0x80) & np.uint32(0xFFFFFF00))
-    short = rows * arrays.kept * 2 if arrays.length < 65535 else 0
+    short = rows * arrays.kept * 2 if arrays.length < SHORT else 0
     return _packed(bytes(content), short)
 
 

@@ -14,8 +14,8 @@ from weft.formats.files import atomic_file
 from weft.formats.trace import TraceData
 from weft.studio.bundle import script, style
 from weft.studio.collection import Collection, Example, as_json, name_of
+from weft.studio.heads import head_roles
 from weft.studio.pack import pack
-from weft.studio.roles import head_roles
 from weft.studio.training import training_history
 from weft.version import __version__
 

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import WeftError
 from weft.studio import bundle
-from weft.studio.collection import BLOCK, Collection, Example, as_json
+from weft.studio.arrays import BLOCK
+from weft.studio.collection import Collection, Example, as_json
 from weft.studio.page import shell
 from weft.studio.tiles import SIDE, Of, top_level
 from weft.version import __version__
@@ -108,6 +109,43 @@ class Binary(Response):
     media_type = "application/octet-stream"
 
 
+class Pieces:
+    """A collection piece by piece: what a path names, and the answer to a request for it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        # A new server may show another trace at the same address.
+        self._tag = f'"{secrets.token_hex(8)}"'
+
+    def answer(
+        self, request: Request, make: Callable[[], bytes], kind: str = "application/octet-stream"
+    ) -> Response:
+        """The bytes of a piece; or that the browser has it, as it does not change."""
+        caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=caching)
+        return Response(make(), media_type=kind, headers=caching)
+
+    def json(self, request: Request, make: Callable[[], Any]) -> Response:
+        """Likewise of what JSON holds."""
+        return self.answer(request, lambda: as_json(make()), "application/json")
+
+    def example(self, number: str) -> Example:
+        """The example of a number."""
+        examples = self.collection.examples
+        return examples[_within("example", number, len(examples))]
+
+    def layer(self, example: str, layer: str) -> tuple[Example, int]:
+        """An example, and the number of one of its layers."""
+        chosen = self.example(example)
+        return chosen, _within("layer", layer, len(chosen.trace.layers))
+
+    def head(self, example: str, layer: str, head: str) -> tuple[Example, int, int]:
+        """An example, and the numbers of a layer and of one of its heads."""
+        chosen, number = self.layer(example, layer)
+        return chosen, number, _within("head", head, chosen.trace.layers[number].heads)
+
+
 def create_app(collection: Collection) -> FastAPI:
     """The application that serves a collection."""
     app = FastAPI(
@@ -119,34 +157,22 @@ def create_app(collection: Collection) -> FastAPI:
         openapi_url="/api/openapi.json",
     )
     app.add_middleware(LocalOnly)
-    # A new server may show another trace at the same address.
-    session = secrets.token_hex(8)
-
-    def answer(request: Request, make: Callable[[], bytes], json: bool = False) -> Response:
-        tag = f'"{session}"'
-        caching = {"ETag": tag, "Cache-Control": "private, no-cache"}
-        if tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=caching)
-        kind = "application/json" if json else Binary.media_type
-        return Response(make(), media_type=kind, headers=caching)
 
     @app.exception_handler(WeftError)
     async def unreadable(request: Request, error: WeftError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 500)
 
-    def example_of(number: str) -> Example:
-        return collection.examples[_within("example", number, len(collection.examples))]
+    pieces = Pieces(collection)
+    for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
+        add(app, pieces)
+    return app
 
-    def layer_of(example: Example, number: str) -> int:
-        return _within("layer", number, len(example.trace.layers))
 
-    def head_of(example: Example, layer: int, number: str) -> int:
-        return _within("head", number, example.trace.layers[layer].heads)
-
+def _add_page(app: FastAPI, pieces: Pieces) -> None:
     @app.get("/", response_class=Response, include_in_schema=False)
     def page() -> Response:
         markup = shell(
-            title=f"{collection.title} · weft",
+            title=f"{pieces.collection.title} · weft",
             style='<link rel="stylesheet" href="studio.css">',
             script='<script type="module" src="studio.js"></script>',
         )
@@ -154,102 +180,95 @@ def create_app(collection: Collection) -> FastAPI:
 
     @app.get("/studio.js", include_in_schema=False)
     def script(request: Request) -> Response:
-        response = answer(request, lambda: bundle.script().encode())
-        response.headers["Content-Type"] = "text/javascript; charset=utf-8"
-        return response
+        kind = "text/javascript; charset=utf-8"
+        return pieces.answer(request, lambda: bundle.script().encode(), kind)
 
     @app.get("/studio.css", include_in_schema=False)
     def style(request: Request) -> Response:
-        response = answer(request, lambda: bundle.style().encode())
-        response.headers["Content-Type"] = "text/css; charset=utf-8"
-        return response
+        return pieces.answer(request, lambda: bundle.style().encode(), "text/css; charset=utf-8")
 
+
+def _add_examples(app: FastAPI, pieces: Pieces) -> None:
     @app.get("/api/open", responses=_JSON)
     def opening(request: Request) -> Response:
         """What is open: title, examples, whether there is a history."""
-        return answer(request, lambda: as_json({**collection.opening(), "live": True}), json=True)
+        return pieces.json(request, lambda: {**pieces.collection.opening(), "live": True})
 
     @app.get("/api/examples/{example}", responses=_JSON)
     def description(request: Request, example: Number) -> Response:
         """A trace without its numbers: tokens, layers, exactness."""
-        found = example_of(example)
-        return answer(request, lambda: as_json(found.description()), json=True)
+        return pieces.json(request, pieces.example(example).description)
 
     @app.get("/api/examples/{example}/heads", responses=_JSON)
     def heads(example: Number) -> Response:
-        """Measures of every head, and roles as soon as they are known."""
-        found = example_of(example).heads()
-        return Response(
-            as_json(found), media_type="application/json", headers={"Cache-Control": "no-store"}
-        )
+        """What is known of every head; its measures and its role as soon as they are known."""
+        known = pieces.example(example).heads()
+        uncached = {"Cache-Control": "no-store"}
+        return Response(as_json(known), media_type="application/json", headers=uncached)
 
-    layer_path = "/api/examples/{example}/layers/{layer}"
 
-    @app.get(layer_path + "/means", responses=_SO_FAR, response_class=Binary)
+_LAYER = "/api/examples/{example}/layers/{layer}"
+
+
+def _add_layers(app: FastAPI, pieces: Pieces) -> None:
+    @app.get(_LAYER + "/means", responses=_SO_FAR, response_class=Binary)
     def means(request: Request, example: Number, layer: Number) -> Response:
         """A small picture of each head, uint8, exact; 202: those of the first heads so far."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        if found.overviews.state(number) == "kept":
+        chosen, number = pieces.layer(example, layer)
+        if chosen.overviews.state(number) == "kept":
             raise HTTPException(404, "this layer has its kept edges alone: ask for kept")
-        pictures, whole = found.overviews.means(number)
+        pictures, whole = chosen.overviews.means(number)
         if whole:
-            return answer(request, lambda: pictures)
+            return pieces.answer(request, lambda: pictures)
         return Binary(pictures, 202, headers={"Cache-Control": "no-store"})
 
-    @app.get(layer_path + "/kept", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/kept", responses=_BYTES, response_class=Binary)
     def kept(request: Request, example: Number, layer: Number) -> Response:
         """A small picture of each head, uint8, of its kept edges alone."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        return answer(request, lambda: found.overviews.kept(number))
+        chosen, number = pieces.layer(example, layer)
+        return pieces.answer(request, lambda: chosen.overviews.kept(number))
 
-    @app.get(layer_path + "/values", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/values", responses=_BYTES, response_class=Binary)
     def values(request: Request, example: Number, layer: Number) -> Response:
         """The norm of each key's value for each head, float32."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        norms = found.values(number)
+        chosen, number = pieces.layer(example, layer)
+        norms = chosen.values(number)
         if norms is None:
             raise HTTPException(404, "this trace did not keep the norms of its values")
-        return answer(request, lambda: norms)
+        return pieces.answer(request, lambda: norms)
 
-    @app.get(layer_path + "/sums", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/sums", responses=_BYTES, response_class=Binary)
     def sums(request: Request, example: Number, layer: Number) -> Response:
         """What each key gets from all queries, float32, exact."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        if found.overviews.state(number) == "kept":
+        chosen, number = pieces.layer(example, layer)
+        if chosen.overviews.state(number) == "kept":
             raise HTTPException(404, "this layer has its kept edges alone: there are no exact sums")
-        return answer(request, lambda: found.sums(number))
+        return pieces.answer(request, lambda: chosen.sums(number))
 
-    head_path = layer_path + "/heads/{head}"
 
-    @app.get(head_path + "/edges/{block}", responses=_BYTES, response_class=Binary)
+_HEAD = _LAYER + "/heads/{head}"
+
+
+def _add_heads(app: FastAPI, pieces: Pieces) -> None:
+    @app.get(_HEAD + "/edges/{block}", responses=_BYTES, response_class=Binary)
     def edges(
         request: Request, example: Number, layer: Number, head: Number, block: Number
     ) -> Response:
         """The kept edges of 1,024 rows."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        of_head = head_of(found, number, head)
-        place = _within("block", block, -(-found.trace.layers[number].shape[1] // BLOCK))
-        return answer(request, lambda: found.edges(number, of_head, place))
+        chosen, number, of_head = pieces.head(example, layer, head)
+        place = _within("block", block, -(-chosen.trace.layers[number].shape[1] // BLOCK))
+        return pieces.answer(request, lambda: chosen.layers[number].edges(of_head, place))
 
-    @app.get(head_path + "/queries/{key}", responses=_BYTES, response_class=Binary)
+    @app.get(_HEAD + "/queries/{key}", responses=_BYTES, response_class=Binary)
     def queries_of(
         request: Request, example: Number, layer: Number, head: Number, key: Number
     ) -> Response:
         """Which rows look at a key, over the kept edges: rows, then weights."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        of_head = head_of(found, number, head)
-        place = _within("key", key, found.trace.layers[number].shape[2])
-        return answer(request, lambda: found.queries_of(number, of_head, place))
+        chosen, number, of_head = pieces.head(example, layer, head)
+        place = _within("key", key, chosen.trace.layers[number].shape[2])
+        return pieces.answer(request, lambda: chosen.layers[number].queries_of(of_head, place))
 
-    @app.get(
-        head_path + "/matrix/{of}/{level}/{row}/{column}", responses=_BYTES, response_class=Binary
-    )
+    @app.get(_HEAD + "/matrix/{of}/{level}/{row}/{column}", responses=_BYTES, response_class=Binary)
     def matrix(
         request: Request,
         example: Number,
@@ -261,58 +280,52 @@ def create_app(collection: Collection) -> FastAPI:
         column: Number,
     ) -> Response:
         """A tile of 256 x 256 cells, or blocks of 2^level x 2^level cells, float16."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        of_head = head_of(found, number, head)
-        _, queries, keys = found.trace.layers[number].shape
+        chosen, number, of_head = pieces.head(example, layer, head)
+        _, queries, keys = chosen.trace.layers[number].shape
         height = _within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
-        place = (
-            _within("row", row, -(-queries // step)),
-            _within("column", column, -(-keys // step)),
+        tile_row = _within("row", row, -(-queries // step))
+        tile_column = _within("column", column, -(-keys // step))
+        return pieces.answer(
+            request,
+            lambda: chosen.matrix.tile(number, of_head, of, height, tile_row, tile_column),
         )
-        return answer(request, lambda: found.matrix.tile(number, of_head, of, height, *place))
 
-    @app.get(head_path + "/cells/{row}/{column}", responses=_JSON)
+    @app.get(_HEAD + "/cells/{row}/{column}", responses=_JSON)
     def cell(
         request: Request, example: Number, layer: Number, head: Number, row: Number, column: Number
     ) -> Response:
         """One weight, its score and its rank in its row."""
-        found = example_of(example)
-        number = layer_of(found, layer)
-        of_head = head_of(found, number, head)
-        _, queries, keys = found.trace.layers[number].shape
+        chosen, number, of_head = pieces.head(example, layer, head)
+        _, queries, keys = chosen.trace.layers[number].shape
         place = _within("row", row, queries), _within("column", column, keys)
-        return answer(
-            request, lambda: as_json(found.matrix.cell(number, of_head, *place)), json=True
-        )
+        return pieces.json(request, lambda: chosen.matrix.cell(number, of_head, *place))
+
+
+def _add_history(app: FastAPI, pieces: Pieces) -> None:
+    history = pieces.collection.history
 
     @app.get("/api/history", responses=_JSON)
-    def history(request: Request) -> Response:
+    def description(request: Request) -> Response:
         """Steps, losses and measures along a training."""
-        if collection.history is None:
+        if history is None:
             raise HTTPException(404, "this is no run: there is no history")
-        known = collection.history
-        return answer(request, lambda: as_json(known.description), json=True)
+        return pieces.json(request, lambda: history.description)
 
     @app.get("/api/history/layers/{layer}/weights", responses=_BYTES, response_class=Binary)
-    def history_weights(request: Request, layer: Number) -> Response:
+    def weights(request: Request, layer: Number) -> Response:
         """The probe's weights along a training, uint8."""
-        return answer(request, lambda: _of_history("weights", layer))
+        return of_layer(request, "weights", layer, history.weights if history else {})
 
     @app.get("/api/history/layers/{layer}/products", responses=_BYTES, response_class=Binary)
-    def history_products(request: Request, layer: Number) -> Response:
+    def products(request: Request, layer: Number) -> Response:
         """W_Q W_K^T along a training, int8."""
-        return answer(request, lambda: _of_history("products", layer))
+        return of_layer(request, "products", layer, history.products if history else {})
 
-    def _of_history(name: str, layer: str) -> bytes:
-        arrays = getattr(collection.history, name) if collection.history else {}
+    def of_layer(request: Request, name: str, layer: str, arrays: dict[int, bytes]) -> Response:
         if int(layer) not in arrays:
             raise HTTPException(404, f"there are no {name} of layer {layer} in a history")
-        found: bytes = arrays[int(layer)]
-        return found
-
-    return app
+        return pieces.answer(request, lambda: arrays[int(layer)])
 
 
 def _within(what: str, text: str, count: int) -> int:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from weft.formats.trace import TraceData
-from weft.formats.trace_reader import StoredLayer
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.matrix.blocks import reduced
 from weft.studio.arrays import Array, LayerArrays, LayerCache
@@ -86,7 +85,7 @@ class MatrixTiles:
             return found | _kept_cell(arrays, head, row, column, lse)
         weights = matrix[head, row, :]
         weight = float(weights[column])
-        if weight == 0.0 and count < arrays.length and not self._allowed(matrix, row, column):
+        if weight == 0.0 and count < arrays.length and not self._allowed(number, row, column):
             return found | {"weight": None, "score": None, "hidden": True}
         rank = int((weights > weight).sum()) + 1
         score = float(np.log(weight)) + lse if weight > 0 else None
@@ -94,20 +93,14 @@ class MatrixTiles:
 
     def exact(self, number: int) -> bool:
         """Whether tiles of a layer are of the whole matrix, not of kept edges alone."""
-        layer = self._trace.layers[number]
-        if not isinstance(layer.data, StoredLayer):
-            return layer.no_matrix is None
-        # Its entry says so without reading queries and keys.
-        terms = layer.data.entry.get("terms") or {"missing": "they were not kept"}
-        return bool(layer.data.entry["queries_keys"]) and not terms["missing"]
+        return self._trace.layers[number].data.has_matrix
 
-    @staticmethod
-    def _allowed(matrix: AttentionMatrix, row: int, column: int) -> bool:
+    def _allowed(self, number: int, row: int, column: int) -> bool:
         """Whether the mask lets a query see a key whose weight is 0 in float32."""
-        mask = matrix._call.mask
-        if mask is None:
+        layer = self._trace.layers[number]
+        if layer.terms is None or layer.terms.mask is None:
             return True
-        shown = mask.block(range(row, row + 1), matrix.shape[2], torch.device("cpu"))
+        shown = layer.terms.mask.block(range(row, row + 1), layer.shape[2], torch.device("cpu"))
         return bool(shown[..., column].any())
 
     def matrix(self, number: int) -> AttentionMatrix | None:

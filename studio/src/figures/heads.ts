@@ -1,11 +1,11 @@
 // The heads view as a figure.
 
-import { INKS, rampColour, roleColour, type Theme } from "../colour";
+import { INKS, rampColour, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
 import { blocksOf, dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
 import { notShown, percent, short } from "../text";
-import { bounded, leftOut, measureOf, roleLook, roleOf } from "../sentences";
+import { bounded, leftOut, measureOf, roleBar, roleColour, roleOf } from "../sentences";
 import type { HeadGroup } from "../views/headGroups";
 import { smallPrint } from "./print";
 import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./svg";
@@ -38,10 +38,10 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   // Under a tile in one line, in two, or not at all: the strip and the legend name the role.
   const words = (layer: number, head: number): string[] => {
     const entropy = measureOf(heads, layer, head, "entropy") ?? 0,
-      look = roleLook(heads, layer, head);
+      bar = roleBar(heads, layer, head);
     const second = byRole
-      ? look
-        ? [bounded(short(look.value), look.bound)]
+      ? bar
+        ? [bounded(short(bar.value), bar.bound)]
         : []
       : [entropy.toFixed(2)];
     if (!groups[0].numbered)
@@ -107,7 +107,7 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
         if (shades) parts.push(image(box, { shades, rows, columns }, table));
         const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
         const colour = byRole
-          ? roleColour(theme, roleOf(heads, layer, head))
+          ? roleColour(heads, theme, roleOf(heads, layer, head))
           : rampColour(theme, 0.15 + (0.75 * entropy) / most);
         parts.push(rect({ x, y: y + tile + 1, width: tile, height: 2.5 }, colour));
         const caption = words(layer, head);
@@ -130,7 +130,7 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   if (byRole) {
     const names = [...new Set(all.map(({ layer, head }) => roleOf(heads, layer, head)))];
     const drawn = legend(
-      names.map((name) => [name, roleColour(theme, name)]),
+      names.filter(Boolean).map((name) => [name, roleColour(heads, theme, name)]),
       left,
       y + 8,
       wide - EDGE,

@@ -1,0 +1,159 @@
+"""The numbers of heads in the studio are those of `trace.heads()`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.analysis.heads.patterns import SEPARATORS
+from weft.analysis.heads.roles import MEASURES, ROLES
+from weft.formats.trace import TraceData
+from weft.studio.collection import Example
+from weft.studio.heads import WORDS, head_roles
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+from weft.traces import Trace
+
+BARS = """() => Object.fromEntries([...document.querySelectorAll(".head-panel .bar-row")].map(
+    (row) => [...row.querySelectorAll("span")].map((cell) => cell.textContent.trim())
+        .filter((text) => text)))"""
+SCATTER = """() => {
+    const number = (text) => Number(text.textContent.replace("−", "-").replace(",", ""));
+    const scale = (anchor, at) => {
+        const ticks = [...document.querySelectorAll(
+            `.scatter svg text[text-anchor="${anchor}"]:not(.axis-name, .now-label)`)]
+            .map((text) => [Number(text.getAttribute(at)) - (at === "y" ? 3.5 : 0), number(text)]);
+        const [first, last] = [ticks[0], ticks.at(-1)];
+        return (x) => first[1] + (x - first[0]) * (last[1] - first[1]) / (last[0] - first[0]);
+    };
+    const [x, y] = [scale("middle", "x"), scale("end", "y")];
+    return [...document.querySelectorAll(".scatter circle:not(.chosen)")].map(
+        (circle) => [x(Number(circle.getAttribute("cx"))), y(Number(circle.getAttribute("cy")))]);
+}"""
+
+
+@pytest.fixture(params=["page", "server"])
+def heads_of(
+    request: pytest.FixtureRequest, studio: Any, serving: Callable[..., Viewer]
+) -> Callable[[Trace, str], Any]:
+    """The view of the heads of a trace, once they are measured."""
+
+    def show(trace: Trace, address: str) -> Any:
+        collection = collect([trace])
+        address = f"#view=heads&{address}"
+        if request.param == "page":
+            page = studio.file(collection, address)
+        else:
+            page = studio.served(serving(collection), address)
+        page.locator(".head-panel .bar-row").first.wait_for()
+        return page
+
+    return show
+
+
+def test_bars_axes_and_roles_are_those_of_the_library(
+    heads_of: Callable[[Trace, str], Any], pair_trace: Trace
+) -> None:
+    table = pair_trace.heads()
+    page = heads_of(pair_trace, "x=previous&y=entropy")
+    for number, head in ((0, 0), (1, 2), (2, 3)):
+        row = table[(table["layer"] == number) & (table["head"] == head)].iloc[0]
+        page.locator(f'[data-cell="{number}.{head}"]').hover()
+        page.locator(".head-panel h2", has_text=f"H{head}").wait_for()
+        applies = {name: row[name] for name in ROLES if row[name] == row[name]}
+        assert page.evaluate(BARS) == {name: f"{value:.3f}" for name, value in applies.items()}
+        title = next(role["title"] for role in WORDS["roles"] if role["name"] == row["role"])
+        assert title in page.locator(".head-panel h2").inner_text()
+        if row["role"] in ROLES:
+            sentence = page.locator(".head-panel p").first.inner_text()
+            assert f"{row['score']:.3f}" in sentence
+            assert f"{row['null']:.3f} ± {row['null_sd']:.3f}" in sentence
+    points = page.evaluate(SCATTER)
+    expected = table[table["previous"].notna()]
+    assert len(points) == len(expected) > 0
+    for (x, y), (_, row) in zip(points, expected.iterrows(), strict=True):
+        assert x == pytest.approx(row["previous"], abs=2e-4)
+        assert y == pytest.approx(row["entropy"], abs=2e-3)
+    axes = page.locator('select[aria-label="Measure across"] option').all_inner_texts()
+    assert axes == [name for name in MEASURES if table[name].notna().any()]
+
+
+def test_until_heads_are_measured_the_studio_says_so(
+    studio: Any, serving: Callable[..., Viewer], pair_trace: Trace
+) -> None:
+    ready: list[bool] = []
+
+    def slow(trace: TraceData) -> list[list[dict[str, Any]]]:
+        while not ready:
+            time.sleep(0.02)
+        return head_roles(trace)
+
+    collection = collect([pair_trace])
+    collection.examples[0].roles = slow
+    page = studio.served(serving(collection), "#view=heads")
+    page.locator(".head-panel p", has_text="measuring").wait_for()
+    assert page.locator(".tile .picture").count() == len(pair_trace.heads())
+    assert not page.locator(".bar-row").count()
+    ready.append(True)
+    page.locator(".bar-row").first.wait_for()
+    assert "measuring" not in page.locator("main").inner_text()
+
+
+def test_measures_that_fail_leave_the_pictures(
+    studio: Any, serving: Callable[..., Viewer], pair_trace: Trace
+) -> None:
+    def broken(trace: TraceData) -> list[list[dict[str, Any]]]:
+        raise ArithmeticError("no such number")
+
+    collection = collect([pair_trace])
+    collection.examples[0].roles = broken
+    page = studio.served(serving(collection), "#view=heads")
+    page.locator(".head-panel p", has_text="no such number").wait_for()
+    assert page.locator(".tile .picture").count() == len(pair_trace.heads())
+
+
+def test_numbers_are_those_of_the_table(pair_trace: Trace) -> None:
+    table = pair_trace.heads().set_index(["layer", "head"])
+    for number, layer in enumerate(head_roles(pair_trace)):
+        for head, known in enumerate(layer):
+            row = table.loc[(number, head)]
+            assert known["role"] == row["role"]
+            assert known["scores"] == pytest.approx(
+                {name: row[name] for name in MEASURES if row[name] == row[name]}, rel=1e-4
+            )
+            assert known["bounds"] == []
+            assert set(known["null"]) == set(known["scores"]) & set(ROLES)
+
+
+def test_of_kept_edges_alone_numbers_are_bounds(make_trace: Callable[..., Trace]) -> None:
+    trace = make_trace([str(place) for place in range(100)], keep=8)
+    example = Example("kept", trace, head_roles)
+    known = example.heads(wait=True)
+    assert known["state"] == "known"
+    rest = trace.layers[0].graph.rest.mean(-1).tolist()
+    assert known["unkept"][0] == pytest.approx(rest, rel=1e-4)
+    (layer,) = known["heads"][:1]
+    for head in layer:
+        assert {"previous", "same", "local"} <= set(head["bounds"])
+        assert "entropy" not in head["bounds"]
+
+
+def test_every_role_has_words_and_two_colours() -> None:
+    names = [role["name"] for role in WORDS["roles"]]
+    assert names == [*ROLES, "broad", "mixed", "no number"]
+    assert len({role["title"] for role in WORDS["roles"]}) == len(names)
+    for role in WORDS["roles"]:
+        assert role["phrase"]
+        assert set(role["colours"]) == {"light", "dark"}
+        assert all(colour[0] == "#" and len(colour) == 7 for colour in role["colours"].values())
+    assert list(WORDS["measures"]) == list(MEASURES)
+
+
+def test_separators_are_the_analysis_list(make_trace: Callable[..., Trace]) -> None:
+    tokens = ["[SEP]", "a", "<|eot_id|>", "[PAD]", "b", "</s>"]
+    assert {"<|eot_id|>", "</s>"} <= SEPARATORS
+    description = Example("text", make_trace(tokens)).description()
+    assert description["separators"] == {"tokens": [2, 5]}
