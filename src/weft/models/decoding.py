@@ -148,15 +148,12 @@ def beam_search(
         parents, tokens = places // vocabulary, places % vocabulary
 
         ends = tokens == end
-        for row, sequence in enumerate(alive):
-            # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
-            for rank in (ends & best.isfinite())[row, :beam].nonzero()[:, 0].tolist():
-                total = float(best[row, rank])
-                words = written[row, parents[row, rank], 1:].tolist()
-                ranked = total / length**length_penalty
-                finished[sequence].append((ranked, Hypothesis(words, total)))
-        order = (best.masked_fill(ends, -torch.inf)).topk(beam).indices
-        scores = best.masked_fill(ends, -torch.inf).gather(1, order)
+        # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
+        for row, rank in (ends & best.isfinite())[:, :beam].nonzero().tolist():
+            total = float(best[row, rank])
+            words = written[row, parents[row, rank], 1:].tolist()
+            finished[alive[row]].append((total / length**length_penalty, Hypothesis(words, total)))
+        scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         written = torch.cat(
             (written.gather(1, parents[..., None].expand(-1, -1, length)), tokens[..., None]), 2
@@ -174,9 +171,8 @@ def beam_search(
 
     for row, sequence in enumerate(alive):
         if not finished[sequence]:
-            total = float(scores[row, 0])
-            words = written[row, 0, 1:].tolist()
-            finished[sequence].append((total / max_length, Hypothesis(words, total)))
+            hypothesis = Hypothesis(written[row, 0, 1:].tolist(), float(scores[row, 0]))
+            finished[sequence].append((0.0, hypothesis))
     return [max(candidates, key=lambda pair: pair[0])[1] for candidates in finished]
 
 

@@ -1,11 +1,13 @@
-"""`alignment`: who looks at whom, tokens on both axes."""
+"""`alignment`: the weights of a head as a matrix, with tokens on both axes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from weft.pictures.canvas import (
     weights_of,
 )
 from weft.pictures.fonts import lettering
-from weft.pictures.palette import Theme, palette
+from weft.pictures.palette import Palette, Theme, palette
 
 __all__ = ["alignment"]
 
@@ -73,67 +75,104 @@ def alignment(
     letters = lettering([*rows, *columns, title or ""])
     rows, columns = ([letters.token(token, 14) for token in axis] for axis in (rows, columns))
 
-    # Inches: a cell is as large as leaves the picture within a page, and its label readable.
-    cell = float(np.clip(7.5 / max(queries, keys, 1), 0.135, 0.34))
-    size = float(np.clip(cell * 72 * 0.62, 5.0, 9.5))
-    letter = size / 72 * 0.62
-    if max(queries, keys) > _MOST_TOKENS:
-        cell = 7.5 / max(queries, keys)
-        size, letter = 7.0, 0.06
+    sheet = _Sheet.of(rows, columns)
+    if sheet.shows_positions:
         rows, columns = _positions(queries), _positions(keys)
-    longest_row = max(map(len, rows), default=1)
-    longest_column = max(map(len, columns), default=1)
-    upright = longest_column <= 2 and cell > 0.15
-    longest_column = 1 if upright else longest_column
-    slanted = 0.75 if not upright and cell >= 0.19 else 1.0
-    left = 0.22 + max(longest_row * letter, 0.55)
-    top = 0.62 + longest_column * letter * slanted + 0.1
-    overhang = longest_column * letter * slanted if slanted < 1 else 0.0
-    wide, high = keys * cell, queries * cell
-    width = left + max(wide + max(0.25, overhang), 2.3)
-    height = top + high + 0.62
-    figure = new_figure(width, height, colours)
-    axes = axes_of_cells(figure, left, top, wide, high)
+    figure = new_figure(sheet.width, sheet.height, colours)
+    axes = axes_of_cells(figure, sheet.left, sheet.top, keys * sheet.cell, queries * sheet.cell)
     axes.imshow(
         weights, cmap=colours.weight, norm=weight_norm(), aspect="auto", interpolation="nearest"
     )
     bare(axes, colours)
-    if cell > 0.1:
+    axes.set_xticks(range(keys), columns)
+    axes.set_yticks(range(queries), rows)
+    _style_axes(axes, sheet, colours, list(letters.families))
+    figure.text(
+        0.14 / sheet.width, 1 - 0.14 / sheet.height, letters.text(title or ""), fontsize=9.5,
+        va="top", color=colours.ink, fontweight="bold", family=list(letters.families),
+    )  # fmt: skip
+    _caption(figure, sheet, colours, not_shown(left_out))
+    return figure
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Where things stand, in inches; a cell is as large as a page allows, and its label readable.
+
+    size: of letters, in points.
+    slanted: how much of its length the name of a column takes above the matrix.
+    shows_positions: whether there are too many tokens to name them.
+    """
+
+    cell: float
+    size: float
+    slanted: float
+    left: float
+    top: float
+    width: float
+    height: float
+    shows_positions: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[str], columns: Sequence[str]) -> _Sheet:
+        """The sheet for names of rows and columns."""
+        longest = max(len(rows), len(columns))
+        cell = float(np.clip(7.5 / max(longest, 1), 0.135, 0.34))
+        size = float(np.clip(cell * 72 * 0.62, 5.0, 9.5))
+        letter = size / 72 * 0.62
+        shows_positions = longest > _MOST_TOKENS
+        if shows_positions:
+            cell, size, letter = 7.5 / longest, 7.0, 0.06
+            rows, columns = _positions(len(rows)), _positions(len(columns))
+        longest_row = max(map(len, rows), default=1)
+        longest_column = max(map(len, columns), default=1)
+        upright = longest_column <= 2 and cell > 0.15
+        longest_column = 1 if upright else longest_column
+        slanted = 0.75 if not upright and cell >= 0.19 else 1.0
+        left = 0.22 + max(longest_row * letter, 0.55)
+        above = longest_column * letter * slanted
+        top = 0.62 + above + 0.1
+        overhang = above if slanted < 1 else 0.0
+        wide = max(len(columns) * cell + max(0.25, overhang), 2.3)
+        high = len(rows) * cell
+        return cls(cell, size, slanted, left, top, left + wide, top + high + 0.62,
+                   shows_positions)  # fmt: skip
+
+
+def _style_axes(axes: Axes, sheet: _Sheet, colours: Palette, families: list[str]) -> None:
+    """Lines between cells, and the names of rows and columns."""
+    keys, queries = len(axes.get_xticks()), len(axes.get_yticks())
+    if sheet.cell > 0.1:
         # Between cells, not along the edge.
         axes.set_xticks(np.arange(1, keys) - 0.5, minor=True)
         axes.set_yticks(np.arange(1, queries) - 0.5, minor=True)
         axes.grid(which="minor", color=colours.line, linewidth=0.3, alpha=0.5)
         axes.tick_params(which="minor", length=0)
-    axes.set_xticks(range(keys), columns)
-    axes.set_yticks(range(queries), rows)
     axes.tick_params(
-        length=0, pad=3, labelsize=size, labelcolor=colours.ink, top=False, labeltop=True,
-        labelbottom=False, labelfontfamily=list(letters.families),
+        length=0, pad=3, labelsize=sheet.size, labelcolor=colours.ink, top=False, labeltop=True,
+        labelbottom=False, labelfontfamily=families,
     )  # fmt: skip
+    leans = sheet.slanted < 1
     for label in axes.get_xticklabels():
         # Characters stand upright, words lean.
-        if len(label.get_text()) > (2 if cell > 0.15 else 0):
-            label.set_rotation(50 if slanted < 1 else 90)
-            label.set_horizontalalignment("left" if slanted < 1 else "center")
+        if len(label.get_text()) > (2 if sheet.cell > 0.15 else 0):
+            label.set_rotation(50 if leans else 90)
+            label.set_horizontalalignment("left" if leans else "center")
             label.set_verticalalignment("bottom")
-            label.set_rotation_mode("anchor" if slanted < 1 else "default")
-    families = list(letters.families)
-    figure.text(
-        0.14 / width, 1 - 0.14 / height, letters.text(title or ""), fontsize=9.5, va="top",
-        color=colours.ink, fontweight="bold", family=families,
-    )  # fmt: skip
-    figure.text(
-        0.14 / width, 1 - 0.37 / height, _QUERIES, fontsize=7.5, va="top", color=colours.query
-    )
-    figure.text(max(left, 1.95) / width, 1 - 0.37 / height, "keys →", fontsize=7.5, va="top",
+            label.set_rotation_mode("anchor" if leans else "default")
+
+
+def _caption(figure: Figure, sheet: _Sheet, colours: Palette, missing: str) -> None:
+    """The names of the axes, the scale of the weights, and the mass that is not shown."""
+    width, height = sheet.width, sheet.height
+    line = 1 - 0.37 / height
+    figure.text(0.14 / width, line, _QUERIES, fontsize=7.5, va="top", color=colours.query)
+    figure.text(max(sheet.left, 1.95) / width, line, "keys →", fontsize=7.5, va="top",
                 color=colours.key)  # fmt: skip
-    weight_scale(figure, (left / width, 0.24 / height, 1.6 / width, 0.085 / height), colours)
-    if not_shown(left_out):
-        figure.text(
-            0.14 / width, 0.04 / height, f"of the kept edges: {not_shown(left_out)}", fontsize=6,
-            color=colours.faint,
-        )  # fmt: skip
-    return figure
+    weight_scale(figure, (sheet.left / width, 0.24 / height, 1.6 / width, 0.085 / height), colours)
+    if missing:
+        figure.text(0.14 / width, 0.04 / height, f"of the kept edges: {missing}", fontsize=6,
+                    color=colours.faint)  # fmt: skip
 
 
 def _positions(size: int) -> list[str]:

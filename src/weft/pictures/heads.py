@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from matplotlib.figure import Figure
 
-from weft.analysis.overview import overview
+from weft.analysis.overview import Overview, overview
 from weft.errors import InputError
-from weft.formats.trace import TraceData
+from weft.formats.trace import TraceData, TraceLayer
 from weft.pictures.canvas import (
     axes_of_cells,
     bare,
@@ -16,12 +18,14 @@ from weft.pictures.canvas import (
     weight_scale,
 )
 from weft.pictures.fonts import lettering
-from weft.pictures.palette import Theme, palette
+from weft.pictures.palette import Palette, Theme, palette
 
 __all__ = ["heads"]
 
 #: Rows and columns of a tile at most: of longer matrices a dot is the mean of a block of weights.
 _DOTS = 64
+#: Inches: left of the heads, above and below them, and above each kind.
+_LEFT, _TOP, _FOOT, _HEADING = 0.72, 0.36, 0.52, 0.62
 _KINDS = {
     "encoder": "Encoder: the source looks at itself",
     "decoder": "Decoder: the target looks at what it has written",
@@ -50,82 +54,121 @@ def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light")
     if not trace.layers:
         raise InputError("heads: the trace has no layers.")
     colours = palette(theme)
-    kinds = [kind for kind in _KINDS if any(layer.kind == kind for layer in trace.layers)]
-    groups = {kind: [layer for layer in trace.layers if layer.kind == kind] for kind in kinds}
-    columns = max(layer.heads for layer in trace.layers)
-    seen = [overview(layer, _DOTS) for layer in trace.layers]
-    partial = any(not_shown(share) for view in seen for share in view.left_out)
-    # Inches that are whole pixels, and whole dots, at 200 a inch.
-    tile, gap = (0.96, 0.1) if columns <= 8 else (0.64, 0.08)
-    below = gap + (0.1 if partial else 0.0)
-    left, top, heading, foot = 0.72, 0.36, 0.62, 0.52
-    rows = sum(map(len, groups.values()))
-    width = left + max(columns * (tile + gap), 3.4) + 0.12
-    height = top + rows * (tile + below) + len(groups) * heading + foot
-    figure = new_figure(width, height, colours)
-
+    sheet = _Sheet.of(trace)
+    figure = new_figure(sheet.width, sheet.height, colours)
     if title is None:
         lengths = " and ".join(
             f"{len(tokens)} {name if name != 'tokens' else ''} tokens".replace("  ", " ")
             for name, tokens in trace.sequences.items()
         )
-        total = sum(layer.heads for layer in trace.layers)
-        title = f"{total} heads · {lengths}"
+        title = f"{sum(layer.heads for layer in trace.layers)} heads · {lengths}"
     letters = lettering([title])
     figure.text(
-        0.14 / width, 1 - 0.14 / height, letters.text(title), fontsize=10, va="top",
+        0.14 / sheet.width, 1 - 0.14 / sheet.height, letters.text(title), fontsize=10, va="top",
         fontweight="bold", color=colours.ink, family=list(letters.families),
     )  # fmt: skip
-
-    views = {id(layer): view for layer, view in zip(trace.layers, seen, strict=True)}
     single = len(trace.sequences) == 1
-    down = top
-    for kind, layers in groups.items():
+    down = _TOP
+    for kind, layers in sheet.groups.items():
         name = _ALONE.get(kind, _KINDS[kind]) if single else _KINDS[kind]
-        figure.text(left / width, 1 - (down + 0.16) / height, name, fontsize=7.5, va="top",
-                    color=colours.ink)  # fmt: skip
-        for head in range(max(layer.heads for layer in layers)):
-            figure.text(
-                (left + head * (tile + gap) + tile / 2) / width,
-                1 - (down + heading - 0.06) / height,
-                f"head {head}" if head == 0 else f"{head}", fontsize=6.5, ha="center",
-                color=colours.faint,
-            )  # fmt: skip
-        down += heading
-        for layer in layers:
-            figure.text(
-                (left - 0.1) / width, 1 - (down + tile / 2) / height, f"layer {layer.index}",
-                fontsize=6.5, ha="right", va="center", color=colours.faint,
-            )  # fmt: skip
-            for head in range(layer.heads):
-                across = left + head * (tile + gap)
-                axes = axes_of_cells(figure, across, down, tile, tile)
-                view = views[id(layer)]
-                axes.imshow(
-                    view.masses[head], cmap=colours.weight, norm=weight_norm(), aspect="auto",
-                    interpolation="nearest",
-                )  # fmt: skip
-                bare(axes, colours)
-                figure.text(
-                    across / width, 1 - (down + tile + 0.03) / height,
-                    not_shown(view.left_out[head]), fontsize=5, va="top", color=colours.faint,
-                )  # fmt: skip
-            down += tile + below
-    weight_scale(figure, (left / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)
-    sizes = sorted({view.sizes for view in seen if view.sizes != (1, 1)})
+        _heading(figure, sheet, name, max(layer.heads for layer, _ in layers), down, colours)
+        down += _HEADING
+        for layer, view in layers:
+            _row(figure, sheet, layer, view, down, colours)
+            down += sheet.tile + sheet.below
+    _caption(figure, sheet, colours)
+    return figure
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """The layers of each kind with what is shown of them; and where things stand, in inches.
+
+    tile: a side of a head; gap: between two of them; below: between two layers.
+    partial: whether some mass is not shown.
+    """
+
+    groups: dict[str, list[tuple[TraceLayer, Overview]]]
+    tile: float
+    gap: float
+    below: float
+    width: float
+    height: float
+    partial: bool
+
+    @classmethod
+    def of(cls, trace: TraceData) -> _Sheet:
+        """The sheet for all heads of a trace."""
+        seen = [(layer, overview(layer, _DOTS)) for layer in trace.layers]
+        kinds = [kind for kind in _KINDS if any(layer.kind == kind for layer in trace.layers)]
+        groups = {kind: [pair for pair in seen if pair[0].kind == kind] for kind in kinds}
+        columns = max(layer.heads for layer in trace.layers)
+        partial = any(not_shown(share) for _, view in seen for share in view.left_out)
+        # Inches that are whole pixels, and whole dots, at 200 a inch.
+        tile, gap = (0.96, 0.1) if columns <= 8 else (0.64, 0.08)
+        below = gap + (0.1 if partial else 0.0)
+        rows = sum(map(len, groups.values()))
+        width = _LEFT + max(columns * (tile + gap), 3.4) + 0.12
+        height = _TOP + rows * (tile + below) + len(groups) * _HEADING + _FOOT
+        return cls(groups, tile, gap, below, width, height, partial)
+
+    def across(self, head: int) -> float:
+        """The left side of the tiles of a head."""
+        return _LEFT + head * (self.tile + self.gap)
+
+
+def _heading(
+    figure: Figure, sheet: _Sheet, name: str, heads: int, down: float, colours: Palette
+) -> None:
+    """The name of a kind of layers, and the numbers of its heads."""
+    width, height = sheet.width, sheet.height
+    figure.text(_LEFT / width, 1 - (down + 0.16) / height, name, fontsize=7.5, va="top",
+                color=colours.ink)  # fmt: skip
+    for head in range(heads):
+        figure.text(
+            (sheet.across(head) + sheet.tile / 2) / width, 1 - (down + _HEADING - 0.06) / height,
+            f"head {head}" if head == 0 else f"{head}", fontsize=6.5, ha="center",
+            color=colours.faint,
+        )  # fmt: skip
+
+
+def _row(
+    figure: Figure, sheet: _Sheet, layer: TraceLayer, view: Overview, down: float, colours: Palette
+) -> None:
+    """The heads of a layer."""
+    width, height, tile = sheet.width, sheet.height, sheet.tile
+    figure.text(
+        (_LEFT - 0.1) / width, 1 - (down + tile / 2) / height, f"layer {layer.index}",
+        fontsize=6.5, ha="right", va="center", color=colours.faint,
+    )  # fmt: skip
+    for head in range(layer.heads):
+        across = sheet.across(head)
+        axes = axes_of_cells(figure, across, down, tile, tile)
+        axes.imshow(
+            view.masses[head], cmap=colours.weight, norm=weight_norm(), aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
+        bare(axes, colours)
+        figure.text(
+            across / width, 1 - (down + tile + 0.03) / height, not_shown(view.left_out[head]),
+            fontsize=5, va="top", color=colours.faint,
+        )  # fmt: skip
+
+
+def _caption(figure: Figure, sheet: _Sheet, colours: Palette) -> None:
+    """The scale of the weights, the size of a dot, and the names of the axes."""
+    width, height = sheet.width, sheet.height
+    weight_scale(figure, (_LEFT / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)
+    views = [view for layers in sheet.groups.values() for _, view in layers]
+    sizes = sorted({view.sizes for view in views if view.sizes != (1, 1)})
     dot = "; ".join(
         f"a dot: the mass of a row in {columns} keys, mean of {rows} rows"
         for rows, columns in sizes
     )
-    kept = "drawn from the kept edges" if partial else ""
-    figure.text(
-        (left + 1.8) / width, 0.08 / height, "; ".join(filter(None, (dot, kept))), fontsize=6.5,
-        color=colours.faint,
-    )  # fmt: skip
-    figure.text(
-        (left + 1.8) / width, 0.2 / height, "rows: queries ↓", fontsize=6.5, color=colours.query
-    )
-    figure.text(
-        (left + 2.55) / width, 0.2 / height, "columns: keys →", fontsize=6.5, color=colours.key
-    )
-    return figure
+    kept = "drawn from the kept edges" if sheet.partial else ""
+    for across, down, text, colour in (
+        (1.8, 0.08, "; ".join(filter(None, (dot, kept))), colours.faint),
+        (1.8, 0.2, "rows: queries ↓", colours.query),
+        (2.55, 0.2, "columns: keys →", colours.key),
+    ):
+        figure.text((_LEFT + across) / width, down / height, text, fontsize=6.5, color=colour)

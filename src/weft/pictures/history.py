@@ -41,7 +41,7 @@ def history(
     around 0, weights the ramp from 0 to 1.
 
     Args:
-        steps: the training steps of the snapshots, ascending; the first is the random birth.
+        steps: the training steps of the snapshots, ascending; at the first the model is random.
         matrices: a matrix for each.
         measures: curves to draw below: name -> a value for each snapshot (norm, effective rank,
             symmetry), or name -> (steps, values) for one with steps of its own (the loss).
@@ -68,68 +68,123 @@ def history(
         rows[0] = replace(rows[0], name="as it is")
         rows.append(_Row(f"change since\nstep {steps[0]:,}", moved, *scale))
 
-    size, gap, left, right = 1.22, 0.14, 1.15, 0.9
-    tall = size * float(np.clip(drawn[0].shape[0] / max(drawn[0].shape[1], 1), 0.4, 2.0))
-    band, top, foot = 0.42, 0.78, 0.46
-    join = 0.34 if curves else 0.12
-    wide = max(len(chosen) * (size + gap) - gap, 3.6)
-    width = left + wide + right
-    above = top + len(rows) * (tall + gap) - gap
-    height = above + join + len(curves) * (band + 0.1) + foot
-    figure = new_figure(width, height, colours)
-
+    sheet = _Sheet.of(drawn[0].shape, len(chosen), len(rows), len(curves))
+    figure = new_figure(sheet.width, sheet.height, colours)
     letters = lettering([title or "", *curves])
     figure.text(
-        0.14 / width, 1 - 0.14 / height, letters.text(title or "From random to trained"),
+        0.14 / sheet.width, 1 - 0.14 / sheet.height,
+        letters.text(title or "From random to trained"),
         fontsize=10, va="top", fontweight="bold", color=colours.ink, family=list(letters.families),
     )  # fmt: skip
+    legend = "; ".join(f"{row.name}: {row.legend}".removeprefix(": ") for row in rows)
     figure.text(
-        0.14 / width, 1 - 0.37 / height, "; ".join(f"{row.name}: {row.legend}".removeprefix(": ")
-        for row in rows).replace("\n", " "), fontsize=6.5, va="top", color=colours.faint,
+        0.14 / sheet.width, 1 - 0.37 / sheet.height, legend.replace("\n", " "), fontsize=6.5,
+        va="top", color=colours.faint,
     )  # fmt: skip
-
     snapshots: list[Axes] = []
     for number, row in enumerate(rows):
-        high = top + number * (tall + gap)
-        figure.text((left - 0.1) / width, 1 - (high + tall / 2) / height, row.name, fontsize=7,
-                    ha="right", va="center", color=colours.ink)  # fmt: skip
-        snapshots = []
-        for column, place in enumerate(chosen):
-            axes = axes_of_cells(figure, left + column * (size + gap), high, size, tall)
-            axes.imshow(
-                row.matrices[place], cmap=row.ramp, norm=row.norm, aspect="auto",
-                interpolation="nearest",
-            )  # fmt: skip
-            bare(axes, colours)
-            if number == 0:
+        snapshots = _draw_row(figure, sheet, number, row, chosen, colours)
+        if number == 0:
+            for axes, place in zip(snapshots, chosen, strict=True):
                 name = f"step {steps[place]:,}" + (": random" if steps[place] == 0 else "")
                 end = place in (0, len(steps) - 1)
                 axes.set_title(name, fontsize=7, pad=3, color=colours.ink if end else colours.faint)
-            snapshots.append(axes)
+    if curves:
+        at = [steps[place] for place in chosen]
+        names = [letters.text(name) for name in curves]
+        panels = _draw_curves(
+            figure, sheet, dict(zip(names, curves.values(), strict=True)), steps, at, colours,
+            list(letters.families),
+        )  # fmt: skip
+        _threads(figure, snapshots, panels[0], at, colours)
+    return figure
 
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Where things stand, in inches: snapshots of `size` x `tall`, curves of the height `band`."""
+
+    tall: float
+    wide: float
+    width: float
+    height: float
+    size: float = 1.22
+    gap: float = 0.14
+    left: float = 1.15
+    band: float = 0.42
+    top: float = 0.78
+    foot: float = 0.46
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], columns: int, rows: int, curves: int) -> _Sheet:
+        """The sheet for rows of snapshots of a shape over curves."""
+        tall = cls.size * float(np.clip(shape[0] / max(shape[1], 1), 0.4, 2.0))
+        wide = max(columns * (cls.size + cls.gap) - cls.gap, 3.6)
+        above = cls.top + rows * (tall + cls.gap) - cls.gap
+        join = 0.34 if curves else 0.12
+        height = above + join + curves * (cls.band + 0.1) + cls.foot
+        return cls(tall, wide, cls.left + wide + 0.9, height)
+
+
+def _draw_row(
+    figure: Figure, sheet: _Sheet, number: int, row: _Row, chosen: Sequence[int], colours: Palette
+) -> list[Axes]:
+    """Snapshots side by side, after their name."""
+    high = sheet.top + number * (sheet.tall + sheet.gap)
+    figure.text(
+        (sheet.left - 0.1) / sheet.width, 1 - (high + sheet.tall / 2) / sheet.height, row.name,
+        fontsize=7, ha="right", va="center", color=colours.ink,
+    )  # fmt: skip
+    snapshots = []
+    for column, place in enumerate(chosen):
+        left = sheet.left + column * (sheet.size + sheet.gap)
+        axes = axes_of_cells(figure, left, high, sheet.size, sheet.tall)
+        axes.imshow(
+            row.matrices[place], cmap=row.ramp, norm=row.norm, aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
+        bare(axes, colours)
+        snapshots.append(axes)
+    return snapshots
+
+
+def _draw_curves(
+    figure: Figure,
+    sheet: _Sheet,
+    curves: Mapping[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]],
+    steps: Sequence[int],
+    at: Sequence[int],
+    colours: Palette,
+    families: list[str],
+) -> list[Axes]:
+    """Curves one below the other, on one axis of training steps.
+
+    at: the steps of the snapshots above.
+    """
     panels: list[Axes] = []
     last = max([steps[-1], *(x[-1] for x, _ in curves.values())])
     for number, (name, (x, y)) in enumerate(curves.items()):
-        bottom = foot + (len(curves) - 1 - number) * (band + 0.1)
-        axes = figure.add_axes((left / width, bottom / height, wide / width, band / height))
-        _curve(axes, x, y, letters.text(name), colours, list(letters.families))
+        bottom = sheet.foot + (len(curves) - 1 - number) * (sheet.band + 0.1)
+        axes = figure.add_axes(
+            (sheet.left / sheet.width, bottom / sheet.height, sheet.wide / sheet.width,
+             sheet.band / sheet.height)
+        )  # fmt: skip
+        _curve(axes, x, y, name, colours, families)
         # Training slows down: equal distances for equal factors, after a linear beginning.
         axes.set_xscale("symlog", linthresh=max(1.0, _first(steps)), linscale=0.6)
         axes.set_xlim(0, last)
         axes.minorticks_off()
         axes.set_xticks([])
-        for place in chosen:
-            axes.axvline(steps[place], color=colours.line, linewidth=0.7, zorder=0)
+        for step in at:
+            axes.axvline(step, color=colours.line, linewidth=0.7, zorder=0)
         panels.append(axes)
-    if panels:
-        panels[-1].set_xticks(*_ticks([steps[place] for place in chosen], panels[-1]))
-        panels[-1].tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=6.5,
-                               color=colours.faint, labelcolor=colours.faint)  # fmt: skip
-        panels[-1].set_xlabel(
-            "training step, logarithmic", fontsize=6.5, color=colours.faint, labelpad=2
-        )
-        _threads(figure, snapshots, panels[0], [steps[place] for place in chosen], colours)
-    return figure
+    panels[-1].set_xticks(*_ticks(list(at), panels[-1]))
+    panels[-1].tick_params(axis="x", length=2, width=0.5, pad=2, labelsize=6.5,
+                           color=colours.faint, labelcolor=colours.faint)  # fmt: skip
+    panels[-1].set_xlabel(
+        "training step, logarithmic", fontsize=6.5, color=colours.faint, labelpad=2
+    )
+    return panels
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`threads`: queries at the left, keys at the right, and a thread for every weight."""
+"""`threads`: queries at the left, keys at the right, and a curve for every weight."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from weft.errors import InputError
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.pictures.canvas import bare, new_figure, not_shown, weights_of
-from weft.pictures.fonts import lettering
-from weft.pictures.palette import Theme, palette
+from weft.pictures.fonts import Lettering, lettering
+from weft.pictures.palette import Palette, Theme, palette
 
 __all__ = ["threads"]
+
+Matrix = np.ndarray[Any, Any]
 
 #: Tokens of a column at most.
 _MOST_TOKENS = 200
@@ -49,7 +51,28 @@ def threads(
 
     Raises: InputError: no such head or query, or more than 200 tokens.
     """
-    colours = palette(theme)
+    chosen = _chosen(layer, heads, query)
+    if title is None:
+        which = f"head {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} heads"
+        title = f"{layer.kind} layer {layer.index}, {which}"
+    letters = lettering([*shown(layer.query_tokens), *shown(layer.key_tokens), title])
+    sheet = _Sheet(palette(theme), letters, *layer.shape[1:])
+    matrices = [weights_of(layer, head) for head in chosen]
+    scale = 1.0 if query is None else float(layer.graph.weights[chosen, query].max())
+    sheet.draw_threads(chosen, [weights for weights, _ in matrices], query, max(scale, 1e-9))
+    sheet.name_queries(shown(layer.query_tokens), query)
+    seen = [weights.mean(0) if query is None else weights[query] for weights, _ in matrices]
+    received = np.zeros(layer.shape[2])
+    for of_head in seen:
+        received += of_head / len(chosen)
+    sheet.name_keys(shown(layer.key_tokens), received)
+    missing = not_shown(float(np.mean([share for _, share in matrices])))
+    sheet.caption(title, chosen, missing)
+    return sheet.figure
+
+
+def _chosen(layer: TraceLayer, heads: int | Sequence[int] | None, query: int | None) -> list[int]:
+    """The heads to draw. Raises: InputError: no such head or query, or too many tokens."""
     count, queries, keys = layer.shape
     chosen = (
         list(range(count)) if heads is None else [heads] if isinstance(heads, int) else [*heads]
@@ -64,105 +87,118 @@ def threads(
             f"threads: {queries} queries and {keys} keys; at most {_MOST_TOKENS} can be read. "
             "Use weft.pictures.alignment."
         )
-    if title is None:
-        which = f"head {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} heads"
-        title = f"{layer.kind} layer {layer.index}, {which}"
-    letters = lettering([*shown(layer.query_tokens), *shown(layer.key_tokens), title])
-    families = list(letters.families)
+    return chosen
 
-    step = float(np.clip(8.0 / max(queries, keys, 1), 0.15, 0.27))
-    size = step * 72 * 0.5
-    left, middle, right, top, foot = 1.35, 2.6, 1.75, 0.78, 0.2
-    rows = max(queries, keys)
-    width, height = left + middle + right, top + rows * step + foot
-    figure = new_figure(width, height, colours)
-    axes = figure.add_axes((0, 0, 1, 1))
-    bare(axes, colours, frame=False)
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
 
-    def places(number: int) -> np.ndarray:
+class _Sheet:
+    """A figure with a column of queries and one of keys; everything in inches."""
+
+    def __init__(self, colours: Palette, letters: Lettering, queries: int, keys: int) -> None:
+        self.colours, self.letters = colours, letters
+        self.families = list(letters.families)
+        self.step = float(np.clip(8.0 / max(queries, keys, 1), 0.15, 0.27))
+        self.size = self.step * 72 * 0.5
+        self.left, self.middle, right, top, foot = 1.35, 2.6, 1.75, 0.78, 0.2
+        rows = max(queries, keys)
+        self.width, self.height = self.left + self.middle + right, top + rows * self.step + foot
+        self.figure = new_figure(self.width, self.height, colours)
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        bare(self.axes, colours, frame=False)
+        self.axes.set_xlim(0, self.width)
+        self.axes.set_ylim(self.height, 0)
         # The shorter column stands in the middle of the longer one.
-        return top + (np.arange(number) + 0.5 + (rows - number) / 2) * step
+        self.starts, self.ends = (
+            top + (np.arange(number) + 0.5 + (rows - number) / 2) * self.step
+            for number in (queries, keys)
+        )
 
-    starts, ends = places(queries), places(keys)
-    received = np.zeros(keys)
-    whispers: list[tuple[float, Curve, Any]] = []
-    voices: list[tuple[float, Curve, Any]] = []
-    scale = 1.0 if query is None else float(layer.graph.weights[chosen, query].max())
-    scale = max(scale, 1e-9)
-    matrices = [weights_of(layer, head) for head in chosen]
-    for head, (weights, _) in zip(chosen, matrices, strict=True):
-        if query is None:
-            received += weights.mean(0) / len(chosen)
-        else:
-            received += weights[query] / len(chosen)
-        colour = colours.query if len(chosen) == 1 else colours.heads[head % len(colours.heads)]
-        for i, j in zip(*np.nonzero(weights >= _LEAST), strict=True):
-            weight = weights[i, j]
+    def draw_threads(
+        self, chosen: Sequence[int], matrices: Sequence[Matrix], query: int | None, scale: float
+    ) -> None:
+        """A curve for each weight; those of a query that is brought forward come last."""
+        colours = self.colours
+        background: list[tuple[float, Curve, Any]] = []
+        foreground: list[tuple[float, Curve, Any]] = []
+        for head, weights in zip(chosen, matrices, strict=True):
+            colour = colours.query if len(chosen) == 1 else self.colour_of(head)
+            for i, j in zip(*np.nonzero(weights >= _LEAST), strict=True):
+                forward = query is None or i == query
+                # A query brought forward is drawn against its own strongest edge.
+                share = min(float(weights[i, j]) / scale, 1.0)
+                strength = (0.08 + 0.82 * share) / len(chosen) ** 0.25 if forward else 0.06
+                width = share if forward else float(weights[i, j])
+                thread = (width, self._curve(i, j), to_rgba(colour, strength))
+                (foreground if forward else background).append(thread)
+        for group in (background, foreground):
+            for weight, curve, rgba in sorted(group, key=lambda thread: thread[0]):
+                self.axes.add_patch(
+                    PathPatch(curve, facecolor="none", edgecolor=rgba, capstyle="round",
+                              linewidth=0.4 + 2.6 * weight)
+                )  # fmt: skip
+
+    def _curve(self, i: int, j: int) -> Curve:
+        """From query i to key j."""
+        left, right, start, end = self.left, self.left + self.middle, self.starts[i], self.ends[j]
+        half = self.left + self.middle / 2
+        return Curve(
+            [(left + 0.08, start), (half, start), (half, end), (right - 0.08, end)],
+            [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
+        )
+
+    def colour_of(self, head: int) -> str:
+        """The colour of a head among several."""
+        return self.colours.heads[head % len(self.colours.heads)]
+
+    def name_queries(self, tokens: Sequence[str], query: int | None) -> None:
+        """The tokens at the left."""
+        colours = self.colours
+        for i, token in enumerate(tokens):
             forward = query is None or i == query
-            curve = Curve(
-                [(left + 0.08, starts[i]), (left + middle / 2, starts[i]),
-                 (left + middle / 2, ends[j]), (left + middle - 0.08, ends[j])],
-                [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4],
-            )  # fmt: skip
-            # A query brought forward is drawn against its own strongest edge.
-            share = min(float(weight) / scale, 1.0)
-            strength = (0.08 + 0.82 * share) / len(chosen) ** 0.25 if forward else 0.06
-            thread = (share if forward else float(weight), curve, to_rgba(colour, strength))
-            (voices if forward else whispers).append(thread)
-    for group in (whispers, voices):
-        group.sort(key=lambda thread: thread[0])
-        for weight, curve, rgba in group:
-            axes.add_patch(
-                PathPatch(curve, facecolor="none", edgecolor=rgba, capstyle="round",
-                          linewidth=0.4 + 2.6 * weight)
+            self.axes.text(
+                self.left, self.starts[i], self.letters.token(token, 16), ha="right", va="center",
+                fontsize=self.size, family=self.families,
+                color=colours.query if query == i else colours.ink if forward else colours.faint,
+                fontweight="bold" if query == i else "normal",
             )  # fmt: skip
 
-    for i, token in enumerate(shown(layer.query_tokens)):
-        forward = query is None or i == query
-        axes.text(
-            left, starts[i], letters.token(token, 16), ha="right", va="center", fontsize=size,
-            color=colours.query if query == i else colours.ink if forward else colours.faint,
-            fontweight="bold" if query == i else "normal", family=families,
-        )  # fmt: skip
-    strongest = max(float(received.max(initial=0)), 1e-9)
-    for j, token in enumerate(shown(layer.key_tokens)):
-        share = received[j] / strongest
-        if received[j] >= 0.005:
-            axes.add_patch(
-                FancyBboxPatch(
-                    (left + middle, ends[j] - step * 0.38), 0.02 + share * 1.05, step * 0.76,
+    def name_keys(self, tokens: Sequence[str], received: Matrix) -> None:
+        """The tokens at the right, each with a bar and a number of the mean weight it receives."""
+        right, colours = self.left + self.middle, self.colours
+        strongest = max(float(received.max(initial=0)), 1e-9)
+        for j, token in enumerate(tokens):
+            if received[j] >= 0.005:
+                bar = FancyBboxPatch(
+                    (right, self.ends[j] - self.step * 0.38),
+                    0.02 + received[j] / strongest * 1.05, self.step * 0.76,
                     boxstyle="round,pad=0,rounding_size=0.03", linewidth=0,
                     facecolor=to_rgba(colours.key, 0.22),
-                )
+                )  # fmt: skip
+                self.axes.add_patch(bar)
+                self.axes.text(
+                    self.width - 0.14, self.ends[j], f"{received[j]:.2f}", ha="right", va="center",
+                    fontsize=self.size * 0.8, color=colours.faint,
+                )  # fmt: skip
+            self.axes.text(
+                right + 0.05, self.ends[j], self.letters.token(token, 16), ha="left", va="center",
+                fontsize=self.size, color=colours.ink, family=self.families,
             )  # fmt: skip
-            axes.text(
-                width - 0.14, ends[j], f"{received[j]:.2f}", ha="right", va="center",
-                fontsize=size * 0.8, color=colours.faint,
-            )  # fmt: skip
-        axes.text(
-            left + middle + 0.05, ends[j], letters.token(token, 16), ha="left", va="center",
-            fontsize=size, color=colours.ink, family=families,
-        )  # fmt: skip
-    axes.text(0.14, 0.24, letters.text(title), fontsize=9.5, fontweight="bold", va="center",
-              color=colours.ink, family=families)  # fmt: skip
-    if len(chosen) > 1:
-        for place, head in enumerate(chosen[:12]):
-            axes.text(
-                width - 0.14 - 0.2 * (min(len(chosen), 12) - 1 - place), 0.24, str(head),
-                ha="right",
-                va="center", fontsize=8, fontweight="bold",
-                color=colours.heads[head % len(colours.heads)],
-            )  # fmt: skip
-    axes.text(left, 0.56, "queries: who looks", ha="right", va="center", fontsize=7,
-              color=colours.query)  # fmt: skip
-    axes.text(left + middle, 0.56, "keys: who is looked at", va="center", fontsize=7,
-              color=colours.key)  # fmt: skip
-    left_out = float(np.mean([share for _, share in matrices]))
-    if not_shown(left_out):
-        axes.text(0.14, height - 0.1, f"of the kept edges: {not_shown(left_out)}", va="center",
-                  fontsize=6, color=colours.faint)  # fmt: skip
-    axes.text(width - 0.14, 0.56, "receives", va="center", ha="right", fontsize=6.5,
-              color=colours.faint)  # fmt: skip
-    return figure
+
+    def caption(self, title: str, chosen: Sequence[int], missing: str) -> None:
+        """The title, the numbers of the heads, and the names of the columns."""
+        colours, text = self.colours, self.axes.text
+        text(0.14, 0.24, self.letters.text(title), fontsize=9.5, fontweight="bold", va="center",
+             color=colours.ink, family=self.families)  # fmt: skip
+        if len(chosen) > 1:
+            first = self.width - 0.14 - 0.2 * (min(len(chosen), 12) - 1)
+            for place, head in enumerate(chosen[:12]):
+                text(first + 0.2 * place, 0.24, str(head), ha="right", va="center", fontsize=8,
+                     fontweight="bold", color=self.colour_of(head))  # fmt: skip
+        text(self.left, 0.56, "queries: who looks", ha="right", va="center", fontsize=7,
+             color=colours.query)  # fmt: skip
+        text(self.left + self.middle, 0.56, "keys: who is looked at", va="center", fontsize=7,
+             color=colours.key)  # fmt: skip
+        if missing:
+            text(0.14, self.height - 0.1, f"of the kept edges: {missing}", va="center", fontsize=6,
+                 color=colours.faint)  # fmt: skip
+        text(self.width - 0.14, 0.56, "receives", va="center", ha="right", fontsize=6.5,
+             color=colours.faint)  # fmt: skip
