@@ -198,17 +198,19 @@ def distance(one: TraceLayer, two: TraceLayer, *, exact: bool | None = None) -> 
         exact = heads * queries * keys <= CHEAP_CELLS and not (one.no_matrix or two.no_matrix)
     if not exact:
         return _of_edges(one.graph, two.graph)
-    for layer in (one, two):
-        if layer.no_matrix:
-            raise InputError(
-                f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the "
-                "kept edges, exact=False."
-            )
-    assert one.matrix is not None
-    assert two.matrix is not None
     causal = one.mask == two.mask == "causal"
-    found = _of_matrices(one.matrix, two.matrix, causal)
-    return Interval(found, found)
+    distance = _of_matrices(_exact(one), _exact(two), causal)
+    return Interval(distance, distance)
+
+
+def _exact(layer: TraceLayer) -> AttentionMatrix:
+    """The whole matrix of a layer. Raises: InputError: it has none."""
+    if layer.matrix is None:
+        raise InputError(
+            f"compare: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
+            "edges, exact=False."
+        )
+    return layer.matrix
 
 
 def _of_matrices(one: AttentionMatrix, two: AttentionMatrix, causal: bool) -> Tensor:

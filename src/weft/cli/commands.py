@@ -62,7 +62,7 @@ class _Verbs(TyperGroup):
         raise InputError(f"{verb}: no such command.{near} See weft --help.")
 
     def _in_one_line(self, error: BaseException) -> InputError:
-        message = error.format_message()  # type: ignore[attr-defined]
+        message = getattr(error, "format_message", error.__str__)()
         message = message.replace("Value error, ", "").removesuffix(".")
         end = "" if message.endswith("?") else "."
         verb = getattr(getattr(error, "ctx", None), "info_name", None)

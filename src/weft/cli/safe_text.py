@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,8 +113,8 @@ class _Nowhere(_Closed):
 def safe_output() -> Iterator[None]:
     """Standard output and standard error through `safe`, while the block runs."""
     before = sys.stdout, sys.stderr
-    sys.stdout = _SafeStream(_Closed() if sys.stdout is None else sys.stdout)  # type: ignore[arg-type]
-    sys.stderr = _SafeStream(_Nowhere() if sys.stderr is None else sys.stderr)  # type: ignore[arg-type]
+    sys.stdout = cast(TextIO, _SafeStream(sys.stdout or cast(TextIO, _Closed())))
+    sys.stderr = cast(TextIO, _SafeStream(sys.stderr or cast(TextIO, _Nowhere())))
     try:
         yield
     finally:

@@ -29,7 +29,8 @@ class Tokens(list[str]):
     def __init__(self, tokens: Iterable[str], texts: Iterable[str]) -> None:
         super().__init__(tokens)
         self.texts = list(texts)
-        assert len(self.texts) == len(self)
+        if len(self.texts) != len(self):
+            raise ValueError(f"{len(self)} tokens have {len(self.texts)} texts")
 
 
 def shown(tokens: Sequence[str]) -> Sequence[str]:

@@ -201,19 +201,20 @@ class TraceLayer:
         log-sum-exp; products, column sums and the rest as `weft.AttentionMatrix` says. As exact as
         the type that queries and keys are stored in.
         """
-        if self.no_matrix is not None:
+        tensors, terms = self._queries_keys, self.terms
+        if tensors is None or terms is None or self.no_matrix is not None:
             return None
-        assert self.queries is not None and self.keys is not None and self.terms is not None
         # Half precision is a matter of storage; scores are taken in float32.
+        queries, keys = (tensor.float() for tensor in tensors)
         return AttentionMatrix(
-            self.queries.float(),
-            self.keys.float(),
-            mask=self.terms.mask,
-            bias=self.terms.bias,
-            relative=self.terms.relative,
+            queries,
+            keys,
+            mask=terms.mask,
+            bias=terms.bias,
+            relative=terms.relative,
             scale=self.scale,
             softcap=self.softcap,
-            sinks=self.terms.sinks,
+            sinks=terms.sinks,
             # Of the rows alone: a tile needs no edges to be read.
             lse=self.data.lse(),
         )

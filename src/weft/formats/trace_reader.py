@@ -316,4 +316,5 @@ def _slots(
     scores[rows, places] = edges["score"]
     weights[rows, places] = edges["weight"]
     shape = (heads, queries, kept)
-    return tuple(torch.from_numpy(part.reshape(shape)) for part in (keys, scores, weights))  # type: ignore[return-value]
+    first, second, third = (part.reshape(shape) for part in (keys, scores, weights))
+    return torch.from_numpy(first), torch.from_numpy(second), torch.from_numpy(third)

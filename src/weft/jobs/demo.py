@@ -73,8 +73,9 @@ def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
     files = _draw(run, traces, result, exact)
     for name, file in files.items():
         console.print(f"  {name:<32} {file}", soft_wrap=True, markup=False)
+    examples = getattr(config.task, "test_examples", 0)
     console.print(
-        f"\n[bold]{exact:.1%}[/] of {config.task.test_examples:,} held-out dates exactly right, "  # type: ignore[union-attr]
+        f"\n[bold]{exact:.1%}[/] of {examples:,} held-out dates exactly right, "
         f"after {result.seconds:.0f} s of training. "
         f"Open the page: [bold]{escape(str(files['page']))}[/]",
         soft_wrap=True,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from weft.mechanism.masks import Mask
@@ -51,7 +52,8 @@ class FeedForward(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
-        return self.fall(self.activation(self.rise(inputs)))  # type: ignore[no-any-return]
+        result: Tensor = self.fall(self.activation(self.rise(inputs)))
+        return result
 
 
 def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttention:
@@ -77,8 +79,9 @@ class _Block(nn.Module):
 
     def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return inputs + self.dropout(sublayer(norm(inputs)))  # type: ignore[no-any-return]
-        return norm(inputs + self.dropout(sublayer(inputs)))  # type: ignore[no-any-return]
+            return torch.add(inputs, self.dropout(sublayer(norm(inputs))))
+        normed: Tensor = norm(inputs + self.dropout(sublayer(inputs)))
+        return normed
 
 
 class EncoderBlock(_Block):
@@ -136,13 +139,12 @@ class DecoderBlock(_Block):
             self.self_attention_norm,
             lambda x: self.self_attention(x, mask=mask, cache=own),
         )
-        cross_attention = self.cross_attention
-        if cross_attention is not None:
-            assert self.cross_attention_norm is not None
+        cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
+        if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
             outputs = self._add(
                 outputs,
-                self.cross_attention_norm,
+                cross_norm,
                 lambda x: cross_attention(x, source, mask=source_mask, cache=from_source),
             )
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)

@@ -62,7 +62,8 @@ class Embedding(nn.Module):
                 table = sinusoidal(2 * end, self.architecture.width)
                 self.sinusoids = table.to(self.sinusoids)
             vectors = vectors + self.sinusoids[offset:end]
-        return self.dropout(vectors)  # type: ignore[no-any-return]
+        result: Tensor = self.dropout(vectors)
+        return result
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token of the vocabulary, (..., vocabulary), from outputs (..., width)."""

@@ -43,7 +43,8 @@ class LanguageModel(nn.Module):
         outputs = self.embedding(tokens)
         for block in self.decoder:
             outputs = block(outputs, causal())
-        return self.decoder_norm(outputs)  # type: ignore[no-any-return]
+        result: Tensor = self.decoder_norm(outputs)
+        return result
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each next token: ids (batch, positions) to (batch, positions, vocabulary)."""
@@ -51,7 +52,8 @@ class LanguageModel(nn.Module):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token, (..., vocabulary), from outputs (..., width)."""
-        return self.output_embedding(outputs)  # type: ignore[no-any-return]
+        result: Tensor = self.output_embedding(outputs)
+        return result
 
     def start(self) -> DecodingState:
         """An empty state for `step`."""

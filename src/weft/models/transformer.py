@@ -58,7 +58,8 @@ class Transformer(nn.Module):
         outputs = self.source_embedding(source)
         for block in self.encoder:
             outputs = block(outputs, mask)
-        return self.encoder_norm(outputs)  # type: ignore[no-any-return]
+        result: Tensor = self.encoder_norm(outputs)
+        return result
 
     def outputs(self, source: Tensor, target: Tensor) -> Tensor:
         """What the decoder gives before the vocabulary, (batch, target positions, width)."""
@@ -67,7 +68,8 @@ class Transformer(nn.Module):
         outputs = self.target_embedding(target)
         for block in self.decoder:
             outputs = block(outputs, causal(), encoded, mask)
-        return self.decoder_norm(outputs)  # type: ignore[no-any-return]
+        result: Tensor = self.decoder_norm(outputs)
+        return result
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         """Logits of each next target token.
@@ -83,7 +85,8 @@ class Transformer(nn.Module):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token, (..., vocabulary), from outputs (..., width)."""
-        return self.output_embedding(outputs)  # type: ignore[no-any-return]
+        result: Tensor = self.output_embedding(outputs)
+        return result
 
     def start(self, source: Tensor) -> DecodingState:
         """Read the source once and begin to write: the state that `step` advances."""

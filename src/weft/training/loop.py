@@ -173,7 +173,8 @@ class _Training:
                     reason = stopping
                     break
         self._finish()
-        assert position.best_loss is not None
+        if position.best_loss is None:
+            raise RuntimeError("a training ended without a validation")
         return TrainingResult(
             self.folder,
             position.step,
@@ -216,7 +217,7 @@ class _Training:
         loss = 0.0
         for batch in group:
             part = self._loss(batch, settings.label_smoothing) / count
-            part.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(part)
             loss += float(part.detach())
         self._check_finite("loss", loss)
         if settings.history and is_snapshot_step(position.step, settings.history_growth):
@@ -278,7 +279,8 @@ class _Training:
     @torch.no_grad()
     def _update_average(self) -> None:
         """``average <- decay * average + (1 - decay) * weights``; early on with less decay."""
-        assert self.average is not None
+        if self.average is None:
+            return
         steps = self.position.step + 1
         decay = min(self.settings.average, steps / (steps + 10))
         torch._foreach_lerp_(

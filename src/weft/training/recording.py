@@ -33,7 +33,9 @@ def is_snapshot_step(step: int, growth: float) -> bool:
     return exact <= step
 
 
-def _measures(layer_matrices: dict[str, Tensor], gradients: dict[str, Tensor] | None) -> dict:  # type: ignore[type-arg]
+def _measures(
+    layer_matrices: dict[str, Tensor], gradients: dict[str, Tensor] | None
+) -> dict[str, list[float | None]]:
     measures: dict[str, list[float | None]] = {}
     for name, matrix in layer_matrices.items():
         measures[f"norm_{name}"] = matrix.norm(dim=(1, 2)).tolist()
