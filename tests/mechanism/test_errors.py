@@ -170,6 +170,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("lengths of 80 bits", lambda: weft.padding([2**80]), "padding", "whole number"),
     ("packed text", lambda: packed("ab"), "packed", "whole numbers"),  # type: ignore[arg-type]
     ("edges or adjacency", lambda: weft.neighbours(torch.eye(2).long()), "neighbours", "nodes=N"),
+    (
+        "too many nodes",
+        lambda: weft.neighbours(torch.tensor([[1], [0]]), nodes=2**40),
+        "nodes=1,099,511,627,776",
+        "2,147,483,647 or fewer",
+    ),
     ("edges past", lambda: weft.neighbours(torch.tensor([[0], [3]]), 3), "neighbours", "0 to 2"),
     ("nodes of a matrix", lambda: weft.neighbours(zeros(3, 3), 3), "neighbours", "Leave nodes out"),
     ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),

@@ -15,6 +15,9 @@ from weft.mechanism.shapes import whole_number
 
 __all__ = ["Neighbours", "neighbours"]
 
+#: Nodes of a graph at most: a row pointer for each is held in memory.
+_MOST_NODES = 2**31 - 1
+
 
 @dataclass(frozen=True, eq=False)
 class Neighbours(Mask):
@@ -146,6 +149,11 @@ def _edge_index(given: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.nd
         raise InputError(
             f"neighbours: the edge_index names node {least if least < 0 else most}; expected 0 to "
             f"{nodes - 1}, as nodes={nodes}."
+        )
+    if nodes > _MOST_NODES:
+        raise InputError(
+            f"neighbours: nodes={nodes:,}; expected {_MOST_NODES:,} or fewer. Give the number of "
+            "nodes of the graph."
         )
     sources, targets = given
     return sources, targets, nodes

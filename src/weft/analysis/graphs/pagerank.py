@@ -1,28 +1,12 @@
-"""PageRank: where a reader ends who follows the weights.
+"""PageRank: the stationary distribution of a walk along the weights.
 
     r = d P^T r + (1 - d) / n,    P the weights, each row divided by its sum
 
-A row without mass leads everywhere alike. r sums to 1.
+A walker at query i goes on to key j with the probability d P_ij, or else to any position. A row
+without mass leads everywhere alike. r sums to 1.
 
-Exact, r is the solution of ``(I - d P^T) r = (1 - d) / n``. What is left of the equation bounds
-the error, |r - r*|_1 <= |residual|_1 / (1 - d), since no column of P^T sums to more than 1. Up to
-DENSE_CELLS weights, P is formed and the system is solved in float64, head by head. Of more,
-products with the whole transposed matrix solve it, for all heads and for their mean at once:
-generalized conjugate residuals, and where these stand still, ``r <- d P^T r + (1 - d) / n``, of
-which every step divides the bound by 1 / d at least. To it comes what float32 rounds in a product,
-2^-20 of its sum at most, and of a weight by its score, see `_rounding`.
-
-From the kept edges K, what was left out of a row is spread over the keys that it could look at.
-With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry by
-entry (all terms of the series sum_t (d P^T)^t are larger). Both sum to 1, so e = r - L sums to
-m = 1 - sum_j L_j; and since e = d P^T e + d (P - K)^T L,
-
-    0 <= e_j <= min(m, d m c_j + d sum_i L_i l_i),    the sum over the rows that left key j out
-
-with c_j the largest weight of column j and l_i the largest that row i left out, both at most. The
-estimate is off by e_j or by how far it is above L_j, whichever is more.
-
-Source: Page et al. 1999. The solver: Eisenstat, Elman and Schultz 1983.
+Source: Page et al. 1999. Every result comes with a bound on its error, whose derivation stands at
+`_of_matrix` for all weights and at `_of_edges` for the kept edges.
 """
 
 from __future__ import annotations
@@ -117,6 +101,17 @@ def pagerank(
 
 
 def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: int) -> PageRank:
+    """From the kept edges K; what was left out of a row is spread over the keys it may look at.
+
+    With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry
+    by entry (all terms of the series sum_t (d P^T)^t are larger). Both sum to 1, so e = r - L sums
+    to m = 1 - sum_j L_j; and since e = d P^T e + d (P - K)^T L,
+
+        0 <= e_j <= min(m, d m c_j + d sum_i L_i l_i),    the sum over rows that left key j out
+
+    with c_j the largest weight of column j and l_i the largest that row i left out, both at most.
+    The estimate is off by e_j or by how far it is above L_j, whichever is more.
+    """
     walk = _Walk(graph)
     start = torch.full((graph.keys.shape[0] + 1, graph.length), (1 - damping) / graph.length)
     start = start.double()
@@ -140,7 +135,7 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
 
 
 def _of_weights(matrix: AttentionMatrix, damping: float, tolerance: float) -> PageRank:
-    """In float64, from the weights themselves."""
+    """From the weights themselves: P is formed, and the equation solved in float64, by head."""
     heads, length, _ = matrix.shape
     start = torch.full((length,), (1 - damping) / length, dtype=torch.float64)
     found, errors = [], []
@@ -172,6 +167,16 @@ def _of_matrix(
     steps: int,
     edges: AttentionGraph | None,
 ) -> PageRank:
+    """From products with the whole transposed matrix, for all heads and for their mean at once.
+
+    They solve ``(I - d P^T) r = (1 - d) / n``: generalized conjugate residuals, and where these
+    stand still, ``r <- d P^T r + (1 - d) / n``, of which every step divides the bound by 1 / d at
+    least. The residual bounds the error, |r - r*|_1 <= |residual|_1 / (1 - d), since no column of
+    P^T sums to more than 1. Added to it is what float32 rounds: in a product 2^-20 of its sum at
+    most, and of a weight by its score, see `_rounding`.
+
+    Source: Eisenstat, Elman and Schultz 1983 (the solver).
+    """
     heads, length, _ = matrix.shape
     sums = (matrix @ torch.ones(length)).double()
     sums = torch.cat((sums, sums.mean(0, keepdim=True)))

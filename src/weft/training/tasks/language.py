@@ -66,20 +66,18 @@ class LanguageTask(Task):
     def probe(self) -> Probe:
         """The first tokens of the held-out text."""
         ids = self._valid[: min(48, self.block)].tolist()
-        return Probe(
-            {"tokens": torch.tensor([ids])}, {"tokens": self.vocabulary.token_strings(ids)}
-        )
+        return Probe.of_tokens(ids, self.vocabulary)
 
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and perplexity on the held-out text."""
-        found = self.evaluation(model, split, progress)
+        result = self.evaluation(model, split, progress)
         return {
             "split": "valid",
-            "tokens": found.targets,
-            "loss": found.loss,
-            "perplexity": math.exp(found.loss),
+            "tokens": result.targets,
+            "loss": result.loss,
+            "perplexity": math.exp(result.loss),
         }
 
 

@@ -88,20 +88,18 @@ class RepeatsTask(Task):
         """A sequence of the validation, of a length in the middle."""
         length = (self.config.shortest + self.config.longest) // 2
         ids = self._draw(2 * length + 1, length, 1).inputs["tokens"][0].tolist()
-        return Probe(
-            {"tokens": torch.tensor([ids])}, {"tokens": self.vocabulary.token_strings(ids)}
-        )
+        return Probe.of_tokens(ids, self.vocabulary)
 
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> dict[str, Any]:
         """Loss and accuracy on the repeated half, of all lengths together."""
-        found = self.evaluation(model, split, progress)
+        result = self.evaluation(model, split, progress)
         return {
             "split": "valid",
-            "targets": found.targets,
-            "loss": found.loss,
-            "accuracy": found.accuracy,
+            "targets": result.targets,
+            "loss": result.loss,
+            "accuracy": result.accuracy,
             "chance": 1 / self.config.symbols,
         }
 

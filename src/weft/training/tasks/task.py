@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
@@ -31,6 +32,11 @@ class Probe:
 
     inputs: dict[str, Tensor]
     tokens: dict[str, list[str]]
+
+    @classmethod
+    def of_tokens(cls, ids: list[int], vocabulary: Vocabulary) -> Probe:
+        """The probe of a model that reads one sequence."""
+        return cls({"tokens": torch.tensor([ids])}, {"tokens": vocabulary.token_strings(ids)})
 
     def sequences_of(self, kind: LayerKind) -> tuple[str, str]:
         """Which sequences a layer's queries and keys come from."""
