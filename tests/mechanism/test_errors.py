@@ -173,7 +173,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     (
         "too many nodes",
         lambda: weft.neighbours(torch.tensor([[1], [0]]), nodes=2**40),
-        "nodes=1,099,511,627,776",
+        "neighbours",
         "2,147,483,647 or fewer",
     ),
     ("edges past", lambda: weft.neighbours(torch.tensor([[0], [3]]), 3), "neighbours", "0 to 2"),
