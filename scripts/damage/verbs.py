@@ -31,9 +31,9 @@ def verbs_of(kind: str, folder: Path, whole: Path, new: Path) -> list[Words]:
         return [
             ("heads", folder), ("heads", folder, "--csv"), ("measures", folder, "--json"),
             ("rollout", folder), ("flow", folder, "--to", 0),
-            ("query", folder, "select * from edges limit 3"),
-            ("query", folder, "select * from heads, rows limit 3"),
-            ("query", folder, "select * from keys, tokens, layers limit 3"),
+            ("query", folder, "select * from edges order by all limit 3"),
+            ("query", folder, "select * from heads, rows order by all limit 3"),
+            ("query", folder, "select * from keys, tokens, layers order by all limit 3"),
             ("compare", folder, whole / kind), ("compare", whole / kind, folder),
             ("export", folder, "--html", new), ("export", folder, "--picture", f"{new}.png"),
             ("export", folder, "--parquet", new), ("export", folder, "--graphml", new),

@@ -17,6 +17,7 @@ from weft.formats.history import (
     Snapshot,
     write_snapshot,
 )
+from weft.formats.tensors import load_tensors, save_tensors
 
 
 def layer(name: str, seed: int) -> LayerSnapshot:
@@ -84,6 +85,19 @@ def test_a_damaged_snapshot(history: History) -> None:
     path = history.folder / "step-00000004.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(DataError, match="this snapshot is damaged or half-written"):
+        history[4]
+
+
+def test_matrices_of_another_type(history: History) -> None:
+    """Half precision is read as float32; whole numbers are no matrices."""
+    path = history.folder / "step-00000004.safetensors"
+    tensors, notes = load_tensors(path, "snapshot")
+    tensors["second/W_Q"] = tensors["second/W_Q"].bfloat16()
+    save_tensors(path, tensors, notes)
+    assert history[4].layer("second").matrices["W_Q"].dtype == torch.float32
+    tensors["second/W_Q"] = tensors["second/W_Q"].int()
+    save_tensors(path, tensors, notes)
+    with pytest.raises(DataError, match="this snapshot is damaged"):
         history[4]
 
 

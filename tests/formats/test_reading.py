@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -172,9 +175,23 @@ def test_forged_numbers(trace_path: Path, change: Callable[[dict[str, Any]], obj
         _read_all(trace_path)
 
 
-def test_a_forged_kind_of_number(trace_path: Path) -> None:
-    import hashlib
+def test_a_column_stored_as_another_type(trace_path: Path) -> None:
+    """Arrow aborts the process that reads such a file."""
+    path = trace_path / "edges.parquet"
+    whole = path.read_bytes()
+    # The type of a stored column as thrift writes it, before the list of its encodings.
+    before, after = b"\x15\x02\x19", b"\x15\x0a\x19"
+    forged = whole[::-1].replace(before[::-1], after[::-1])[::-1]
+    metadata = pq.read_metadata(pa.BufferReader(forged))
+    assert metadata.row_group(0).column(0).physical_type == "DOUBLE"
+    path.write_bytes(forged)
+    digest = hashlib.sha256(forged).hexdigest()
+    _forge(trace_path, lambda m: m["files"]["edges.parquet"].update(sha256=digest))
+    with pytest.raises(DataError, match="its column layer is of INT32, and stored as DOUBLE"):
+        _read_all(trace_path)
 
+
+def test_a_forged_kind_of_number(trace_path: Path) -> None:
     path = trace_path / "queries_keys.safetensors"
     # As many bytes as before, taken for whole numbers.
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))

@@ -141,6 +141,7 @@ def _layer(entry: dict[str, Any], tensors: dict[str, Tensor]) -> LayerSnapshot:
         or any(part.shape != shape for part in parts[1:3])
         or any(part.shape != shape[:2] for part in parts[3:])
         or any(matrix.ndim != 3 or len(matrix) != heads for matrix in matrices.values())
+        or any(not matrix.is_floating_point() for matrix in (*matrices.values(), *parts[1:6]))
         or not (-1 <= int(parts[0].amin()) <= int(parts[0].amax()) < length)
     ):
         raise ValueError("a graph that fits its tokens")
@@ -148,7 +149,7 @@ def _layer(entry: dict[str, Any], tensors: dict[str, Tensor]) -> LayerSnapshot:
     return LayerSnapshot(
         name,
         entry["kind"],
-        matrices,
+        {name: matrix.float() for name, matrix in matrices.items()},
         entry["measures"],
         AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length),
         entry["query_tokens"],

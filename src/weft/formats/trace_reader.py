@@ -242,7 +242,9 @@ class StoredLayer:
             _check_columns(file.schema_arrow, columns)
             groups = []
             for number in range(file.num_row_groups):
-                statistics = file.metadata.row_group(number).column(0).statistics
+                group = file.metadata.row_group(number)
+                _check_types(group, file.schema)
+                statistics = group.column(0).statistics
                 if statistics is None or statistics.min <= self.number <= statistics.max:
                     groups.append(number)
             table = file.read_row_groups(groups)
@@ -292,6 +294,17 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...]) -> None:
         fits = kind == pa.float32() if name in FRACTIONS else pa.types.is_signed_integer(kind)
         if not fits:
             raise ValueError(f"its column {name} is of {kind}")
+
+
+def _check_types(group: pq.RowGroupMetaData, schema: pq.ParquetSchema) -> None:
+    """Raise a ValueError where a row group stores a column as another type: Arrow would abort."""
+    for place in range(group.num_columns):
+        column, expected = group.column(place), schema.column(place)
+        if column.physical_type != expected.physical_type:
+            raise ValueError(
+                f"its column {expected.name} is of {expected.physical_type}, and stored as "
+                f"{column.physical_type}"
+            )
 
 
 def _slots(
