@@ -2,6 +2,8 @@
 .PHONY: help setup demo test test-all check bench pictures docs clean
 
 python := .venv/bin/python
+# A file of tests stays in one process; each worker computes on its share of the cores.
+parallel := -n logical --maxprocesses 8 --dist loadfile
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -14,11 +16,11 @@ demo: setup  ## the main job: train a translator of dates, test it, see what it 
 
 test: setup  ## the tests, less the slow ones
 	@scripts/setup-tests
-	$(python) -m pytest
+	$(python) -m pytest $(parallel)
 
 test-all: setup  ## all tests
 	@scripts/setup-tests --notebooks
-	$(python) -m pytest -m ""
+	$(python) -m pytest $(parallel) -m ""
 
 check: setup  ## style, types and architecture; of the front end also its unit tests
 	.venv/bin/ruff format --check .

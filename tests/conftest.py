@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from weft.mechanism.multihead import MultiHeadAttention
 from weft.traces import Trace
 
 WIDTH, HEADS, VOCABULARY = 16, 4, 50
+
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 class Translator(nn.Module):
