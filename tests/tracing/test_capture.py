@@ -7,8 +7,8 @@ from torch import nn
 import weft
 from weft.mechanism.watching import layers_of
 from weft.traces import Trace
-from weft.tracing.graphs import cut, proven_mask
 from weft.tracing.names import token_names
+from weft.tracing.recording.cutting import cut, proven_mask
 
 
 def one(found) -> Trace:
@@ -272,22 +272,21 @@ def test_a_wrong_graph_of_wefts_own_layer_deviates(positions):
     """Four rows are held against the formula in float64, whatever the positions."""
     from dataclasses import replace
 
-    from weft.mechanism.watching import Recorder, watching
     from weft.models.configuration import Architecture
     from weft.models.language_model import LanguageModel
-    from weft.tracing.own_verification import reference_deviation
+    from weft.tracing.recording.row_check import reference_deviation
+    from weft.tracing.sources.weft_models import observed
 
     torch.manual_seed(3)
     architecture = Architecture(
         width=16, heads=4, feed_forward=16, decoder_layers=1, positions=positions
     )
     model = LanguageModel(30, architecture).eval()
-    recorder = Recorder(model, weft.Top(4))
-    with torch.no_grad(), watching(model, recorder):
+    calls = []
+    with torch.no_grad(), observed(model, weft.Top(4), lambda *call: calls.append(call)):
         model(torch.tensor([[3, 4, 5, 6, 7, 8, 9]]))
-    ((_, _, seen),) = recorder.calls
-    assert reference_deviation(seen, 0) < 2e-6
-    graph = seen.caught
+    ((call, graph),) = calls
+    assert reference_deviation(call, graph, 0) < 2e-6
     wrong = replace(graph, weights=graph.weights * 1.01)
-    assert reference_deviation(replace(seen, caught=wrong), 0) > 1e-3
-    assert reference_deviation(replace(seen, mask=None), 0) > 1e-3
+    assert reference_deviation(call, wrong, 0) > 1e-3
+    assert reference_deviation(replace(call, mask=None), graph, 0) > 1e-3

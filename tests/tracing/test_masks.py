@@ -14,7 +14,7 @@ import torch
 from tests.tracing.conftest import GROUPED, IMAGE, PAIR, SIZES, Family, as_list, dense_weights
 
 import weft
-from weft.tracing.lazy_mask import LazyMask, eager_mask
+from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 transformers = pytest.importorskip("transformers")
 

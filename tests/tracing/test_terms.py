@@ -12,7 +12,7 @@ from weft.mechanism.masks import Window
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import Ranges
 from weft.traces import Trace
-from weft.tracing.terms import as_rule, cut_terms, ranges_of, rule_of_ranges
+from weft.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
 
 
 @given(

@@ -18,8 +18,9 @@ import weft
 from weft.mechanism.masks import causal
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
-from weft.tracing import catcher, interface
-from weft.tracing.prefix import prefix_of
+from weft.tracing.inputs import prefix_of
+from weft.tracing.recording import recorder
+from weft.tracing.sources import transformers as interface
 
 transformers = pytest.importorskip("transformers")
 
@@ -77,13 +78,13 @@ def test_the_first_layer_that_differs_is_named(
 ) -> None:
     family = family_named("GPT-2")
     model, inputs = family.build("sdpa"), family.inputs(padded=False)
-    own = catcher.Catcher.__call__
+    own = recorder.CallRecorder.__call__
 
     def worse(self: Any, call: Any) -> Tensor:
         output = own(self, call)
         return output * 1.01 if call.path == "transformer.h.1.attn" else output
 
-    monkeypatch.setattr(catcher.Catcher, "__call__", worse)
+    monkeypatch.setattr(recorder.CallRecorder, "__call__", worse)
     with pytest.raises(weft.VerificationError, match=r"layer transformer\.h\.1\.attn is not"):
         weft.trace(model, inputs)
 
@@ -300,14 +301,14 @@ def test_outputs_that_are_no_numbers_are_said_and_a_difference_on_one_side_is_an
     with pytest.warns(UserWarning, match=r"logits of the model's output is not a number \(NaN\)"):
         weft.trace(model, inputs)
     model = family_named("Llama").build()
-    own = catcher.Catcher.__call__
+    own = recorder.CallRecorder.__call__
 
     def broken(self: Any, call: Any) -> Tensor:
         output = own(self, call).clone()
         output[:, 0, 5, 0] = torch.nan
         return output
 
-    monkeypatch.setattr(catcher.Catcher, "__call__", broken)
+    monkeypatch.setattr(recorder.CallRecorder, "__call__", broken)
     with pytest.raises(weft.VerificationError, match="differs by inf"):
         weft.trace(model, inputs)
 
@@ -316,7 +317,7 @@ def test_weights_that_are_no_numbers_differ(
     family_named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = family_named("GPT-2").build("sdpa")
-    right = catcher.attend
+    right = recorder.attend
 
     def wrong(*args: Any, **named: Any) -> Any:
         output, graph = right(*args, **named)
@@ -324,6 +325,6 @@ def test_weights_that_are_no_numbers_differ(
         weights[:, :, 0] = torch.nan
         return output, replace(graph, weights=weights)
 
-    monkeypatch.setattr(catcher, "attend", wrong)
+    monkeypatch.setattr(recorder, "attend", wrong)
     with pytest.raises(weft.VerificationError, match=r"weights of layer .* by inf"):
         weft.trace(model, torch.arange(3, 13)[None])

@@ -11,7 +11,7 @@ import torch
 from tests.tracing.conftest import Family
 
 import weft
-from weft.tracing import catcher
+from weft.tracing.recording import recorder
 
 #: Tokens that the model reads twice, and how many there are.
 PREFIX, LONG = 16, 40
@@ -24,8 +24,8 @@ def model(family_named: Callable[[str], Family]) -> torch.nn.Module:
 
 
 def sabotaged(monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any]) -> None:
-    right = catcher.attend
-    monkeypatch.setattr(catcher, "attend", lambda *args, **kwargs: wrong(right, *args, **kwargs))
+    right = recorder.attend
+    monkeypatch.setattr(recorder, "attend", lambda *args, **kwargs: wrong(right, *args, **kwargs))
 
 
 def without_mask(right: Callable[..., Any], queries: torch.Tensor, *args: Any, **named: Any) -> Any:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import InputError
 from weft.experiments.head_outputs import Reached, reaching
-from weft.tracing.at_rest import at_rest
+from weft.tracing.model_state import evaluation_mode
 
 __all__ = ["Layer", "backward"]
 
@@ -58,7 +58,7 @@ def backward(
     """
     meeting = _Meeting(receive)
     with (
-        at_rest(model),
+        evaluation_mode(model),
         _frozen(model),
         meeting.recomputing(model),
         torch.enable_grad(),

@@ -7,7 +7,6 @@ their attention interface. For experiments that change what heads give
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import HeadOutputs, Observation
 from weft.mechanism.positions import Relative
 from weft.mechanism.watching import editing, layers_of, watching
-from weft.tracing.interface import InterfaceCall, is_transformers_model, routed, routes
-from weft.tracing.sequences import layer_kind
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.transformers import is_transformers_model, routed, routes
 
 __all__ = ["Reached", "Scoring", "reaching"]
 
@@ -121,18 +120,16 @@ def reaching(
         yield
 
 
-def _of_interface(call: InterfaceCall, scoring: bool) -> Reached:
+def _of_interface(call: LayerCall, scoring: bool) -> Reached:
     """Run a call of Transformers."""
     tensors = call.queries, call.keys, call.values
     how = None
     if scoring:
         output, graph = attend(*tensors, **call.arguments(), keep=Top(0))
-        scale = 1 / math.sqrt(call.queries.shape[3]) if call.scale is None else call.scale
-        how = Scoring(graph.lse.detach(), call.mask, scale, call.bias, None, call.softcap)
+        how = Scoring(graph.lse.detach(), call.mask, call.scale, call.bias, None, call.softcap)
     else:
         output = attention(*tensors, **call.arguments())
-    kind = layer_kind(call.path, call.module, call.is_causal)
-    return Reached(call.path, kind, HeadOutputs(output, *tensors, call.mask), how)
+    return Reached(call.path, call.kind, HeadOutputs(output, *tensors, call.mask), how)
 
 
 class _Watcher:

@@ -23,7 +23,7 @@ from weft.experiments.head_outputs import reaching
 from weft.mechanism.function import attention
 from weft.mechanism.observe import HeadOutputs
 from weft.mechanism.shapes import describe
-from weft.tracing.at_rest import at_rest
+from weft.tracing.model_state import evaluation_mode
 
 __all__ = ["Intervention", "Kind", "editing_heads", "intervening"]
 
@@ -134,7 +134,7 @@ def editing_heads(model: nn.Module, edit: Callable[[str, HeadOutputs], Tensor]) 
     Raises: InputError: a model whose heads cannot be reached.
     """
     with (
-        at_rest(model),
+        evaluation_mode(model),
         torch.no_grad(),
         reaching(model, lambda one: edit(one.path, one.heads), operation="intervening"),
     ):

@@ -30,9 +30,9 @@ from weft.errors import InputError
 from weft.experiments.gradient_weights import Weighted
 from weft.experiments.gradients import Layer, backward
 from weft.experiments.head_outputs import Reached
-from weft.tracing.huggingface import token_limit
-from weft.tracing.interface import is_transformers_model
-from weft.tracing.sequences import on_device_of
+from weft.tracing.inputs import token_limit
+from weft.tracing.recording.sequences import on_device_of
+from weft.tracing.sources.transformers import is_transformers_model
 
 __all__ = ["Target", "relevance", "weighted_layers"]
 

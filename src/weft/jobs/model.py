@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weft.formats.history import History
     from weft.formats.trace import TraceData
-    from weft.tracing.prefix import Verify
+    from weft.tracing.options import Verify
 
 __all__ = [
     "Inputs",

@@ -26,7 +26,7 @@ from weft.jobs.model import (
 from weft.mechanism.graph import Top
 from weft.tracing.capture import trace
 from weft.tracing.names import token_names
-from weft.tracing.own_verification import verify_own
+from weft.tracing.verification import verify_own
 from weft.training.batches import Batch
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task

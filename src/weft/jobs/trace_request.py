@@ -17,7 +17,7 @@ from weft.jobs.windows import trace_windows
 
 if TYPE_CHECKING:
     from weft.formats.trace import TraceData
-    from weft.tracing.prefix import Verify
+    from weft.tracing.options import Verify
 
 __all__ = ["Report", "TraceRequest", "run_trace", "verify_of"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
-from weft.mechanism.watching import Recorder, layers_of, watching
-from weft.tracing.at_rest import at_rest
-from weft.tracing.growing import joined_calls
-from weft.tracing.interface import is_transformers_model
-from weft.tracing.options import check_keep, checked_layers, checked_tokens
-from weft.tracing.own import as_inputs, sequences_of, traces_of
-from weft.tracing.own_verification import as_observed, untouched_own
-from weft.tracing.prefix import Verify
-from weft.tracing.reading import explained
-from weft.tracing.sequences import check_can_be_saved
-from weft.tracing.untouched import verify_prefix
-from weft.tracing.wrapping import recording_alone, unwrapped
+from weft.mechanism.watching import layers_of
+from weft.tracing.description import describe
+from weft.tracing.inputs import explained
+from weft.tracing.model_state import evaluation_mode, recording_alone, unwrapped
+from weft.tracing.options import Verify, check_keep, checked_layers, checked_tokens
+from weft.tracing.recording.layer_call import RecordedCall
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.passes import Passes
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.recording.sequences import check_can_be_saved
+from weft.tracing.sources.transformers import is_transformers_model
+from weft.tracing.sources.weft_models import as_inputs, named_sequences, observed, sequences_of
+from weft.tracing.verification import as_observed, untouched_own, verify_prefix
 
 __all__ = ["trace"]
 
@@ -72,7 +74,7 @@ def trace(
             options of its `generate`. None: it reads and writes nothing.
         verify: how many tokens of the inputs the model reads twice before it is traced, with weft
             and without, to see that it computes the same: a number, or "all"; None or True: 64;
-            False: none. See `weft.tracing.untouched`.
+            False: none. See `weft.tracing.verification`.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
@@ -113,42 +115,51 @@ def trace(
     check_keep(keep, "trace")
     new = 0 if generate is None else checked_tokens(generate)
     given = as_inputs(model, inputs)
-    sequences = sequences_of(given)
-    samples = len(next(iter(sequences.values())))
+    ids = sequences_of(given)
+    samples = len(next(iter(ids.values())))
     check_can_be_saved(save, samples)
-    longest = max(ids.shape[1] for ids in sequences.values())
+    longest = max(part.shape[1] for part in ids.values())
+    places = Top(longest + new) if isinstance(keep, All) else keep
+    calls: list[RecordedCall] = []
     with recording_alone(model, "trace"), explained(model, given):
         untouched = untouched_own(model, given, verify)
         # A run over the whole inputs is verified and traced at once.
         at_once = untouched is not None and untouched.whole and generate is None
         if untouched is not None and not at_once:
             verify_prefix(untouched, as_observed(model, keep))
-        recorder = Recorder(model, Top(longest + new) if isinstance(keep, All) else keep)
-        with at_rest(model), torch.no_grad(), watching(model, recorder):
+        passes = Passes()
+        recorder = CallRecorder(calls.append if generate is None else passes, keep, layers)
+        with (
+            evaluation_mode(model), torch.no_grad(), observed(model, places, recorder.take),
+            untouched.compared() if untouched and at_once else nullcontext(),
+        ):  # fmt: skip
             if generate is None:
-                with untouched.compared() if untouched and at_once else nullcontext():
-                    model(**given)
-                calls = recorder.calls
+                model(**given)
             else:
-                sequences = _generated(model, sequences, new)
-                calls = joined_calls(recorder.calls)
-    traces = traces_of(
-        model,
-        calls,
-        sequences,
-        tokenizer=tokenizer,
-        queries_keys=queries_keys,
-        layers=layers,
-        prompt=None if generate is None else longest,
-        verification=None if untouched is None else untouched.says(),
-    )
+                ids = _generated(model, ids, new, partial(_begin, recorder, passes))
+                calls = passes.joined()
+        recorder.check()
+    prompt = None if generate is None else longest
+    sequences = named_sequences(model, ids, tokenizer, prompt)
+    made = LayerMaker(sequences, samples, queries_keys)
+    for call in calls:
+        made(call)
+    traces = made.traces(describe(model), None if untouched is None else untouched.says())
     if save is not None:
         traces[0].save(save, dtype=dtype, overwrite=overwrite)
         return TraceData.open(save)
     return traces[0] if samples == 1 else traces
 
 
-def _generated(model: Any, sequences: Mapping[str, Tensor], tokens: int) -> dict[str, Tensor]:
+def _begin(recorder: CallRecorder, passes: Passes, position: int) -> None:
+    """A model begins a pass; its cache holds so many positions."""
+    recorder.new_pass()
+    passes.new_pass(position)
+
+
+def _generated(
+    model: Any, sequences: Mapping[str, Tensor], tokens: int, begin: Callable[[int], None]
+) -> dict[str, Tensor]:
     """Let a language model write the likeliest tokens; returns the ids that it has read."""
     if len(sequences) != 1 or not hasattr(model, "start") or not hasattr(model, "step"):
         raise InputError(
@@ -159,7 +170,9 @@ def _generated(model: Any, sequences: Mapping[str, Tensor], tokens: int) -> dict
     # The first of them reads the prompt.
     state, last = model.start(), ids
     for _ in range(tokens):
+        begin(state.position)
         last = model.step(last, state)[:, -1].argmax(-1, keepdim=True)
         ids = torch.cat((ids, last), 1)
+    begin(state.position)
     model.step(last, state)
     return {name: ids}

@@ -1,4 +1,4 @@
-"""What a trace says of a model of Transformers."""
+"""What a trace says of its model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.tracing.interface import transformers
+from weft.tracing.sources.transformers import is_transformers_model, transformers
 
 __all__ = ["describe", "weights_digest"]
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
     """Its name, class, type and size, and the version of the library."""
-    kind, config = type(model), model.config
+    kind, config = type(model), getattr(model, "config", None)
+    if not is_transformers_model(model):
+        return {
+            "name": kind.__name__,
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        }
     return {
         "name": getattr(config, "name_or_path", "") or kind.__name__,
         "class": f"{kind.__module__}.{kind.__qualname__}",

@@ -16,28 +16,26 @@ from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep, Top
-from weft.tracing.at_rest import at_rest
-from weft.tracing.catcher import Catcher
-from weft.tracing.caught import Caught
-from weft.tracing.dense import run_dense
 from weft.tracing.description import describe
-from weft.tracing.interface import check_unrouted, routed, routes
-from weft.tracing.keeping import Keeper
+from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
+from weft.tracing.model_state import evaluation_mode, recording_alone
 from weft.tracing.noticing import noticing, untraced
-from weft.tracing.options import check_keep, checked_layers, checked_tokens, whole_number
-from weft.tracing.prefix import Verify
-from weft.tracing.reading import batch_of, check_readable, explained
-from weft.tracing.sequences import Sequences, check_can_be_saved, on_device_of
-from weft.tracing.transformer_verification import (
+from weft.tracing.options import Verify, check_keep, checked_layers, checked_tokens, whole_number
+from weft.tracing.recording.layer_call import RecordedCall
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.recording.sequences import Sequences, check_can_be_saved, on_device_of
+from weft.tracing.sources.dense_weights import run_dense
+from weft.tracing.sources.transformers import check_recorded, check_unrouted, routed, routes
+from weft.tracing.verification import (
     as_traced,
     untouched_transformer,
+    verify_prefix,
     verify_transformer,
 )
-from weft.tracing.untouched import verify_prefix
 from weft.tracing.watch import WatchedTransformer, watching
-from weft.tracing.wrapping import recording_alone
 
-__all__ = ["token_limit", "trace_huggingface", "verify_inputs"]
+__all__ = ["trace_huggingface", "verify_inputs"]
 
 
 def trace_huggingface(
@@ -69,9 +67,9 @@ def trace_huggingface(
         description: what the trace says of its model; None: its name, class and size.
 
     Layers go by the path of their attention module, in the order of the run. First the model is
-    held against itself without weft: see `weft.tracing.untouched`. Then each layer is verified on
-    a sample of its rows: see `weft.tracing.verification.deviation`. A model that does not use the
-    attention interface is traced from its dense weights, with a warning.
+    held against itself without weft: see `weft.tracing.verification`. Then each layer is
+    verified on a sample of its rows: see `weft.tracing.recording.row_check.deviation`. A model that
+    does not use the attention interface is traced from its dense weights, with a warning.
     """
     with recording_alone(model, "trace"):
         check_unrouted(model)
@@ -114,7 +112,7 @@ def _traced(
             passes: int = options["max_new_tokens"]
             watched.progress = partial(_tell, progress, passes)
         with (
-            at_rest(model), torch.no_grad(), watching(model, watched),
+            evaluation_mode(model), torch.no_grad(), watching(model, watched),
             explained(model, given, "generate"),
         ):  # fmt: skip
             model.generate(**{**given, **options})  # type: ignore[operator]
@@ -127,38 +125,40 @@ def _traced(
         untouched = untouched_transformer(model, given, verify)
         if untouched is not None and not untouched.whole:
             verify_prefix(untouched, as_traced(model, keep))
-    keeper = Keeper(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
-    receive: Callable[[Caught], None] = keeper
+    maker = LayerMaker(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
+    receive: Callable[[RecordedCall], None] = maker
     if untouched is not None and untouched.whole:
         # The run that is traced is the one that is verified.
-        receive = untouched.comparing(keeper)
-    catcher = Catcher(receive, keep, layers, strict=verify is not False)
+        receive = untouched.comparing(maker)
+    recorder = CallRecorder(receive, keep, layers, strict=verify is not False)
     if progress is not None:
-        catcher.progress = partial(_tell, progress, _expected(model))
+        recorder.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:
         if save is not None:
-            keeper.writer = stack.enter_context(
+            maker.writer = stack.enter_context(
                 writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
             )
         with (
-            at_rest(model), torch.no_grad(), noticing(model) as notice, explained(model, given),
+            evaluation_mode(model), torch.no_grad(),
+            noticing(model) as notice, explained(model, given),
             untouched.compared() if untouched and untouched.whole else nullcontext(),
         ):  # fmt: skip
             if routes(model):
-                with routed(model, notice.unnoticed(catcher)):
+                with routed(model, notice.unnoticed(recorder)):
                     model(**given)
-            dense = not catcher.paths
+            dense = not recorder.paths
             if dense:
                 notice.clear()
-                run_dense(model, given, notice.unnoticed(catcher.weights))
-        catcher.check(model)
+                run_dense(model, given, notice.unnoticed(recorder))
+        check_recorded(model, recorder.paths)
+        recorder.check()
         verification = verification if untouched is None else untouched.says()
-        if keeper.writer is not None:
-            keeper.writer.verification = verification
-        keeper.finish(untraced(model, notice, catcher.paths, keeper.refused, dense))
+        if maker.writer is not None:
+            maker.writer.verification = verification
+        maker.finish(untraced(model, notice, recorder.paths, maker.refused, dense))
     if save is not None:
         return TraceData.open(save)
-    traces = keeper.traces(says, verification)
+    traces = maker.traces(says, verification)
     return traces[0] if samples == 1 else traces
 
 
@@ -301,19 +301,3 @@ def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
                 f"trace: {ids.shape[1]} tokens in {name}; {type(model).__name__} reads {limit} at "
                 "most. Shorten the text, or split it (weft trace --window)."
             )
-
-
-def token_limit(model: nn.Module) -> int | None:
-    """How many tokens a model can read; None: no limit is known."""
-    config: Any = model.config
-    config = getattr(config, "text_config", None) or config
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in model.named_modules():
-        learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
-        if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            # As in RoBERTa: positions are counted from the one after padding.
-            limit = min(limit or module.num_embeddings, module.num_embeddings) - (
-                module.padding_idx + 1
-            )
-            break
-    return limit if isinstance(limit, int) and limit > 0 else None

@@ -58,7 +58,7 @@ def locate(model: Path | str) -> Located:
     if check_model_path(source):
         return Located(source, folder=True)
     if find_spec("huggingface_hub") is None:
-        from weft.tracing.interface import transformers
+        from weft.tracing.sources.transformers import transformers
 
         transformers()  # says what to install
     # Not yet Transformers itself, whose import takes seconds.

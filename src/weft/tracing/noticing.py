@@ -152,34 +152,34 @@ def noticing(model: nn.Module) -> Iterator[AttentionNotice]:
 def untraced(
     model: nn.Module,
     notice: AttentionNotice,
-    caught: Collection[str],
+    recorded: Collection[str],
     refused: Mapping[str, str],
     dense: bool = False,
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
 
-    Of modules whose names say attention, one around another that was caught, or inside of one, is
+    Of modules whose names say attention, one around another that was recorded, or inside of one, is
     part of it, and of several around one another the innermost is named. A module that computes
-    its own attention is named wherever it stands, unless the weights that it returned were caught.
+    its own attention is named wherever it stands, unless the weights it returned were recorded.
 
     Args:
         model: what ran.
         notice: from `noticing`.
-        caught: paths of the modules whose calls were caught.
-        refused: why a call was caught and not kept, by the paths of modules.
-        dense: whether weights were caught where modules return them, not calls of theirs.
+        recorded: paths of the modules whose calls were recorded.
+        refused: why a call was recorded and not kept, by the paths of modules.
+        dense: whether weights were recorded where modules return them, not calls of theirs.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
     computed = {
         path: kind
         for path, kind in notice.computed.items()
-        if not (dense and any(_are_related(path, known) for known in caught))
+        if not (dense and any(_are_related(path, known) for known in recorded))
     }
     named = {
         path: kind
         for path, kind in notice.named.items()
-        if not any(_are_related(path, known) for known in (*caught, *notice.computed))
+        if not any(_are_related(path, known) for known in (*recorded, *notice.computed))
     }
     entries = [
         {"name": path, "class": kind, "reason": _OWN}

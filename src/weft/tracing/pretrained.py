@@ -13,9 +13,9 @@ from torch import nn
 
 from weft.errors import DataError, InputError, WeftError
 from weft.formats.files import cannot_read, check_file, is_there, read_json
-from weft.tracing.huggingface import token_limit
-from weft.tracing.interface import transformers
+from weft.tracing.inputs import token_limit
 from weft.tracing.locating import Located, locate, why_unreachable
+from weft.tracing.sources.transformers import transformers
 
 __all__ = ["image_inputs", "load_pretrained", "open_image", "split_windows", "text_inputs"]
 

@@ -1,151 +1,348 @@
-"""Verified capture: what was caught, held against the model's own attention on a few rows."""
+"""Is what a model computes with weft what it computes without it?
+
+A trace is right where the model looked as it looks when nobody watches. So before it is traced a
+model reads the beginning of its inputs twice: once untouched, with its own attention and nothing of
+weft, and once as it will be traced. After each attention layer the second run goes on with what
+the first one had there; so each layer is compared for the same inputs, small differences do not
+add up, and the first layer that differs is the one at fault.
+"""
 
 from __future__ import annotations
 
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.errors import VerificationError
-from weft.mechanism.function import attend
-from weft.mechanism.graph import All, AttentionGraph
-from weft.tracing.comparison import REMEDY, largest_difference, tolerance, warn_of_nan
-from weft.tracing.interface import InterfaceCall
+from weft.mechanism.graph import Keep
+from weft.mechanism.watching import layers_of, watching
+from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
+from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
+from weft.tracing.options import Verify, tokens_to_verify
+from weft.tracing.recording.comparison import Comparison, Untouched, floating_parts, tolerance
+from weft.tracing.recording.layer_call import RecordedCall
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.sources.dense_weights import run_dense
+from weft.tracing.sources.transformers import routed, routes
+from weft.tracing.sources.weft_models import observed
 
-__all__ = ["SAMPLE", "deviation", "sampled_rows"]
+__all__ = [
+    "UntouchedRun",
+    "as_observed",
+    "as_traced",
+    "attention_modules",
+    "run_untouched",
+    "untouched_own",
+    "untouched_transformer",
+    "verify_own",
+    "verify_prefix",
+    "verify_transformer",
+]
 
-#: How many rows of a layer are compared.
-SAMPLE = 4
 
+def verify_transformer(
+    model: nn.Module,
+    given: Mapping[str, Any],
+    keep: Keep,
+    verify: Verify,
+    generates: bool = False,
+    part: nn.Module | None = None,
+) -> dict[str, Any] | None:
+    """Hold a model of Transformers, as it is traced, against itself without weft.
 
-def sampled_rows(queries: int) -> list[int]:
-    """The rows that are compared, spread over all.
+    generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
+    part: the part of the model that reads the inputs, as its encoder; None: all of it.
 
-    >>> sampled_rows(10), sampled_rows(2), sampled_rows(0)
-    ([0, 3, 6, 9], [0, 1], [])
+    Returns, raises: as `verify_run`.
     """
-    if not queries:
-        return []
-    return sorted({round(i * (queries - 1) / (SAMPLE - 1)) for i in range(SAMPLE)})
+    if generates:
+        given = _as_prompt(model, given)
+    untouched = untouched_transformer(model, given, verify, part)
+    if untouched is None:
+        return None
+    verify_prefix(untouched, as_traced(model, keep, part))
+    return untouched.says()
 
 
-@torch.no_grad()
-def deviation(
-    call: InterfaceCall, output: Tensor, graph: AttentionGraph, *, strict: bool = False
-) -> float | None:
-    """How far a caught layer is from what the model's own attention gives, on a sample of rows.
+def untouched_transformer(
+    model: nn.Module, given: Mapping[str, Any], verify: Verify, part: nn.Module | None = None
+) -> UntouchedRun | None:
+    """Let a model of Transformers, or a part of it, read its inputs untouched.
 
-    The weights of the sampled rows are computed once more, whole, from the queries and keys that
-    were caught. The deviation is the largest of three differences:
+    Returns, raises: as `run_untouched`; InputError: the model cannot read them.
+    """
+    modules = attention_modules(model) if routes(model) else {}
+    with explained(model, given):
+        return run_untouched(model if part is None else part, given, verify, modules)
 
-        the model's own output - the one recomputed from these weights
-        the model's own output - the output that the model went on with
-        these weights - the weights of the edges that were kept
+
+def as_traced(
+    model: nn.Module, keep: Keep, part: nn.Module | None = None
+) -> Callable[[Mapping[str, Any], Comparison], None]:
+    """What runs a model, or a part of it, as it is traced, for `verify_prefix`."""
+
+    def traced(inputs: Mapping[str, Any], comparison: Comparison) -> None:
+        if routes(model):
+            # Every layer, not only those that are wanted: each could be at fault.
+            with routed(model, CallRecorder(comparison.edges, keep, None, lambda: False)):
+                (model if part is None else part)(**inputs)
+            return
+        with warnings.catch_warnings():
+            # It is said once, when the model is traced.
+            warnings.simplefilter("ignore", UserWarning)
+            run_dense(model, inputs, lambda call: None)
+
+    return traced
+
+
+def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the first pass of generation, as a pass of its own."""
+    prompt = {**given, "use_cache": False}
+    config: Any = model.config
+    named = ("decoder_input_ids", "decoder_inputs_embeds")
+    if getattr(config, "is_encoder_decoder", False) and not any(name in prompt for name in named):
+        start = getattr(config, "decoder_start_token_id", None)
+        start = getattr(config, "bos_token_id", None) if start is None else start
+        batch = next(value for value in given.values() if isinstance(value, Tensor))
+        prompt["decoder_input_ids"] = torch.full(
+            (len(batch), 1), start or 0, device=batch.device, dtype=torch.int64
+        )
+    return prompt
+
+
+def verify_own(
+    model: nn.Module, inputs: Mapping[str, Any], keep: Keep, verify: Verify
+) -> dict[str, Any] | None:
+    """Run a model of weft's layers observed and unobserved, on the beginning of its inputs.
+
+    Observed, a layer computes with `weft.attend`, else with `weft.attention`.
+
+    Returns, raises: as `weft.tracing.verification.verify_run`.
+    """
+    untouched = untouched_own(model, inputs, verify)
+    if untouched is None:
+        return None
+    verify_prefix(untouched, as_observed(model, keep))
+    return untouched.says()
+
+
+def untouched_own(
+    model: nn.Module, inputs: Mapping[str, Any], verify: Verify
+) -> UntouchedRun | None:
+    """Let a model of weft's layers read its inputs unobserved; returns as `run_untouched`."""
+
+    def cut(given: Mapping[str, Any], tokens: int | None) -> tuple[dict[str, Any], int]:
+        part = {
+            name: value[:, :tokens] if isinstance(value, Tensor) and value.ndim == 2 else value
+            for name, value in given.items()
+        }
+        lengths = [v.shape[1] for v in part.values() if isinstance(v, Tensor) and v.ndim == 2]
+        return part, max(lengths, default=0)
+
+    with watching(model, None):
+        return run_untouched(model, inputs, verify, dict(layers_of(model)), cut)
+
+
+def as_observed(model: nn.Module, keep: Keep) -> Callable[[Mapping[str, Any], Comparison], None]:
+    """What runs a model of weft's layers observed, for `verify_prefix`."""
+
+    def traced(part: Mapping[str, Any], comparison: Comparison) -> None:
+        with observed(model, keep, lambda call, graph: None):
+            model(**part)
+
+    return traced
+
+
+class UntouchedRun:
+    """A model that has read the beginning of its inputs untouched.
+
+    inputs: what it read. whole: whether that is all of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        inputs: dict[str, Any],
+        tokens: int,
+        whole: bool,
+        untouched: Untouched,
+    ) -> None:
+        self.model, self.inputs, self.whole = model, inputs, whole
+        self._modules, self._tokens = modules, tokens
+        where = f"{tokens} tokens" if tokens else "the whole input"
+        self._comparison = Comparison(untouched, hidden_positions(inputs), where)
+
+    @contextmanager
+    def compared(self) -> Iterator[Comparison]:
+        """Compare the run of the model in the block, with weft, with the untouched one.
+
+        Raises: VerificationError: something differs by more than rounding explains.
+        """
+        comparison = self._comparison
+        paths = {id(module): path for path, module in self._modules.items()}
+
+        def compare(module: nn.Module, given: Any, output: Any) -> Any:
+            first = _first(output)
+            own = None if first is None else comparison.layer(paths[id(module)], first)
+            return None if own is None else _replaced(output, own)
+
+        outputs: list[Any] = []
+        with ExitStack() as stack:
+            for module in self._modules.values():
+                stack.callback(module.register_forward_hook(compare).remove)
+            hook = self.model.register_forward_hook(lambda *given: outputs.append(given[2]))
+            stack.callback(hook.remove)
+            yield comparison
+        comparison.output(dict(floating_parts(outputs[-1])))
+
+    def comparing(self, receive: Callable[[RecordedCall], None]) -> Callable[[RecordedCall], None]:
+        """What receives the calls of the run within `compared`: their edges are compared too."""
+
+        def both(call: RecordedCall) -> None:
+            self._comparison.edges(call)
+            receive(call)
+
+        return both
+
+    def says(self) -> dict[str, Any]:
+        """What a trace says of how it was verified.
+
+        Returns: "tokens" (positions of the text that were read; 0 where there is none), "whole"
+        (whether these are all), "layers" (calls of attention layers compared one by one),
+        "difference" (the largest of an output), "weights" (the largest of a weight; None where the
+        model's own attention returns none).
+        """
+        return {
+            "tokens": self._tokens,
+            "whole": self.whole,
+            "layers": self._comparison.layers,
+            "difference": self._comparison.difference,
+            "weights": self._comparison.weights,
+        }
+
+
+def run_untouched(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    verify: Verify,
+    modules: Mapping[str, nn.Module],
+    cut: Callable[[Mapping[str, Any], int | None], tuple[dict[str, Any], int]] = prefix_of,
+) -> UntouchedRun | None:
+    """Let a model read the beginning of its inputs with its own attention.
 
     Args:
-        call: the attention call.
-        output: (batch, heads, queries, value_depth), as given to the model.
-        graph: what was caught of it, with a batch.
-        strict: whether more than rounding explains is an error: `weft.tracing.comparison.tolerance`
-            of the largest value for outputs, of 1 for weights.
+        model: left as it was, as are the random numbers to come.
+        inputs: its arguments, by name.
+        verify: how much of them; see `Verify`.
+        modules: the attention modules whose outputs are kept one by one, by their paths.
+        cut: the inputs cut to so many tokens, and how many are left.
 
-    Returns: the largest absolute difference; None where the model has no attention function that
-    could be asked, or no row that may look anywhere.
-
-    Raises: VerificationError: `strict`, and the layer differs.
+    Returns: None: nothing is to be verified.
     """
-    queries = call.queries.shape[2]
-    if call.own_function is None or not queries:
+    tokens = tokens_to_verify(verify)
+    if tokens == 0:
         return None
-    rows = torch.tensor(sampled_rows(queries), device=call.queries.device)
-
-    def of_rows(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None or tensor.shape[-2] == 1 else tensor[..., rows, :]
-
-    allowed = None
-    if call.mask is not None:
-        dense = [call.mask.block(range(row, row + 1), call.keys.shape[2], rows.device)
-                 for row in rows.tolist()]  # fmt: skip
-        allowed = torch.cat(dense, 2)
-    bias = call.bias if call.bias is None or call.bias.shape[-2] == 1 else of_rows(call.bias)
-    sampled = call.queries[:, :, rows]
-    recomputed, weights = attend(
-        sampled.float(),
-        call.keys.float(),
-        call.values.float(),
-        mask=allowed,
-        bias=bias,
-        scale=call.scale,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        keep=All(),
-    )
-    own = _own_output(call, sampled, rows, allowed, bias)
-    # A query that may look nowhere has the output 0 here; implementations differ on it.
-    looks = (graph.count[:, :, rows] > 0)[..., None]
-    if not bool(looks.any()):
-        return None
-    kept = graph.keys[:, :, rows].long()
-    caught = graph.weights[:, :, rows]
-    again = weights.gather(-1, kept.clamp(min=0))
-    own, recomputed, went_on = (
-        torch.where(looks, tensor.float(), 0) for tensor in (own, recomputed, output[:, :, rows])
-    )
-    warn_of_nan(f"the output of layer {call.path}", own, went_on)
-    outputs = max(largest_difference(own, recomputed), largest_difference(own, went_on))
-    again, caught = (torch.where(kept >= 0, weights, 0) for weights in (again, caught))
-    edges = largest_difference(again, caught)
-    share = tolerance(call.values.dtype)
-    values = call.values.detach().nan_to_num(0, 0, 0)
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    if strict and (outputs > share * largest or edges > share):
-        what, size = ("output", outputs) if edges <= share else ("weights", edges)
-        raise VerificationError(
-            f"trace: the {what} of layer {call.path} differ{'s' * (what == 'output')} by "
-            f"{size:.1e} from what the model's own attention gives, on {len(rows)} of its rows. "
-            f"{REMEDY}"
-        )
-    return max(outputs, edges)
+    if any(hasattr(module, "set_attention_type") for module in model.modules()):
+        # Such a model computes short texts in another way, as BigBird does.
+        tokens = None
+    whole, length = cut(inputs, None)
+    part, tokens = cut(inputs, tokens)
+    paths = {id(module): path for path, module in modules.items()}
+    with unchanged(model), evaluation_mode(model), torch.no_grad():
+        try:
+            untouched = _run_untouched(model, part, paths)
+        except Exception:
+            if part.keys() == whole.keys() and all(part[name] is whole[name] for name in part):
+                raise
+            # A model may read texts of some lengths only.
+            part, tokens = whole, length
+            untouched = _run_untouched(model, part, paths)
+    return UntouchedRun(model, modules, part, tokens, tokens == length, untouched)
 
 
-def _own_output(
-    call: InterfaceCall,
-    queries: Tensor,
-    rows: Tensor,
-    allowed: Tensor | None,
-    bias: Tensor | None,
-) -> Tensor:
-    """The model's own output for some rows, (batch, heads, rows, value_depth).
+def verify_prefix(
+    untouched: UntouchedRun, traced: Callable[[Mapping[str, Any], Comparison], object]
+) -> None:
+    """Run a model once more on what it has read untouched, as it will be traced, and compare.
 
-    By the mask that the model itself made, where it made one, not by the rule read from it.
+    Raises: VerificationError: something differs by more than rounding explains.
     """
-    added = None
-    if call.own_mask is not None and call.own_mask.dtype == torch.bool:
-        allowed = call.own_mask
-        allowed = allowed if allowed.shape[2] == 1 else allowed[:, :, rows]
-    if allowed is not None or bias is not None:
-        added = queries.new_zeros(1, 1, queries.shape[2], call.keys.shape[2])
-        if bias is not None:
-            added = added + bias.to(queries.dtype)
-        if allowed is not None:
-            added = added.masked_fill(~allowed, torch.finfo(queries.dtype).min)
-    options: dict[str, Any] = dict(call.options)
-    options.pop("output_attentions", None)
-    if call.softcap is not None:
-        options["softcap"] = call.softcap
-    if call.sinks is not None:
-        options["s_aux"] = call.sinks
-    assert call.own_function is not None
-    output: Tensor = call.own_function(
-        call.module,
-        queries,
-        call.keys,
-        call.values,
-        added,
-        dropout=0.0,
-        scaling=call.queries.shape[-1] ** -0.5 if call.scale is None else call.scale,
-        is_causal=False,
-        **options,
-    )[0]
-    return output.transpose(1, 2)
+    model = untouched.model
+    with (
+        unchanged(model), evaluation_mode(model), torch.no_grad(), same_random_numbers(),
+        untouched.compared() as comparison,
+    ):  # fmt: skip
+        traced(copied(untouched.inputs), comparison)
+
+
+def _run_untouched(
+    model: nn.Module, inputs: Mapping[str, Any], paths: Mapping[int, str]
+) -> Untouched:
+    """Run a model with its own attention, and keep what its attention modules give."""
+    untouched = Untouched()
+
+    def keep(module: nn.Module, given: Any, output: Any) -> None:
+        first = _first(output)
+        if first is not None:
+            calls = untouched.layers.setdefault(paths[id(module)], [])
+            calls.append((first.clone(), _weights(output)))
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if id(module) in paths:
+                stack.callback(module.register_forward_hook(keep).remove)
+        stack.enter_context(same_random_numbers())
+        output = model(**copied(inputs))
+    untouched.output = {name: tensor.clone() for name, tensor in floating_parts(output)}
+    return untouched
+
+
+def _first(output: Any) -> Tensor | None:
+    """What an attention module gives: itself, or the first of several things."""
+    first = output[0] if isinstance(output, list | tuple) and output else output
+    return first if isinstance(first, Tensor) and first.is_floating_point() else None
+
+
+def _replaced(output: Any, first: Tensor) -> Any:
+    # A named tuple is made from its fields.
+    made = getattr(type(output), "_make", type(output))
+    return first if isinstance(output, Tensor) else made((first, *output[1:]))
+
+
+def _weights(output: Any) -> Tensor | None:
+    """The weights that eager attention returns beside its output."""
+    parts = output[1:] if isinstance(output, list | tuple) else ()
+    return next((part.clone() for part in parts if _are_weights(part)), None)
+
+
+def _are_weights(part: Any) -> bool:
+    """Whether a tensor holds rows of shares: T5's position bias has the same shape."""
+    if not isinstance(part, Tensor) or part.ndim != 4 or not part.is_floating_point():
+        return False
+    sums = part.float().sum(-1)
+    most = 1 + tolerance(part.dtype)
+    return bool(part.numel() and (part >= 0).all() and (sums <= most).all() and sums.any())
+
+
+def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model of Transformers that look up the attention interface themselves."""
+    known: dict[type, bool] = {}
+    found = {}
+    for path, module in model.named_modules():
+        kind = type(module)
+        if kind not in known:
+            known[kind] = any(map(_looks_up, kind.__mro__))
+        if known[kind]:
+            found[path] = module
+    return found
+
+
+def _looks_up(kind: type) -> bool:
+    """Whether a method of a class, itself or under its decorators, names the interface."""
+    methods = [inspect.unwrap(value) for value in vars(kind).values() if inspect.isfunction(value)]
+    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)

@@ -15,19 +15,25 @@ from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.watching import layers_of
-from weft.tracing.catcher import Catcher
 from weft.tracing.description import describe
-from weft.tracing.growing import Growing
-from weft.tracing.interface import InterfaceCall, is_transformers_model, put_back, routed, routes
-from weft.tracing.keeping import Keeper
+from weft.tracing.inputs import batch_of
+from weft.tracing.model_state import recording_alone, unwrapped
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
-from weft.tracing.options import check_keep, checked_layers
-from weft.tracing.prefix import Verify
-from weft.tracing.reading import batch_of
-from weft.tracing.sequences import Sequences
-from weft.tracing.transformer_verification import verify_transformer
-from weft.tracing.watched import Watched, WatchedOwn, warn_of_layers_outside
-from weft.tracing.wrapping import recording_alone, unwrapped
+from weft.tracing.options import Verify, check_keep, checked_layers
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.passes import Passes
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.recording.sequences import Sequences
+from weft.tracing.sources.transformers import (
+    check_recorded,
+    is_transformers_model,
+    put_back,
+    routed,
+    routes,
+)
+from weft.tracing.verification import verify_transformer
+from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
 
@@ -73,11 +79,11 @@ class WatchedTransformer(Watched):
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
-    def _receive(self, call: InterfaceCall) -> Tensor:
+    def _receive(self, call: LayerCall) -> Tensor:
         if self._current is None or self._inside is None:
             self.outside.append(call.path)
             return attention(call.queries, call.keys, call.values, **call.arguments())
-        return self._current.catcher(call)
+        return self._current.recorder(call)
 
     def _start(self) -> _Text:
         self._finish()
@@ -93,21 +99,22 @@ class WatchedTransformer(Watched):
         return self._current
 
     def _finish(self) -> None:
-        """Make traces of what was caught of the last text."""
+        """Make traces of the last text."""
         text, self._current = self._current, None
-        if text is None or not text.growing.passes:
+        if text is None or not text.passes.passes:
             return
-        text.catcher.check(self._model)
+        check_recorded(self._model, text.recorder.paths)
+        text.recorder.check()
         inputs = text.inputs(self._model)
-        layers = text.growing.joined()
+        layers = text.passes.joined()
         samples = batch_of(inputs)
         sequences = Sequences(self._model, inputs, self._tokenizer, self._offsets, text.prompt)
-        keeper = Keeper(sequences, samples, self._queries_keys)
-        for caught in layers:
-            keeper(caught)
-        keeper.finish(untraced(self._model, self.notice, text.catcher.paths, keeper.refused))
+        maker = LayerMaker(sequences, samples, self._queries_keys)
+        for call in layers:
+            maker(call)
+        maker.finish(untraced(self._model, self.notice, text.recorder.paths, maker.refused))
         self.notice.clear()
-        self.traces.extend(keeper.traces(self._description, self.verification))
+        self.traces.extend(maker.traces(self._description, self.verification))
         if self.verification is not None and not self.one_text:
             self.verification = ON_ANOTHER_TEXT if self._verify is False else None
 
@@ -187,8 +194,8 @@ class _Text:
     """The passes of a model over one text, or one batch of texts."""
 
     def __init__(self, keep: Keep, layers: Sequence[int | str] | None, strict: bool) -> None:
-        self.growing = Growing()
-        self.catcher = Catcher(self.growing, keep, layers, self._verified, strict)
+        self.passes = Passes()
+        self.recorder = CallRecorder(self.passes, keep, layers, self.passes.are_verified, strict)
         #: Whether the model itself has run, not its encoder alone.
         self.decoded = False
         #: Tokens of the first pass.
@@ -196,15 +203,10 @@ class _Text:
         self._given: dict[str, Any] = {}
         self._ids: dict[str, list[Tensor]] = {}
 
-    def _verified(self) -> bool:
-        """The first pass, the second, fourth, eighth ..."""
-        passes = self.growing.passes
-        return passes & (passes - 1) == 0
-
     def new_pass(self, arguments: Mapping[str, Any], before: int, model: bool) -> None:
         """Another pass with these arguments, after so many positions."""
-        self.catcher.new_pass()
-        self.growing.new_pass(before)
+        self.recorder.new_pass()
+        self.passes.new_pass(before)
         tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
         for name in ("input_ids", "decoder_input_ids"):
             if name in tensors and tensors[name].ndim == 2:
@@ -302,7 +304,7 @@ def watch(
         )
     with recording_alone(model, "watch"):
         if own:
-            seen = WatchedOwn(model, tokenizer, keep, queries_keys, layers, verify)
+            seen = WatchedWeftModel(model, tokenizer, keep, queries_keys, layers, verify)
             with seen.watching():
                 yield seen
             return

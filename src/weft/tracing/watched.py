@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +15,23 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.mechanism.graph import All, Keep, Top
-from weft.mechanism.watching import Recorder
+from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.watching import watching as observing
-from weft.tracing.growing import joined_calls
-from weft.tracing.own import as_inputs, sequences_of, traces_of
-from weft.tracing.own_verification import verify_own
-from weft.tracing.prefix import Verify
+from weft.tracing.description import describe
+from weft.tracing.options import Verify
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.passes import Passes
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.sources.weft_models import (
+    LayerObserver,
+    as_inputs,
+    named_sequences,
+    sequences_of,
+)
+from weft.tracing.verification import verify_own
 
-__all__ = ["Watched", "WatchedOwn", "warn_of_layers_outside"]
+__all__ = ["Watched", "WatchedWeftModel", "warn_of_layers_outside"]
 
 
 def warn_of_layers_outside(model: nn.Module, paths: Sequence[str]) -> None:
@@ -58,7 +67,16 @@ class Watched:
         return self.traces[0]
 
 
-class WatchedOwn(Watched):
+@dataclass(eq=False)
+class _Text:
+    """The passes of a model over one batch of texts, and the ids of each pass by their names."""
+
+    recorder: CallRecorder
+    passes: Passes
+    ids: list[Mapping[str, Tensor]]
+
+
+class WatchedWeftModel(Watched):
     """What a model made of weft's attention layers did."""
 
     def __init__(
@@ -71,112 +89,110 @@ class WatchedOwn(Watched):
         verify: Verify = None,
     ) -> None:
         super().__init__()
+        self._model, self._tokenizer, self._queries_keys = model, tokenizer, queries_keys
+        self._keep, self._layers = keep, layers
         self._verify: Verify = verify
-        self._verifying = False
         self._verification: Mapping[str, Any] | None = None
-        self._model, self._keep = model, keep
-        self._options: dict[str, Any] = {
-            "tokenizer": tokenizer, "queries_keys": queries_keys, "layers": layers
-        }  # fmt: skip
-        self._recorder = Recorder(model, Top(0))
+        self._observer = LayerObserver(model, Top(0), self._receive)
+        self._text: _Text | None = None
+        self._verifying = self._running = False
         #: Paths of layers that ran outside of the model's own forward.
         self._outside: list[str] = []
-        #: Ids of the text that is read step by step.
-        self._steps: list[Tensor] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the model while the block runs; afterwards the traces are there."""
+        model = self._model
         with ExitStack() as stack:
-            stack.enter_context(observing(self._model, self._recorder))
-            for hook in (
-                self._model.register_forward_pre_hook(self._before, with_kwargs=True),
-                self._model.register_forward_hook(self._after, with_kwargs=True),
-            ):
-                stack.callback(hook.remove)
-            step = getattr(self._model, "step", None)
-            start = getattr(self._model, "start", None)
+            stack.enter_context(observing(model, self._observer))
+            before = model.register_forward_pre_hook(self._before, with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(model.register_forward_hook(lambda *_: self._after()).remove)
+            stopped = model.register_forward_hook(lambda *_: self._stop(), always_call=True)
+            stack.callback(stopped.remove)
+            step, start = getattr(model, "step", None), getattr(model, "start", None)
             # A language model; a translator's steps look at a source too.
             if step is not None and start and not inspect.signature(start).parameters:
-                stack.callback(vars(self._model).pop, "step", None)
-                vars(self._model)["step"] = self._stepping(step)
+                stack.callback(vars(model).pop, "step", None)
+                vars(model)["step"] = self._stepping(step)
             yield
             self._finish()
-        warn_of_layers_outside(self._model, self._outside)
+        warn_of_layers_outside(model, self._outside)
 
-    def _arguments(self, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Tensor]:
-        bound = inspect.signature(self._model.forward).bind(*args, **given)
-        return sequences_of(as_inputs(self._model, bound.arguments))
-
-    def _keep_of(self, length: int) -> Top:
-        return Top(length) if isinstance(self._keep, All) else self._keep
+    def _receive(self, call: LayerCall, graph: AttentionGraph) -> None:
+        if self._text is None or not self._running:
+            self._outside.append(call.path)
+        else:
+            self._text.recorder.take(call, graph)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         if self._verifying:
             return
-        self._finish()
-        self._check(self._arguments(args, given))
-        longest = max(ids.shape[1] for ids in self._arguments(args, given).values())
-        self._recorder.keep = self._keep_of(longest)
+        bound = inspect.signature(self._model.forward).bind(*args, **given)
+        ids = sequences_of(as_inputs(self._model, bound.arguments))
+        self._begin(ids, 0)
 
-    def _after(
-        self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any
-    ) -> None:
-        if self._verifying:
-            return
-        sequences = self._arguments(args, given)
-        calls, self._recorder.calls = self._recorder.calls, []
-        self._add(calls, sequences)
+    def _after(self) -> None:
+        if not self._verifying:
+            self._finish()
 
-    def _check(self, sequences: Mapping[str, Tensor]) -> None:
+    def _stop(self) -> None:
+        """A call of the model ends, perhaps by an error: then it gives no trace."""
+        if not self._verifying:
+            self._running, self._text = False, None
+
+    def _stepping(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """The model's `step`, watched."""
+        name = next(iter(inspect.signature(self._model.forward).parameters))
+
+        def watched(tokens: Tensor, state: Any) -> Tensor:
+            self._begin({name: tokens}, state.position)
+            try:
+                return step(tokens, state)
+            finally:
+                self._running = False
+
+        return watched
+
+    def _begin(self, ids: Mapping[str, Tensor], position: int) -> None:
+        """The model begins a pass, after so many positions of its text."""
+        if self._text is None or not position:
+            self._finish()
+            self._check(ids)
+            passes = Passes()
+            recorder = CallRecorder(passes, self._keep, self._layers, passes.are_verified)
+            self._text = _Text(recorder, passes, [])
+        longest = position + max(part.shape[1] for part in ids.values())
+        self._observer.keep = self._text.recorder.places(longest)
+        self._text.recorder.new_pass()
+        self._text.passes.new_pass(position)
+        self._text.ids.append({name: part.detach().cpu() for name, part in ids.items()})
+        self._running = True
+
+    def _check(self, ids: Mapping[str, Tensor]) -> None:
         """Verify the model on the first text that it reads."""
         if self._verify is False:
             return
         self._verifying = True
         try:
-            self._verification = verify_own(
-                self._model, sequences, self._recorder.keep, self._verify
-            )
+            self._verification = verify_own(self._model, ids, self._keep, self._verify)
         finally:
             self._verifying = False
         self._verify = False
 
-    def _add(
-        self, calls: Sequence[Any], sequences: Mapping[str, Tensor], prompt: int | None = None
-    ) -> None:
-        self.traces += traces_of(
-            self._model,
-            calls,
-            sequences,
-            prompt=prompt,
-            verification=self._verification,
-            **self._options,
-        )
+    def _finish(self) -> None:
+        """Make traces of the last text, if there was one."""
+        text, self._text = self._text, None
+        if text is None:
+            return
+        text.recorder.check()
+        first = text.ids[0]
+        ids = {name: torch.cat([part[name] for part in text.ids], 1) for name in first}
+        prompt = next(iter(first.values())).shape[1] if len(text.ids) > 1 else None
+        sequences = named_sequences(self._model, ids, self._tokenizer, prompt)
+        made = LayerMaker(sequences, len(next(iter(ids.values()))), self._queries_keys)
+        for call in text.passes.joined():
+            made(call)
+        self.traces += made.traces(describe(self._model), self._verification)
         if self._verification is not None:
             self._verification = ON_ANOTHER_TEXT
-
-    def _stepping(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """The model's `step`, noting what it reads."""
-
-        def watched(tokens: Tensor, state: Any) -> Tensor:
-            if not state.position:
-                self._finish()
-                self._check({next(iter(inspect.signature(self._model.forward).parameters)): tokens})
-            self._recorder.keep = self._keep_of(state.position + tokens.shape[1])
-            self._steps.append(tokens.detach().cpu())
-            return step(tokens, state)
-
-        return watched
-
-    def _finish(self) -> None:
-        """Make traces of the text that was read step by step, if there was one."""
-        steps, self._steps = self._steps, []
-        calls, self._recorder.calls = self._recorder.calls, []
-        if not steps:
-            self._outside += [path for path, _, _ in calls]
-            return
-        self._add(
-            joined_calls(calls),
-            {"tokens": torch.cat(steps, 1)},
-            prompt=steps[0].shape[1] if len(steps) > 1 else None,
-        )

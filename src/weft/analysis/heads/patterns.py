@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.formats.trace import TraceLayer
-from weft.tracing.terms import ranges_of
+from weft.tracing.recording.score_terms import ranges_of
 
 __all__ = [
     "SEPARATORS",

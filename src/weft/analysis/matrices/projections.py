@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.history import Snapshot
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.tracing.sequences import layer_kind
+from weft.tracing.recording.sequences import layer_kind
 
 __all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot"]
 

@@ -1,4 +1,4 @@
-"""From what was caught of a batch to the layers of a trace for each of its inputs."""
+"""From the recorded calls of a batch to the layers of a trace for each of its inputs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.formats.trace_writer import TraceWriter
 from weft.mechanism.graph import AttentionGraph
-from weft.tracing.caught import Caught
-from weft.tracing.graphs import cut, proven_mask
-from weft.tracing.parts import part_names, side_by_side
-from weft.tracing.sequences import InputSequence, Sequences
-from weft.tracing.terms import cut_terms
+from weft.tracing.recording.cutting import cut, part_names, proven_mask, side_by_side
+from weft.tracing.recording.layer_call import RecordedCall
+from weft.tracing.recording.score_terms import cut_terms
+from weft.tracing.recording.sequences import InputSequence, Sequences
 
-__all__ = ["Keeper"]
+__all__ = ["LayerMaker"]
 
 
-class Keeper:
-    """Cuts what was caught to each input of the batch, and holds it, or writes it at once.
+class LayerMaker:
+    """Cuts recorded calls to each input of the batch, and holds them, or writes them at once.
 
-    A call on parts of its inputs (see weft.tracing.parts) is one layer where there is one input. Of
-    several, nothing says which part is whose: it is not kept but named in `refused`.
+    A call on parts of its inputs (see weft.tracing.recording.cutting) is one layer where there is
+    one input. Of several, nothing says which part is whose: it is not kept but named in `refused`.
 
     Args:
         sequences: names the positions.
@@ -40,26 +39,26 @@ class Keeper:
         self.writer: TraceWriter | None = None
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
         self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
-        #: Why a layer was caught and not kept, by its path.
+        #: Why a layer was recorded and not kept, by its path.
         self.refused: dict[str, str] = {}
         #: Layers that are not in the trace: see Trace.not_traced.
         self.not_traced: list[dict[str, str]] = []
 
-    def __call__(self, caught: Caught) -> None:
+    def __call__(self, call: RecordedCall) -> None:
         """Keep one layer of every input."""
-        batch, _, queries, keys = caught.graph.shape
+        batch, _, queries, keys = call.graph.shape
         if batch != self._samples > 1:
-            self.refused[caught.path] = (
+            self.refused[call.path] = (
                 f"it ran on a batch of {batch} for {self._samples} inputs, and nothing says which "
                 "is whose; trace one input at a time"
             )
             return
-        ends = self._sequences.ends(caught.path, caught.kind, queries, keys)
+        ends = self._sequences.ends(call.path, call.kind, queries, keys)
         parts = batch if batch != self._samples else 1
         if parts > 1:
-            caught = side_by_side(caught)
+            call = side_by_side(call)
             ends = (f"{ends[0]}-{parts}x{queries}", f"{ends[1]}-{parts}x{keys}")
-        graph = caught.graph
+        graph = call.graph
         for sample in range(self._samples):
             rows, columns = (
                 self._sequence(name, length, parts, sample)
@@ -67,25 +66,25 @@ class Keeper:
             )
             one = graph[sample]
             part = cut(one, rows.span, columns.span).cpu()
-            verified = caught.deviation
-            if verified is not None:
+            verified = call.deviations[min(sample, len(call.deviations) - 1)]
+            if verified is not None and not call.by_formula:
                 verified = max(verified, _mass_lost(one, part, rows.span))
-                if caught.is_causal and self._sequences.plain and queries == keys:
+                if call.is_causal and self._sequences.plain and queries == keys:
                     verified = max(verified, _mass_ahead(part))
-            tensors, terms, norms = self._made_of(caught, sample, rows.span, columns.span)
+            tensors, terms, norms = self._made_of(call, sample, rows.span, columns.span)
             layer = TraceLayer(
-                name=caught.path,
-                kind=caught.kind,
-                index=caught.index,
+                name=call.path,
+                kind=call.kind,
+                index=call.index,
                 shape=(part.shape[0], part.shape[1], part.shape[2]),
                 queries_from=ends[0],
                 keys_from=ends[1],
                 query_tokens=rows.names,
                 key_tokens=columns.names,
-                scale=caught.scale,
-                positions=caught.positions,
+                scale=call.scale,
+                positions=call.positions,
                 mask=proven_mask(part) if terms is None else terms.rule,
-                softcap=caught.softcap,
+                softcap=call.softcap,
                 deviation=verified,
                 data=LayerInMemory(part, tensors, terms, norms),
             )
@@ -95,34 +94,34 @@ class Keeper:
                 self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
 
     def _made_of(
-        self, caught: Caught, sample: int, rows: slice, columns: slice
+        self, call: RecordedCall, sample: int, rows: slice, columns: slice
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
         """Queries and keys if they are kept, the terms, and the norms of values, of one input."""
         if (
-            caught.queries is None
-            or caught.keys is None
-            or caught.value_norms is None
-            or caught.ranges is None
+            call.queries is None
+            or call.keys is None
+            or call.value_norms is None
+            or call.ranges is None
         ):
             return None, None, None
         queries, keys, norms = (
             tensor[min(sample, len(tensor) - 1), :, span]
             for tensor, span in (
-                (caught.queries, rows), (caught.keys, columns), (caught.value_norms, columns)
+                (call.queries, rows), (call.keys, columns), (call.value_norms, columns)
             )
         )  # fmt: skip
         terms = cut_terms(
-            caught.ranges[min(sample, len(caught.ranges) - 1)],
-            None,
-            caught.bias,
-            caught.sinks,
+            call.ranges[min(sample, len(call.ranges) - 1)],
+            call.relative,
+            call.bias,
+            call.sinks,
             sample=sample,
             rows=rows,
             columns=columns,
             limit=queries.numel() + keys.numel(),
         )
-        if caught.missing is not None:
-            terms = replace(terms, missing=caught.missing)
+        if call.missing is not None:
+            terms = replace(terms, missing=call.missing)
         kept = None
         if self._queries_keys:
             # Copies: the model goes on with its own.

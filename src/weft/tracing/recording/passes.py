@@ -1,4 +1,4 @@
-"""Layers that grow: generation with a cache, where each pass of the model adds rows.
+"""Joins the passes of generation with a cache, of which each adds rows to every layer.
 
 The first pass reads the prompt, each later one a token, whose query looks at the keys in the cache.
 The rows of all passes, one below the other, are those of one pass over the whole text.
@@ -6,7 +6,6 @@ The rows of all passes, one below the other, are those of one pass over the whol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +14,9 @@ from torch.nn.functional import pad
 
 from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.multihead import MultiHeadAttention
-from weft.mechanism.observe import Observation
-from weft.tracing.caught import Caught
-from weft.tracing.terms import ranges_of, rule_of_ranges
+from weft.tracing.recording.layer_call import RecordedCall
 
-__all__ = ["Growing", "joined_graphs"]
+__all__ = ["Passes", "joined_graphs"]
 
 
 _REORDERED = (
@@ -29,28 +25,20 @@ _REORDERED = (
 )
 
 
-def _goes_on(before: Observation | None, seen: Observation) -> bool:
-    """Whether a step's cache begins with the keys of the step before it."""
-    if before is None:
-        return True
-    length = before.keys.shape[2]
-    return torch.equal(before.keys[:, :, -1:], seen.keys[:, :, length - 1 : length])
-
-
 @dataclass(frozen=True, eq=False)
 class _Part:
     """What one pass adds to a layer.
 
-    caught: of the pass; keys and norms are those of its own positions alone.
+    call: of the pass; keys and norms are those of its own positions alcall.
     first: the place of the first key of its graph among all keys.
     """
 
-    caught: Caught
+    call: RecordedCall
     first: int
 
 
-class Growing:
-    """Receives what is caught in the passes of one text, and joins it."""
+class Passes:
+    """Receives the recorded calls of the passes of one text, and joins them."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, int], list[_Part]] = {}
@@ -65,73 +53,79 @@ class Growing:
         self._seen.clear()
         self.passes += 1
 
-    def __call__(self, caught: Caught) -> None:
+    def are_verified(self) -> bool:
+        """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
+        return self.passes & (self.passes - 1) == 0
+
+    def __call__(self, call: RecordedCall) -> None:
         """Take a call of a layer in this pass."""
-        place = self._seen.get(caught.path, 0)
-        self._seen[caught.path] = place + 1
-        parts = self._parts.setdefault((caught.path, place), [])
+        place = self._seen.get(call.path, 0)
+        self._seen[call.path] = place + 1
+        parts = self._parts.setdefault((call.path, place), [])
         # Encoders with a head for language grow too: with a cache, each later token looks at all
         # before it, the prompt at itself.
-        grows = caught.kind != "cross" and caught.queries is not None
-        parts.append(self._part(caught, parts) if grows else _Part(caught, 0))
+        grows = call.kind != "cross" and call.queries is not None
+        parts.append(self._part(call, parts) if grows else _Part(call, 0))
 
-    def _part(self, caught: Caught, parts: list[_Part]) -> _Part:
-        """A pass of self-attention with its own keys alone."""
-        assert caught.queries is not None and caught.keys is not None
-        assert caught.value_norms is not None
-        own, there = caught.queries.shape[2], caught.keys.shape[2]
+    def _part(self, call: RecordedCall, parts: list[_Part]) -> _Part:
+        """A pass of self-attention with its own keys alcall."""
+        assert call.queries is not None and call.keys is not None
+        assert call.value_norms is not None
+        own, there = call.queries.shape[2], call.keys.shape[2]
         # Caches of windows have let go of the first keys; those of a fixed size have room at the
         # end, which the mask hides.
         total = self._before + own
         first, end = max(0, total - there), min(there, total)
         if parts and end > own:
-            last = parts[-1].caught.keys
+            last = parts[-1].call.keys
             assert last is not None
-            if not torch.equal(last[:, :, -1:], caught.keys[:, :, end - own - 1 : end - own]):
+            if not torch.equal(last[:, :, -1:], call.keys[:, :, end - own - 1 : end - own]):
                 raise InputError(_REORDERED)
         new = slice(0, end) if not parts else slice(end - own, end)
         # Not a view: it would keep the whole cache of every step in memory.
         changed = replace(
-            caught,
-            keys=caught.keys[:, :, new].clone(),
-            value_norms=caught.value_norms[:, :, new].clone(),
+            call,
+            keys=call.keys[:, :, new].clone(),
+            value_norms=call.value_norms[:, :, new].clone(),
         )
         return _Part(changed, first)
 
-    def joined(self) -> list[Caught]:
+    def joined(self) -> list[RecordedCall]:
         """Every layer, its passes one below the other."""
         return [_joined(parts) for parts in self._parts.values()]
 
 
-def _joined(parts: list[_Part]) -> Caught:
-    first = parts[0].caught
+def _joined(parts: list[_Part]) -> RecordedCall:
+    first = parts[0].call
     if len(parts) == 1 and first.graph.length == _length(parts):
         return first
     length = _length(parts)
-    caught = [part.caught for part in parts]
+    calls = [part.call for part in parts]
     keys, norms = first.keys, first.value_norms
     if first.kind != "cross":
-        keys = _cat([one.keys for one in caught])
-        norms = _cat([one.value_norms for one in caught])
-    measured = [one.deviation for one in caught if one.deviation is not None]
+        keys = _cat([call.keys for call in calls])
+        norms = _cat([call.value_norms for call in calls])
     return replace(
         first,
-        graph=joined_graphs([(part.caught.graph, part.first) for part in parts], length),
-        deviation=max(measured) if measured else None,
-        queries=_cat([one.queries for one in caught]),
+        graph=joined_graphs([(part.call.graph, part.first) for part in parts], length),
+        deviations=[
+            max((found for found in of_input if found is not None), default=None)
+            for of_input in zip(*(call.deviations for call in calls), strict=False)
+        ],
+        queries=_cat([call.queries for call in calls]),
         keys=keys,
         value_norms=norms,
         ranges=_ranges(parts, length),
-        bias=_bias(caught, length),
+        bias=_bias(calls, length),
     )
 
 
 def _length(parts: list[_Part]) -> int:
     """How many keys the layer has in the end."""
-    first = parts[0].caught
+    first = parts[0].call
     if first.kind == "cross" or first.keys is None:
         return first.graph.length
-    return sum(part.caught.keys.shape[2] for part in parts if part.caught.keys is not None)
+    return sum(part.call.keys.shape[2] for part in parts if part.call.keys is not None)
 
 
 def _cat(tensors: list[Tensor | None]) -> Tensor | None:
@@ -171,49 +165,16 @@ def joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Atte
     )
 
 
-def joined_calls(
-    calls: Sequence[tuple[str, MultiHeadAttention, Observation]],
-) -> list[tuple[str, MultiHeadAttention, Observation]]:
-    """What weft's own layers were seen to do, step by step with a cache, one below the other."""
-    steps: dict[str, list[tuple[MultiHeadAttention, Observation]]] = {}
-    for name, layer, seen in calls:
-        steps.setdefault(name, []).append((layer, seen))
-    joined = []
-    for name, of in steps.items():
-        layer, first = of[0]
-        last = of[-1][1]
-        length = last.keys.shape[2]
-        graphs = [seen.caught for _, seen in of if isinstance(seen.caught, AttentionGraph)]
-        rows, before = [], None
-        for _, seen in of:
-            if not _goes_on(before, seen):
-                raise InputError(_REORDERED)
-            before = seen
-            ranges = ranges_of(seen.mask, seen.queries.shape[2], seen.keys.shape[2])
-            assert ranges is not None, "a step's mask is causal"
-            rows.append(ranges)
-        changed = replace(
-            first,
-            queries=torch.cat([seen.queries for _, seen in of], 2),
-            keys=last.keys,
-            values=last.values,
-            caught=joined_graphs([(graph, 0) for graph in graphs], length),
-            mask=rule_of_ranges(torch.cat(rows, 1), length),
-        )
-        joined.append((name, layer, changed))
-    return joined
-
-
 def _ranges(parts: list[_Part], length: int) -> tuple[Tensor | None, ...] | None:
     """For each input, the ranges of all rows."""
     found: list[Tensor | None] = []
-    for sample, ranges in enumerate(parts[0].caught.ranges or ()):
+    for sample, ranges in enumerate(parts[0].call.ranges or ()):
         if ranges is None:
             found.append(None)
             continue
         rows = []
         for part in parts:
-            one = (part.caught.ranges or ())[sample]
+            one = (part.call.ranges or ())[sample]
             if one is None:
                 break
             seen = one[1] > one[0]
@@ -222,39 +183,39 @@ def _ranges(parts: list[_Part], length: int) -> tuple[Tensor | None, ...] | None
     return tuple(found) or None
 
 
-def _bias(caught: list[Caught], length: int) -> Tensor | None:
+def _bias(calls: list[RecordedCall], length: int) -> Tensor | None:
     """A bias by distance of all rows, taken from the last one, which sees every distance.
 
     Keys ahead of a query, which it never sees, have the bias 0 here.
     """
-    last = caught[-1].bias
+    last = calls[-1].bias
     if last is None:
         return None
     row = last[:, :, -1, :]
-    if last.shape[-1] != length or caught[0].kind == "encoder":
+    if last.shape[-1] != length or calls[0].kind == "encoder":
         # Between two sequences, or in a window: not a bias by distance that is known whole. In an
         # encoder the prompt looks ahead, at distances that the last query does not see.
         if last.shape[-1] == length:
-            return _rows_of_bias(caught, length)
-        return torch.cat([one.bias for one in caught if one.bias is not None], 2)
+            return _rows_of_bias(calls, length)
+        return torch.cat([call.bias for call in calls if call.bias is not None], 2)
     values = pad(row, (0, length - 1))
-    queries = sum(one.graph.shape[2] for one in caught)
+    queries = sum(call.graph.shape[2] for call in calls)
     index = torch.arange(length)[None, :] - torch.arange(queries)[:, None] + length - 1
     whole = values[:, :, index.clamp(min=0)]
     start = 0
-    for one in caught:
-        own = one.bias
-        end = start + one.graph.shape[2]
+    for call in calls:
+        own = call.bias
+        end = start + call.graph.shape[2]
         if own is not None:
             same = own.tril(start) == whole[:, :, start:end, : own.shape[-1]].tril(start)
             if not bool(same.all()):
                 # Not by distance: what is known, and nothing ahead.
-                return _rows_of_bias(caught, length)
+                return _rows_of_bias(calls, length)
         start = end
     return whole
 
 
-def _rows_of_bias(caught: list[Caught], length: int) -> Tensor:
+def _rows_of_bias(calls: list[RecordedCall], length: int) -> Tensor:
     """The rows of a bias as the passes had them, 0 for keys that were not there yet."""
-    rows = [part.bias for part in caught if part.bias is not None]
+    rows = [part.bias for part in calls if part.bias is not None]
     return torch.cat([pad(row, (0, length - row.shape[-1])) for row in rows], 2)

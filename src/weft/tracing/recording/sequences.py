@@ -68,12 +68,21 @@ class Sequences:
         tokenizer: Any,
         offsets: list[list[int]] | None = None,
         prompt: int | None = None,
+        exact: str | None = None,
     ) -> None:
-        """prompt: how many tokens were given; those after them were generated."""
-        self._config: Any = model.config
+        """Args: prompt: how many tokens were given; those after them were generated.
+
+        exact: names of the inputs, for errors, of a model whose positions are its tokens, one each;
+        None: a layer may have others.
+        """
+        self._config: Any = getattr(model, "config", None)
         self._inputs, self._tokenizer, self._offsets = inputs, tokenizer, offsets
-        self._prompt = prompt
-        self._pair = bool(getattr(self._config, "is_encoder_decoder", False))
+        self._prompt, self._exact = prompt, exact
+        self._pair = (
+            bool(getattr(self._config, "is_encoder_decoder", False))
+            if exact is None
+            else "decoder_input_ids" in inputs
+        )
         #: What may stand before the patches of an image: [CLS], another such token, registers.
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
         self._before_patches = 1 + distilled
@@ -93,6 +102,8 @@ class Sequences:
         Every length is a sequence of its own: what has not the length of the input, as a text that
         is pooled or an image and a text together, is named by its length.
         """
+        if self._exact is not None:
+            self._check_exact(path, kind, queries, keys)
         if self._pair:
             named = {
                 "encoder": ("source", "source"),
@@ -107,6 +118,24 @@ class Sequences:
             if kind == "cross":
                 named = (named[0], "source")
         return self._of_length(named[0], queries), self._of_length(named[1], keys)
+
+    def _check_exact(self, path: str, kind: str, queries: int, keys: int) -> None:
+        """Raise an InputError where the positions of a layer are not the tokens of the inputs."""
+        if kind == "cross" and not self._pair:
+            raise InputError(
+                f"trace: layer {path} looks from a target at a source; the inputs are "
+                f"{self._exact}. Give both, as {{'source': ids, 'target': ids}}."
+            )
+        of_queries, of_keys = (
+            self._given_length("target" if self._pair and kind in kinds else "tokens")
+            for kinds in (("decoder", "cross"), ("decoder",))
+        )
+        if (queries, keys) != (of_queries, of_keys):
+            raise InputError(
+                f"trace: layer {path} ({kind}) has {queries} queries and {keys} keys, its inputs "
+                f"{of_queries} and {of_keys} tokens. trace names positions by input tokens: give "
+                "the inputs as the model reads them."
+            )
 
     def _of_length(self, name: str, length: int) -> str:
         own = self._given_length(name) or self._lengths.setdefault(name, length)

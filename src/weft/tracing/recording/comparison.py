@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import VerificationError
-from weft.tracing.caught import Caught
+from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = [
     "REMEDY",
@@ -115,14 +115,14 @@ class Comparison:
         self.layers += 1
         return own[0]
 
-    def edges(self, caught: Caught) -> None:
+    def edges(self, call: RecordedCall) -> None:
         """Compare the weights of a layer's edges with those that its own attention returned.
 
         Raises: VerificationError: they differ.
         """
-        own = self._expected(caught.path)
+        own = self._expected(call.path)
         weights = None if own is None else own[1]
-        graph = caught.graph
+        graph = call.graph
         if weights is None or tuple(weights.shape) != tuple(graph.shape):
             return
         again = weights.float().gather(-1, graph.keys.clamp(min=0).long())
@@ -132,7 +132,7 @@ class Comparison:
         )
         if largest > tolerance(weights.dtype):
             raise VerificationError(
-                f"trace: the weights of layer {caught.path} differ by {largest:.1e} from those of "
+                f"trace: the weights of layer {call.path} differ by {largest:.1e} from those of "
                 f"the model's own attention ({self._where}). {REMEDY}"
             )
         self.weights = max(self.weights or 0.0, largest)

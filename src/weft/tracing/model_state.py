@@ -1,18 +1,21 @@
-"""Models in wrappers, as of torch.compile and DataParallel; and one recording at a time."""
+"""The state of a model: out of its wrappers, recorded once at a time, in evaluation, put back."""
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
 
-__all__ = ["recording_alone", "unwrapped"]
+__all__ = ["evaluation_mode", "recording_alone", "same_random_numbers", "unchanged", "unwrapped"]
 
 #: An attribute of each module of a model that is being recorded.
 _MARK = "_weft_recording"
@@ -76,3 +79,64 @@ def recording_alone(model: nn.Module, operation: str) -> Iterator[None]:
     finally:
         for module in marked:
             vars(module).pop(_MARK, None)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each of its modules as it was.
+
+    What is compiled in place runs as it is written: compiled code calls no attention function that
+    came after it.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    compiled = [
+        (module, module._compiled_call_impl)
+        for module in model.modules()
+        if module._compiled_call_impl is not None
+    ]
+    try:
+        # Not model.eval(): a model may have its own.
+        nn.Module.eval(model)
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+        for module, call in compiled:
+            module._compiled_call_impl = call
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back what a model's modules hold, by name, when the block ends."""
+    inner = ("_modules", "_buffers", "_parameters")
+    before = [
+        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in inner})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, entries in before:
+            own = vars(module)
+            own.clear()
+            own.update(attributes)
+            for name, registered in entries.items():
+                own[name].clear()
+                own[name].update(registered)
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Put the random numbers of Python, NumPy and torch back to where they were."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)

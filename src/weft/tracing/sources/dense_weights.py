@@ -1,4 +1,4 @@
-"""Models that do not use the attention interface: dense weights, one layer at a time.
+"""Attention calls of models that do not use the interface: dense weights, a layer at a time.
 
 Such models return the weights of every layer when they are asked for them, and would hold them all
 until the end. Here each is taken where its layer returns it, and nothing goes on in its place, so
@@ -17,21 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
+from weft.tracing.inputs import batch_of
 from weft.tracing.noticing import takes_attention
-from weft.tracing.reading import batch_of
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.sequences import layer_kind
 
 __all__ = ["run_dense"]
 
-Receive = Callable[[str, nn.Module, Tensor], None]
+Receive = Callable[[LayerCall], object]
 
 
 def run_dense(model: nn.Module, inputs: Mapping[str, Any], receive: Receive) -> None:
-    """Run a model of Transformers and hand over the dense weights of each layer.
+    """Run a model of Transformers and hand over the dense weights of each layer as its call.
 
     Args:
         model: in evaluation mode.
         inputs: its arguments.
-        receive: from path, module and weights, (batch, heads, queries, keys).
+        receive: is given each call.
 
     Raises: InputError: its weights are those of a band around each query, as Longformer's; or it
     fails when it is asked for them.
@@ -111,11 +113,34 @@ def _taking(path: str, batch: int, receive: Receive) -> Callable[..., Any]:
         weights = _weights_of(value, batch)
         if weights is None:
             return value
-        receive(path, module, weights)
+        receive(_call(path, module, weights))
         # What is inside a layer returns first: its parents find nothing to take any more.
         return value.new_zeros((0,) * 4)
 
     return hook
+
+
+def _call(path: str, module: nn.Module, weights: Tensor) -> LayerCall:
+    """A call that gives these weights, (batch, heads, queries, keys).
+
+    Its scores are the logarithms of its weights: the true ones less a number for each row.
+    """
+    ahead = weights.triu(1) if weights.shape[-2] == weights.shape[-1] > 1 else weights
+    # In one input at least: a row of padding may look anywhere.
+    is_causal = not bool(ahead.flatten(1).any(-1).all())
+    queries = weights.new_zeros(*weights.shape[:3], 1, dtype=torch.float32)
+    keys = weights.new_zeros(*weights.shape[:2], weights.shape[3], 1, dtype=torch.float32)
+    return LayerCall(
+        path=path,
+        kind=layer_kind(path, module, is_causal),
+        queries=queries,
+        keys=keys,
+        values=keys,
+        scale=1.0,
+        bias=weights.float().log(),
+        positions="bias",
+        weights_only=True,
+    )
 
 
 def _weights_of(value: Any, batch: int) -> Tensor | None:

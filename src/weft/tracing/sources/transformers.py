@@ -16,9 +16,10 @@ import importlib
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +27,13 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, as_mask, causal
-from weft.tracing.lazy_mask import LazyMask, eager_mask
-from weft.tracing.terms import as_rule, ranges_of
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.score_terms import as_rule, ranges_of
+from weft.tracing.recording.sequences import layer_kind
+from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
-    "InterfaceCall",
+    "check_recorded",
     "check_unrouted",
     "is_transformers_model",
     "put_back",
@@ -58,50 +61,6 @@ def is_transformers_model(model: Any) -> bool:
     """Whether a model is one of Transformers. The library is not loaded for that."""
     library = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
-
-
-@dataclass(frozen=True, eq=False)
-class InterfaceCall:
-    """One attention call of a model of Transformers, in weft's words.
-
-    module          the attention module
-    path            its path in the model
-    queries         (batch, heads, queries, depth)
-    keys, values    (batch, kv_heads, keys, depth): not repeated
-    mask            who may look at whom; None: everybody
-    bias            added to the scores, (batch or 1, heads or 1, queries, keys), or None
-    own_mask        the mask as the model gave it: bool, numbers to add, or None
-    is_causal       whether no query looks ahead, by the mask or by what the model says
-    scale           the factor on the scores; None: 1 / sqrt(depth)
-    softcap, sinks  as `weft.attend` takes them
-    own_function    the attention function that the model uses when weft is away, or None
-    options         what else the model gave
-    """
-
-    module: nn.Module
-    path: str
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    mask: Mask | None
-    bias: Tensor | None
-    own_mask: Tensor | None
-    is_causal: bool
-    scale: float | None
-    softcap: float | None
-    sinks: Tensor | None
-    own_function: Callable[..., Any] | None
-    options: dict[str, Any]
-
-    def arguments(self) -> dict[str, Any]:
-        """The keywords of `weft.attend`."""
-        return {
-            "mask": self.mask,
-            "bias": self.bias,
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "sinks": self.sinks,
-        }
 
 
 class _Implementation(str):
@@ -135,7 +94,7 @@ def _is_eager(name: str | None) -> bool:
     return name is None or name == "eager"
 
 
-def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any] | None:
+def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
     """The attention function that a module uses; for the fused ones of GPUs torch's."""
     source = sys.modules[type(module).__module__]
     if eager:
@@ -147,7 +106,7 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any] | None:
         if found is not None:
             return found  # type: ignore[no-any-return]
     shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
-    fused: Callable[..., Any] | None = getattr(source, "ALL_ATTENTION_FUNCTIONS", shared)["sdpa"]
+    fused: Callable[..., Any] = getattr(source, "ALL_ATTENTION_FUNCTIONS", shared)["sdpa"]
     return fused
 
 
@@ -155,8 +114,8 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any] | None:
 class _Read:
     """A mask of Transformers, in weft's words.
 
-    own: the mask, so that its id stays its own. allowed: as `InterfaceCall.own_mask`, where that
-    is not the mask itself. ahead: whether some query looks ahead; None: it cannot be said.
+    own: the mask, so that its id stays its own. allowed: the mask as the model gave it, bool or
+    numbers to add. ahead: whether some query looks ahead; None: it cannot be said.
     """
 
     own: Tensor
@@ -203,7 +162,7 @@ def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) ->
 def _function(
     paths: dict[int, str],
     eager: bool,
-    receive: Callable[[InterfaceCall], Tensor],
+    receive: Callable[[LayerCall], Tensor],
 ) -> Callable[..., Any]:
     """The attention function to register in place of eager attention, or of the fused one."""
     # Layers share masks: each is read once.
@@ -242,27 +201,62 @@ def _function(
             # So torch's fused attention reads the flag, and where there is none. A query alone,
             # the last of a cache, may look at everything; eager attention knows no flag.
             mask, ahead = causal(), False
-        output = receive(
-            InterfaceCall(
-                module=module,
-                path=paths.get(id(module), type(module).__name__),
-                queries=query,
-                keys=key,
-                values=value,
-                mask=mask,
-                bias=bias,
-                own_mask=own_mask,
-                is_causal=bool(flag) or ahead is False,
-                scale=None if scaling is None else float(scaling),
-                softcap=softcap,
-                sinks=s_aux,
-                own_function=_own_function(module, eager),
-                options=options,
-            )
+        path = paths.get(id(module), type(module).__name__)
+        is_causal = bool(flag) or ahead is False
+        call = LayerCall(
+            path=path,
+            kind=layer_kind(path, module, is_causal),
+            queries=query,
+            keys=key,
+            values=value,
+            scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            mask=mask,
+            bias=bias,
+            softcap=softcap,
+            sinks=s_aux,
+            positions="none" if bias is None else "bias",
+            is_causal=is_causal,
         )
+        own = partial(_own_output, module, _own_function(module, eager), call, own_mask, options)
+        output = receive(replace(call, own_output=own))
         return output.transpose(1, 2).contiguous(), None
 
     return attention_forward
+
+
+@torch.no_grad()
+def _own_output(
+    module: nn.Module,
+    function: Callable[..., Any],
+    call: LayerCall,
+    own_mask: Tensor | None,
+    options: dict[str, Any],
+    rows: Tensor,
+) -> Tensor:
+    """The output of a model's own attention function for some rows of a call.
+
+    By the mask that the model itself made, where it made one, not by the rule read from it.
+    """
+    queries = call.queries[:, :, rows]
+    allowed, bias = call.mask_of(rows), call.bias_of(rows)
+    if own_mask is not None and own_mask.dtype == torch.bool:
+        allowed = own_mask if own_mask.shape[2] == 1 else own_mask[:, :, rows]
+    added = None
+    if allowed is not None or bias is not None:
+        added = queries.new_zeros(1, 1, queries.shape[2], call.keys.shape[2])
+        if bias is not None:
+            added = added + bias.to(queries.dtype)
+        if allowed is not None:
+            added = added.masked_fill(~allowed, torch.finfo(queries.dtype).min)
+    options = {name: value for name, value in options.items() if name != "output_attentions"}
+    for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
+        if value is not None:
+            options[name] = value
+    output: Tensor = function(
+        module, queries, call.keys, call.values, added, dropout=0.0, scaling=call.scale,
+        is_causal=False, **options,
+    )[0]  # fmt: skip
+    return output.transpose(1, 2)
 
 
 def _configurations(model: nn.Module) -> list[Any]:
@@ -298,6 +292,16 @@ def check_unrouted(model: nn.Module) -> None:
         )
 
 
+def check_recorded(model: nn.Module, paths: Sequence[str]) -> None:
+    """Raise an InputError where no call of a model came from any source."""
+    if not paths:
+        raise InputError(
+            f"trace: {type(model).__name__} neither uses the attention interface of "
+            f"Transformers {transformers().__version__} nor returns dense weights that could "
+            "be taken instead. docs/tracing.md lists models that can be traced."
+        )
+
+
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """Within `routed`: the model as it is without it, while the block runs."""
@@ -314,7 +318,7 @@ def put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def routed(model: nn.Module, receive: Callable[[InterfaceCall], Tensor]) -> Iterator[None]:
+def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator[None]:
     """Send every attention call of a model to `receive`, which gives the output back.
 
     Args:

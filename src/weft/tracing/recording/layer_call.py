@@ -1,0 +1,110 @@
+"""One attention call of a model: as every source gives it, and as the recorder keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.masks import Mask
+from weft.mechanism.positions import Relative
+
+__all__ = ["LayerCall", "RecordedCall"]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One attention call that a layer of a model made.
+
+    path, kind      of the layer: "encoder", "decoder" or "cross"
+    queries         (batch, heads, queries, depth), as scored
+    keys, values    (batch, kv_heads, keys, depth): not repeated
+    scale           the factor on the scores
+    mask            who may look at whom; None: everybody
+    bias            added to the scores, (batch or 1, heads or 1, queries, keys), or None
+    relative        relative positions, or None
+    softcap, sinks  as `weft.attend` takes them
+    positions       the kind of positions that enter the scores, as a trace says it
+    is_causal       whether no query looks ahead, by the mask or by what the model says
+    own_output      from rows to what the model's own attention gives for them, (batch, heads, rows,
+                    value_depth); None: it cannot be asked
+    by_formula      whether the layer is weft's, and is held against the formula
+    weights_only    whether its weights alone are known, whose logarithms are `bias`
+    """
+
+    path: str
+    kind: str
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scale: float
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    relative: Relative | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    positions: str = "none"
+    is_causal: bool = False
+    own_output: Callable[[Tensor], Tensor] | None = None
+    by_formula: bool = False
+    weights_only: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """The keywords of `weft.attend`."""
+        names = ("mask", "bias", "relative", "scale", "softcap", "sinks")
+        return {name: getattr(self, name) for name in names}
+
+    def mask_of(self, rows: Tensor) -> Tensor | None:
+        """Which keys some queries may look at, (batch or 1, heads or 1, rows, keys)."""
+        if self.mask is None:
+            return None
+        keys = self.keys.shape[2]
+        cells = [self.mask.block(range(row, row + 1), keys, rows.device) for row in rows.tolist()]
+        return torch.cat(cells, 2)
+
+    def bias_of(self, rows: Tensor) -> Tensor | None:
+        """What is added to the scores of some queries."""
+        one_for_all = self.bias is None or self.bias.shape[-2] == 1
+        return self.bias if self.bias is None or one_for_all else self.bias[..., rows, :]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedCall:
+    """One attention call; what is not said here is as TraceLayer says.
+
+    graph        with a batch
+    queries      (batch, heads, queries, depth), or None: models traced from dense weights
+    keys         (batch, kv_heads, keys, depth), or None
+    value_norms  (batch, kv_heads, keys), or None
+    deviations   see TraceLayer.deviation, for each input of the batch, or one for all
+    ranges       first key and end for each query, (2, queries), for each input of the batch; None
+                 for one whose mask has no such ranges. None for all: nothing is known of the mask
+    bias, relative, sinks  as the call took them
+    is_causal    whether the model says that no query looks ahead
+    missing      what else enters its scores and is not here, with the reason; None: nothing
+
+    Of a batch of one, a bias stands for every input.
+    """
+
+    path: str
+    kind: str
+    index: int
+    graph: AttentionGraph
+    scale: float
+    positions: str
+    deviations: list[float | None]
+    queries: Tensor | None = None
+    keys: Tensor | None = None
+    value_norms: Tensor | None = None
+    ranges: tuple[Tensor | None, ...] | None = None
+    bias: Tensor | None = None
+    relative: Relative | None = None
+    sinks: Tensor | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+    by_formula: bool = False
+    missing: str | None = None

@@ -1,0 +1,162 @@
+"""The recorder: takes the attention calls of a model that runs, chooses, computes, verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.mechanism.function import attend, attention
+from weft.mechanism.graph import All, AttentionGraph, Keep, Top
+from weft.tracing.recording.layer_call import LayerCall, RecordedCall
+from weft.tracing.recording.row_check import deviation, reference_deviation
+from weft.tracing.recording.score_terms import ranges_of
+
+__all__ = ["CallRecorder"]
+
+
+class CallRecorder:
+    """Records the attention calls of a model that runs, whatever their source.
+
+    Args:
+        receive: is given each call of a layer that is wanted, recorded.
+        keep: edges of each query.
+        layers: numbers in the order of the run, or paths; None: all.
+        verified: whether a call is to be verified, from its queries and the keys before them.
+        strict: whether a call that differs from the model's own attention is an error.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[RecordedCall], None],
+        keep: Keep,
+        layers: Sequence[int | str] | None,
+        verified: Callable[[], bool] = lambda: True,
+        strict: bool = True,
+    ) -> None:
+        self._receive, self._keep, self._wanted = receive, keep, layers
+        self._verified, self._strict = verified, strict
+        #: Told the path and the number of each layer that has run.
+        self.progress: Callable[[str, int], None] = lambda path, number: None
+        #: Number and index of each layer by its path and how often the path came before in a pass.
+        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+        self._passed: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._used: set[int | str] = set()
+        # With the mask itself, so that no other takes its id meanwhile.
+        self._ranges: dict[tuple[int, int, tuple[int, int]], tuple[Any, Tensor | None]] = {}
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        """Compute a call; returns its output, (batch, heads, queries, value_depth)."""
+        number, index = self._next(call)
+        if not self._is_wanted(number, call.path):
+            return attention(call.queries, call.keys, call.values, **call.arguments())
+        # Half precision is for the model; scores and their sums are taken in float32.
+        tensors = (call.queries.float(), call.keys.float(), call.values.float())
+        output, graph = attend(*tensors, keep=self.places(call.keys.shape[2]), **call.arguments())
+        result: Tensor = output.to(call.values.dtype)
+        differs = None
+        if self._verified():
+            differs = deviation(call, result, graph, strict=self._strict)
+        self._hand_on(call, number, index, graph, [differs] * len(call.queries))
+        return result
+
+    def take(self, call: LayerCall, graph: AttentionGraph) -> None:
+        """Take a call that its layer has computed itself, with the graph of it."""
+        number, index = self._next(call)
+        if self._is_wanted(number, call.path):
+            samples = range(len(call.queries)) if self._verified() else ()
+            differ = [reference_deviation(call, graph, sample) for sample in samples] or [None]
+            self._hand_on(call, number, index, graph, differ)
+
+    def places(self, keys: int) -> Top:
+        """The edges that are kept of a query over so many keys."""
+        return Top(keys) if isinstance(self._keep, All) else self._keep
+
+    def _hand_on(
+        self,
+        call: LayerCall,
+        number: int,
+        index: int,
+        graph: AttentionGraph,
+        deviations: list[float | None],
+    ) -> None:
+        known = not call.weights_only
+        self._receive(
+            RecordedCall(
+                path=call.path,
+                kind=call.kind,
+                index=index,
+                graph=graph.detach(),
+                scale=call.scale,
+                positions=call.positions,
+                deviations=deviations,
+                queries=call.queries.detach() if known else None,
+                keys=call.keys.detach() if known else None,
+                value_norms=call.values.detach().float().norm(dim=-1) if known else None,
+                ranges=self._ranges_of(call) if known else None,
+                bias=call.bias if known else None,
+                relative=call.relative,
+                sinks=call.sinks,
+                softcap=call.softcap,
+                is_causal=call.is_causal,
+                by_formula=call.by_formula,
+            )
+        )
+        self.progress(call.path, number)
+
+    def new_pass(self) -> None:
+        """The model begins another pass through its layers."""
+        self._passed.clear()
+        self._ranges.clear()
+
+    def _next(self, call: LayerCall) -> tuple[int, int]:
+        """The number of the layer that comes, and its index among those of its kind."""
+        path, kind = call.path, call.kind
+        before = self._passed.get(path, 0)
+        self._passed[path] = before + 1
+        if (path, before) not in self._known:
+            index = self._counts.get(kind, 0)
+            self._counts[kind] = index + 1
+            self._known[path, before] = len(self._known), index
+        return self._known[path, before]
+
+    def _is_wanted(self, number: int, path: str) -> bool:
+        if self._wanted is None:
+            return True
+        matches = [
+            wanted
+            for wanted in self._wanted
+            if (wanted == number if isinstance(wanted, int) else fnmatchcase(path, wanted))
+        ]
+        self._used.update(matches)
+        return bool(matches)
+
+    def _ranges_of(self, call: LayerCall) -> tuple[Tensor | None, ...]:
+        """The ranges of a call's mask, for each input; layers that share a mask share them."""
+        shape = call.queries.shape[2], call.keys.shape[2]
+        ranges = []
+        for sample in range(len(call.queries)):
+            where = id(call.mask), sample, shape
+            if where not in self._ranges:
+                self._ranges[where] = call.mask, ranges_of(call.mask, *shape, sample)
+            ranges.append(self._ranges[where][1])
+        return tuple(ranges)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all layers that have run, wanted or not."""
+        return [path for path, _ in self._known]
+
+    def check(self) -> None:
+        """Raise an InputError where not every layer came that was asked for."""
+        missing = [wanted for wanted in self._wanted or () if wanted not in self._used]
+        if missing:
+            paths = self.paths
+            raise InputError(
+                f"trace: no layer {', '.join(map(repr, missing))}; the model has layers 0 to "
+                f"{len(paths) - 1}: {paths[0]} ... {paths[-1]}."
+            )

@@ -1,0 +1,155 @@
+"""A recorded call held, on a few of its rows, against the model's own attention or the formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import VerificationError
+from weft.mechanism.function import attend
+from weft.mechanism.graph import All, AttentionGraph
+from weft.mechanism.positions import ALiBi, Relative, Shaw
+from weft.mechanism.reference.call import attend as attend_by_formula
+from weft.mechanism.reference.call import scores_of_heads
+from weft.mechanism.reference.positions import alibi_bias, shaw_embeddings
+from weft.tracing.recording.comparison import REMEDY, largest_difference, tolerance, warn_of_nan
+from weft.tracing.recording.layer_call import LayerCall
+
+__all__ = ["SAMPLE", "deviation", "reference_deviation", "sampled_rows"]
+
+#: How many rows of a layer are compared.
+SAMPLE = 4
+
+
+def sampled_rows(queries: int) -> list[int]:
+    """The rows that are compared, spread over all.
+
+    >>> sampled_rows(10), sampled_rows(2), sampled_rows(0)
+    ([0, 3, 6, 9], [0, 1], [])
+    """
+    if not queries:
+        return []
+    return sorted({round(i * (queries - 1) / (SAMPLE - 1)) for i in range(SAMPLE)})
+
+
+@torch.no_grad()
+def deviation(
+    call: LayerCall, output: Tensor, graph: AttentionGraph, *, strict: bool = False
+) -> float | None:
+    """How far a recorded call is from what the model's own attention gives, on a sample of rows.
+
+    The weights of the sampled rows are computed once more, whole, from the queries and keys of
+    the call. The deviation is the largest of three differences:
+
+        the model's own output - the one recomputed from these weights
+        the model's own output - the output that the model went on with
+        these weights - the weights of the edges that were kept
+
+    Args:
+        call: the attention call.
+        output: (batch, heads, queries, value_depth), as given to the model.
+        graph: its edges, with a batch.
+        strict: whether more than rounding explains is an error: the
+            `weft.tracing.recording.comparison.tolerance` of the largest value for outputs, of 1
+            for weights.
+
+    Returns: the largest absolute difference; None where the model has no attention function that
+    could be asked, or no row that may look anywhere.
+
+    Raises: VerificationError: `strict`, and the call differs.
+    """
+    queries = call.queries.shape[2]
+    if call.own_output is None or not queries:
+        return None
+    rows = torch.tensor(sampled_rows(queries), device=call.queries.device)
+    again, weights = attend(
+        call.queries[:, :, rows].float(),
+        call.keys.float(),
+        call.values.float(),
+        **{**call.arguments(), "mask": call.mask_of(rows), "bias": call.bias_of(rows)},
+        keep=All(),
+    )
+    # A query that may look nowhere has the output 0 here; implementations differ on it.
+    looks = (graph.count[:, :, rows] > 0)[..., None]
+    if not bool(looks.any()):
+        return None
+    own, again, went_on = (
+        torch.where(looks, tensor.float(), 0)
+        for tensor in (call.own_output(rows), again, output[:, :, rows])
+    )
+    warn_of_nan(f"the output of layer {call.path}", own, went_on)
+    outputs = max(largest_difference(own, again), largest_difference(own, went_on))
+    kept = graph.keys[:, :, rows].long()
+    edges = largest_difference(
+        torch.where(kept >= 0, weights.gather(-1, kept.clamp(min=0)), 0),
+        torch.where(kept >= 0, graph.weights[:, :, rows], 0),
+    )
+    share = tolerance(call.values.dtype)
+    values = call.values.detach().nan_to_num(0, 0, 0)
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if strict and (outputs > share * largest or edges > share):
+        what, size = ("output", outputs) if edges <= share else ("weights", edges)
+        raise VerificationError(
+            f"trace: the {what} of layer {call.path} differ{'s' * (what == 'output')} by "
+            f"{size:.1e} from what the model's own attention gives, on {len(rows)} of its rows. "
+            f"{REMEDY}"
+        )
+    return max(outputs, edges)
+
+
+@torch.no_grad()
+def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> float | None:
+    """How far the edges of some rows are from the formula as the papers write it, in float64.
+
+    Args:
+        call: of a layer of weft.
+        graph: its edges, with a batch.
+        sample: which input of its batch.
+
+    Returns: the largest difference of a weight, or of the mass that a row left over; None where
+    there is no row, or positions of a kind that the models of weft do not have.
+    """
+    graph = graph[sample]
+    queries, keys = call.queries[sample : sample + 1], call.keys[sample : sample + 1]
+    length = keys.shape[2]
+    nothing = keys.new_zeros(1, keys.shape[1], length, 1, dtype=torch.float64)
+    largest = None
+    for row in sampled_rows(queries.shape[2]):
+        query = queries[:, :, row : row + 1].double()
+        terms = _terms(call.relative, query[0, :, 0], row, length)
+        if terms is None:
+            return None
+        allowed = None
+        if call.mask is not None:
+            cells = call.mask.block(range(row, row + 1), length, keys.device)
+            allowed = cells[min(sample, len(cells) - 1)][None]
+        raw = scores_of_heads(query, keys.double(), lambda one, other, head: one @ other.mT)
+        reference = attend_by_formula(raw, nothing, scale=call.scale, allowed=allowed, **terms)
+        weights = reference.weights[0, :, 0]
+        places = graph.keys[:, row].long()
+        kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0)), 0)
+        rest = weights.sum(-1) - kept.sum(-1)
+        largest = max(
+            largest or 0.0,
+            largest_difference(kept, graph.weights[:, row].double()),
+            largest_difference(rest, graph.rest[:, row].double()),
+        )
+    return largest
+
+
+def _terms(
+    relative: Relative | None, query: Tensor, row: int, length: int
+) -> dict[str, Any] | None:
+    """What relative positions add to the scores of a row; query: (heads, depth)."""
+    if relative is None:
+        return {}
+    if isinstance(relative, ALiBi):
+        bias = alibi_bias(relative.slopes.double(), 1, length, relative.offset + row)
+        return {"relative_bias": bias[None]}
+    if isinstance(relative, Shaw) and relative.key_table.ndim == 2:
+        table = relative.key_table.detach().double()
+        places = shaw_embeddings(table, 1, length, relative.offset + row)[0]
+        return {"relative_scores": (query @ places.mT)[None, :, None]}
+    return None

@@ -1,0 +1,130 @@
+"""Attention calls of models that are made of weft's own layers, seen by observers of these."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.mechanism.graph import AttentionGraph, Keep, Top
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.observe import Observation
+from weft.mechanism.watching import layers_of, watching
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.sequences import Sequences, on_device_of
+
+__all__ = ["LayerObserver", "as_inputs", "named_sequences", "observed", "sequences_of"]
+
+#: Types of token ids.
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class LayerObserver:
+    """Hands on the calls of a model's layers, each with its graph.
+
+    keep: the edges that layers keep of each query; it may change while the model runs.
+    """
+
+    def __init__(
+        self, model: nn.Module, keep: Keep, receive: Callable[[LayerCall, AttentionGraph], None]
+    ) -> None:
+        self.keep: Keep = keep
+        self._receive = receive
+        self._paths = {id(layer): path for path, layer in layers_of(model)}
+
+    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+        """Receive what a layer computed."""
+        seen, graph = observation, observation.caught
+        if not isinstance(graph, AttentionGraph):
+            raise TypeError("an observer that keeps Top(k) is given graphs")
+        call = LayerCall(
+            path=self._paths[id(layer)],
+            kind=layer.kind,
+            queries=seen.queries.detach(),
+            keys=seen.keys.detach(),
+            values=seen.values.detach(),
+            scale=seen.scale,
+            mask=seen.mask,
+            relative=seen.relative,
+            positions=layer.relative,
+            by_formula=True,
+        )
+        self._receive(call, graph.detach())
+
+
+@contextmanager
+def observed(
+    model: nn.Module, keep: Keep, receive: Callable[[LayerCall, AttentionGraph], None]
+) -> Iterator[LayerObserver]:
+    """Send every attention call of a model of weft's layers to `receive`, with its graph."""
+    observer = LayerObserver(model, keep if isinstance(keep, Top) else Top(64), receive)
+    with watching(model, observer):
+        yield observer
+
+
+def as_inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str, Any]:
+    """The inputs by the names of the model's arguments, ids with a batch dimension."""
+    if isinstance(inputs, Tensor):
+        first = next(iter(inspect.signature(model.forward).parameters), None)
+        if first is None:
+            raise InputError(f"trace: {type(model).__name__}.forward takes no arguments.")
+        inputs = {first: inputs}
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"trace: the inputs are {type(inputs).__name__}; expected a tensor of token ids, or a "
+            "dict with a tensor for each argument of the model."
+        )
+    return on_device_of(model, inputs)
+
+
+def sequences_of(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The token ids among the arguments of a model, (batch, length) by their names.
+
+    Raises: InputError: there are none, or batches of different sizes.
+    """
+    sequences = {
+        name: ids
+        for name, ids in inputs.items()
+        if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in _INTEGERS
+    }
+    if not sequences:
+        raise InputError(
+            "trace: the inputs hold no token ids; expected integers of shape (length,) or "
+            "(batch, length)."
+        )
+    if len({len(ids) for ids in sequences.values()}) > 1:
+        sizes = ", ".join(f"{name}: {len(ids)}" for name, ids in sequences.items())
+        raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
+    return sequences
+
+
+def named_sequences(
+    model: nn.Module, ids: Mapping[str, Tensor], tokenizer: Any, prompt: int | None = None
+) -> Sequences:
+    """The sequences that a model read, for `LayerMaker`.
+
+    Padding is the id ``model.padding``. A model that reads one sequence calls it "tokens",
+    whatever its argument is called; of two, they are "source" and "target".
+
+    Args:
+        ids: from `sequences_of`. tokenizer: as for `weft.trace`.
+        prompt: tokens that were given; those after them were generated. None: nothing was.
+    """
+    names = {"source": "input_ids", "target": "decoder_input_ids"}
+    if not all(name in ids for name in names):
+        first = next(iter(ids))
+        names = {first: "input_ids"}
+        if isinstance(tokenizer, Mapping):
+            tokenizer = tokenizer.get(first)
+    padding = getattr(model, "padding", None)
+    inputs: dict[str, Any] = {}
+    for name, argument in names.items():
+        inputs[argument] = ids[name]
+        if padding is not None:
+            inputs[argument.replace("input_ids", "attention_mask")] = ids[name] != padding
+    return Sequences(model, inputs, tokenizer, prompt=prompt, exact=", ".join(ids))
