@@ -11,11 +11,12 @@ export class Address {
   constructor(
     private readonly linked: boolean,
     start: string,
+    views: readonly string[],
   ) {
-    ({ state: this.state, problems: this.problems } = parse(start));
+    ({ state: this.state, problems: this.problems } = parse(start, views));
     const read = () => {
       this.pending = "";
-      ({ state: this.state, problems: this.problems } = parse(location.hash));
+      ({ state: this.state, problems: this.problems } = parse(location.hash, views));
     };
     if (linked) window.addEventListener("popstate", read);
     if (linked) window.addEventListener("hashchange", read);

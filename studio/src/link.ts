@@ -2,10 +2,8 @@
 
 import { visible } from "./text";
 
-export type View = "heads" | "threads" | "matrix" | "training";
-
 export const START = {
-  view: "heads" as View,
+  view: "heads",
   /** The name of an example; in old links its number; empty: the first. */
   example: "",
   layer: 0,
@@ -38,7 +36,6 @@ export const START = {
 export type State = typeof START;
 
 const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
-  view: ["heads", "threads", "matrix", "training"],
   of: ["weights", "scores"],
   scale: ["root", "linear", "log"],
   blocks: ["max", "mass"],
@@ -50,14 +47,19 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
 
 const LONGEST = 400;
 
-/** Reads a link; what it does not know or cannot be is left as it starts, and said. */
-export function parse(hash: string): { state: State; problems: string[] } {
+/** Reads a link; what it does not know or cannot be is left as it starts, and said.
+ *
+ * views: their names. */
+export function parse(
+  hash: string,
+  views: readonly string[],
+): { state: State; problems: string[] } {
   const state: Record<string, unknown> = { ...START };
   const problems: string[] = [];
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(START, name)) continue;
     const start = START[name as keyof State];
-    const choices = CHOICES[name as keyof State];
+    const choices = name === "view" ? views : CHOICES[name as keyof State];
     if (typeof start === "number") {
       const number = text.trim() === "" ? NaN : Number(text);
       if (

@@ -6,6 +6,9 @@ import App from "./App.svelte";
 import { packedSource, servedSource, type Pack } from "./source";
 import { Studio } from "./studio.svelte";
 import "./style.css";
+import { VIEWS } from "./views";
+
+const names = VIEWS.map(({ name }) => name);
 
 const place = document.getElementById("weft-studio");
 if (place) {
@@ -14,7 +17,7 @@ if (place) {
     ? packedSource(JSON.parse(data.textContent ?? "{}") as Pack)
     : servedSource(new URL("api/", document.baseURI).href);
   place.classList.add("weft-whole");
-  mount(App, { target: place, props: { studio: new Studio(source, true, location.hash) } });
+  mount(App, { target: place, props: { studio: new Studio(source, true, location.hash, names) } });
 }
 
 interface Model {
@@ -24,7 +27,7 @@ interface Model {
 export default {
   render({ model, el }: { model: Model; el: HTMLElement }) {
     const source = packedSource(JSON.parse(model.get("pack") as string) as Pack);
-    const studio = new Studio(source, false, String(model.get("start") ?? ""));
+    const studio = new Studio(source, false, String(model.get("start") ?? ""), names);
     el.classList.add("weft-cell");
     // JupyterLab's own keys (m, d d, x) are not for a studio that has the focus.
     el.dataset.lmSuppressShortcuts = "true";

@@ -2,7 +2,7 @@
 
 import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
-import type { State, View } from "./link";
+import type { State } from "./link";
 import { Example, type Heads, type Layer, type Opening } from "./model";
 import type { Source } from "./source";
 import { Training } from "./training";
@@ -41,9 +41,10 @@ export class Studio {
   constructor(
     readonly source: Source,
     readonly linked: boolean,
-    start = "",
+    start: string,
+    views: readonly string[],
   ) {
-    this.address = new Address(linked, start);
+    this.address = new Address(linked, start, views);
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
     dark.addEventListener("change", () => (this.system = dark.matches ? "dark" : "light"));
@@ -81,7 +82,7 @@ export class Studio {
     return found.length ? [...new Set(found)] : [this.head];
   }
 
-  go(view: View): void {
+  go(view: string): void {
     if (view !== this.state.view) this.address.set({ view }, true);
   }
 

@@ -1,0 +1,31 @@
+// The views, in the order of their tabs. A view is a file in views/ and an entry here.
+
+import type { Component } from "svelte";
+import type { Example } from "./model";
+import type { Studio } from "./studio.svelte";
+import type { Training } from "./training";
+import Heads from "./views/Heads.svelte";
+import Matrix from "./views/Matrix.svelte";
+import Threads from "./views/Threads.svelte";
+import TrainingView from "./views/Training.svelte";
+
+export interface ViewEntry {
+  /** As links have it. */
+  name: string;
+  title: string;
+  /** The key that opens it. */
+  key: string;
+  /** The view that Escape goes back to. */
+  back?: string;
+  /** What shows an example; */
+  ofExample?: Component<{ studio: Studio; example: Example }>;
+  /** or what shows a training, where there is one. */
+  ofTraining?: Component<{ studio: Studio; training: Training }>;
+}
+
+export const VIEWS: ViewEntry[] = [
+  { name: "heads", title: "Heads", key: "h", ofExample: Heads },
+  { name: "threads", title: "Threads", key: "t", back: "heads", ofExample: Threads },
+  { name: "matrix", title: "Matrix", key: "m", back: "threads", ofExample: Matrix },
+  { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
+];
