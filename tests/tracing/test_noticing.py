@@ -186,3 +186,20 @@ def test_attention_whose_weights_were_taken_dense_is_not_named_again() -> None:
     with pytest.warns(UserWarning, match="formed whole"):
         trace = weft.trace(model, IDS)
     assert trace.not_traced == ()
+
+
+def test_attention_beside_the_layers_of_a_model_of_weft_is_named(
+    translator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"source": torch.tensor([[3, 4, 5, 6]]), "target": torch.tensor([[1, 2]])}
+    assert weft.trace(translator, ids).not_traced == ()
+    translator.add_module("pooler", Pooler("matmul", 16))
+    forward = translator.forward
+    monkeypatch.setattr(
+        translator, "forward", lambda source, target: translator.pooler(forward(source, target))
+    )
+    with pytest.warns(UserWarning, match=r"pooler \(Pooler\): .* not by a layer of weft"):
+        trace = weft.trace(translator, ids)
+    assert isinstance(trace, weft.Trace)
+    assert [entry["name"] for entry in trace.not_traced] == ["pooler"]
+    assert len(trace.layers) == 3

@@ -18,7 +18,8 @@ from weft.mechanism.watching import layers_of
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
 from weft.tracing.model_state import evaluation_mode, recording_alone, unwrapped
-from weft.tracing.options import Verify, check_keep, checked_layers, checked_tokens
+from weft.tracing.noticing import noticing, untraced
+from weft.tracing.options import TraceOptions, Verify, checked_tokens
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.passes import Passes
@@ -111,26 +112,37 @@ def trace(
             "(weft.mechanism.multihead.MultiHeadAttention), and is no model of Transformers. "
             "Only these can be traced."
         )
-    layers = checked_layers(layers, "trace")
-    check_keep(keep, "trace")
+    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
+    return _weft_trace(model, inputs, options, generate)
+
+
+def _weft_trace(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Tensor,
+    options: TraceOptions,
+    generate: int | Mapping[str, Any] | None,
+) -> TraceData | list[TraceData]:
+    """Trace a model of weft's layers."""
+    keep = options.keep
     new = 0 if generate is None else checked_tokens(generate)
     given = as_inputs(model, inputs)
     ids = sequences_of(given)
     samples = len(next(iter(ids.values())))
-    check_can_be_saved(save, samples)
+    check_can_be_saved(options.save, samples)
     longest = max(part.shape[1] for part in ids.values())
     places = Top(longest + new) if isinstance(keep, All) else keep
     calls: list[RecordedCall] = []
     with recording_alone(model, "trace"), explained(model, given):
-        untouched = untouched_own(model, given, verify)
+        untouched = untouched_own(model, given, options.verify)
         # A run over the whole inputs is verified and traced at once.
         at_once = untouched is not None and untouched.whole and generate is None
         if untouched is not None and not at_once:
             verify_prefix(untouched, as_observed(model, keep))
         passes = Passes()
-        recorder = CallRecorder(calls.append if generate is None else passes, keep, layers)
+        recorder = CallRecorder(calls.append if generate is None else passes, keep, options.layers)
         with (
-            evaluation_mode(model), torch.no_grad(), observed(model, places, recorder.take),
+            evaluation_mode(model), torch.no_grad(), noticing(model) as notice,
+            observed(model, places, notice.unnoticed(recorder.take)),
             untouched.compared() if untouched and at_once else nullcontext(),
         ):  # fmt: skip
             if generate is None:
@@ -140,15 +152,13 @@ def trace(
                 calls = passes.joined()
         recorder.check()
     prompt = None if generate is None else longest
-    sequences = named_sequences(model, ids, tokenizer, prompt)
-    made = LayerMaker(sequences, samples, queries_keys)
+    sequences = named_sequences(model, ids, options.tokenizer, prompt)
+    made = LayerMaker(sequences, samples, options.queries_keys)
     for call in calls:
         made(call)
-    traces = made.traces(describe(model), None if untouched is None else untouched.says())
-    if save is not None:
-        traces[0].save(save, dtype=dtype, overwrite=overwrite)
-        return TraceData.open(save)
-    return traces[0] if samples == 1 else traces
+    made.finish(untraced(model, notice, recorder.paths, made.refused, returned=True))
+    verification = None if untouched is None else untouched.says()
+    return options.result(made.traces(describe(model), verification))
 
 
 def _begin(recorder: CallRecorder, passes: Passes, position: int) -> None:

@@ -20,7 +20,7 @@ from weft.tracing.description import describe
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
 from weft.tracing.noticing import noticing, untraced
-from weft.tracing.options import Verify, check_keep, checked_layers, checked_tokens, whole_number
+from weft.tracing.options import TraceOptions, Verify, checked_tokens, whole_number
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
@@ -71,72 +71,65 @@ def trace_huggingface(
     verified on a sample of its rows: see `weft.tracing.recording.row_check.deviation`. A model that
     does not use the attention interface is traced from its dense weights, with a warning.
     """
+    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
     with recording_alone(model, "trace"):
         check_unrouted(model)
-        return _traced(
-            model, inputs, tokenizer, keep, queries_keys, checked_layers(layers, "trace"), save,
-            dtype, overwrite, generate, verify, verification, description, progress,
-        )  # fmt: skip
-
-
-def _traced(
-    model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor | str,
-    tokenizer: Any,
-    keep: Keep,
-    queries_keys: bool,
-    layers: Sequence[int | str] | None,
-    save: Path | str | None,
-    dtype: torch.dtype | None,
-    overwrite: bool,
-    generate: int | Mapping[str, Any] | None,
-    verify: Verify,
-    verification: Mapping[str, Any] | None,
-    description: Mapping[str, Any] | None,
-    progress: Callable[[str, int, int | None], None] | None,
-) -> TraceData | list[TraceData]:
-    check_keep(keep, "trace")
-    given, offsets = _as_inputs(model, inputs, tokenizer)
-    _check(model, given, generate is not None)
-    samples = batch_of(given)
-    check_can_be_saved(save, samples)
-    says = dict(description or describe(model))
-    if generate is not None:
+        given, offsets = _as_inputs(model, inputs, tokenizer)
+        _check(model, given, generate is not None)
+        check_can_be_saved(save, batch_of(given))
+        says = dict(description or describe(model))
+        if generate is None:
+            return _one_pass(model, given, offsets, options, says, verification, progress)
         if verification is None:
             verification = verify_transformer(model, given, keep, verify, generates=True)
-        options = _generation(model, given, generate)
-        watched = WatchedTransformer(model, tokenizer, keep, queries_keys, layers, says, offsets)
+        asked = _generation(model, given, generate)
+        watched = WatchedTransformer(
+            model, tokenizer, keep, queries_keys, options.layers, says, offsets
+        )
         watched.verification, watched.one_text = verification, True
         watched.strict = verify is not False
         if progress is not None:
-            passes: int = options["max_new_tokens"]
-            watched.progress = partial(_tell, progress, passes)
+            watched.progress = partial(_tell, progress, asked["max_new_tokens"])
         with (
             evaluation_mode(model), torch.no_grad(), watching(model, watched),
             explained(model, given, "generate"),
         ):  # fmt: skip
-            model.generate(**{**given, **options})  # type: ignore[operator]
-        if save is None:
-            return watched.traces[0] if len(watched.traces) == 1 else watched.traces
-        watched.trace.save(save, dtype=dtype, overwrite=overwrite)
-        return TraceData.open(save)
+            model.generate(**{**given, **asked})  # type: ignore[operator]
+        return options.result(watched.traces)
+
+
+def _one_pass(
+    model: nn.Module,
+    given: dict[str, Any],
+    offsets: list[list[int]] | None,
+    options: TraceOptions,
+    says: Mapping[str, Any],
+    verification: Mapping[str, Any] | None,
+    progress: Callable[[str, int, int | None], None] | None,
+) -> TraceData | list[TraceData]:
+    """Trace one pass over the inputs, layer by layer."""
     untouched = None
     if verification is None:
-        untouched = untouched_transformer(model, given, verify)
+        untouched = untouched_transformer(model, given, options.verify)
         if untouched is not None and not untouched.whole:
-            verify_prefix(untouched, as_traced(model, keep))
-    maker = LayerMaker(Sequences(model, given, tokenizer, offsets), samples, queries_keys)
+            verify_prefix(untouched, as_traced(model, options.keep))
+    sequences = Sequences(model, given, options.tokenizer, offsets)
+    maker = LayerMaker(sequences, batch_of(given), options.queries_keys)
     receive: Callable[[RecordedCall], None] = maker
     if untouched is not None and untouched.whole:
         # The run that is traced is the one that is verified.
         receive = untouched.comparing(maker)
-    recorder = CallRecorder(receive, keep, layers, strict=verify is not False)
+    recorder = CallRecorder(
+        receive, options.keep, options.layers, strict=options.verify is not False
+    )
     if progress is not None:
         recorder.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:
-        if save is not None:
+        if options.save is not None:
             maker.writer = stack.enter_context(
-                writing_trace(save, {}, says, dtype=dtype, overwrite=overwrite)
+                writing_trace(
+                    options.save, {}, says, dtype=options.dtype, overwrite=options.overwrite
+                )
             )
         with (
             evaluation_mode(model), torch.no_grad(),
@@ -156,10 +149,9 @@ def _traced(
         if maker.writer is not None:
             maker.writer.verification = verification
         maker.finish(untraced(model, notice, recorder.paths, maker.refused, dense))
-    if save is not None:
-        return TraceData.open(save)
-    traces = maker.traces(says, verification)
-    return traces[0] if samples == 1 else traces
+    if options.save is not None:
+        return TraceData.open(options.save)
+    return options.result(maker.traces(says, verification))
 
 
 def verify_inputs(

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from weft.tracing.sources.transformers import is_transformers_model
+
 __all__ = ["AttentionNotice", "noticing", "takes_attention", "untraced"]
 
 #: Words in the names of classes that take attention, in small letters.
 _WORDS = ("attention", "attn")
-_OWN = "it takes attention by itself, not by the interface of Transformers"
+_OWN = "it takes attention by itself, not by {}"
 #: Functions of torch, by name: attention as a whole, and what softmax(scores) V is made of.
 _ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
@@ -154,7 +156,7 @@ def untraced(
     notice: AttentionNotice,
     recorded: Collection[str],
     refused: Mapping[str, str],
-    dense: bool = False,
+    returned: bool = False,
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
 
@@ -167,22 +169,24 @@ def untraced(
         notice: from `noticing`.
         recorded: paths of the modules whose calls were recorded.
         refused: why a call was recorded and not kept, by the paths of modules.
-        dense: whether weights were recorded where modules return them, not calls of theirs.
+        returned: whether what was recorded is what modules computed or returned themselves, not
+            what weft computed for them.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
     computed = {
         path: kind
         for path, kind in notice.computed.items()
-        if not (dense and any(_are_related(path, known) for known in recorded))
+        if not (returned and any(_are_related(path, known) for known in recorded))
     }
     named = {
         path: kind
         for path, kind in notice.named.items()
         if not any(_are_related(path, known) for known in (*recorded, *notice.computed))
     }
+    usual = "the interface of Transformers" if is_transformers_model(model) else "a layer of weft"
     entries = [
-        {"name": path, "class": kind, "reason": _OWN}
+        {"name": path, "class": kind, "reason": _OWN.format(usual)}
         for path, kind in (*computed.items(), *named.items())
         if path in computed or not any(other != path and _is_inside(other, path) for other in named)
     ]

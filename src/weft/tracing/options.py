@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.errors import InputError
+from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 
 __all__ = [
     "TOKENS",
+    "TraceOptions",
     "Verify",
     "check_keep",
     "checked_layers",
@@ -24,6 +30,32 @@ TOKENS = 64
 
 #: How much is verified: a number of tokens, "all", True or None for `TOKENS`, False for nothing.
 Verify = int | str | None
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What is asked of a trace: see `weft.trace`."""
+
+    tokenizer: Any
+    keep: Keep
+    queries_keys: bool
+    layers: Sequence[int | str] | None
+    save: Path | str | None
+    dtype: torch.dtype | None
+    overwrite: bool
+    verify: Verify
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for what cannot be asked."""
+        object.__setattr__(self, "layers", checked_layers(self.layers, "trace"))
+        check_keep(self.keep, "trace")
+
+    def result(self, traces: list[TraceData]) -> TraceData | list[TraceData]:
+        """The traces as `weft.trace` returns them: saved and opened, alone, or all."""
+        if self.save is None:
+            return traces[0] if len(traces) == 1 else traces
+        traces[0].save(self.save, dtype=self.dtype, overwrite=self.overwrite)
+        return TraceData.open(self.save)
 
 
 def whole_number(value: Any) -> int | None:
