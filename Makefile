@@ -27,6 +27,7 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp
 	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last

@@ -14,12 +14,13 @@
 namespace {
 
 constexpr int amx_permission = 0x1023, tile_data = 18;  // arch_prctl, Linux
-constexpr int tiles = 64;                               // of 1 KiB: they fit into the nearest cache twice
+constexpr int tiles = 64;  // of 1 KiB: they fit into the nearest cache twice
 alignas(64) uint16_t left[tiles / 2 * 512], right[tiles / 2 * 512];
 alignas(64) float sums[256];
 
-#define LOAD(tile, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"(64L) : "memory")
-#define MULTIPLY(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+#define LOAD(tile, from) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"(64L) : "memory")
+#define MULTIPLY(sum, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum::)
 
 double now() {
     return std::chrono::duration<double, std::nano>(
@@ -59,7 +60,8 @@ double product() {
 // Nanoseconds of 16 products after some of rest.
 double after_rest(double rest) {
     return median(500, [rest] {
-        for (const double start = now(); now() - start < rest;) {}
+        for (const double start = now(); now() - start < rest;) {
+        }
         const double start = now();
         for (int n = 0; n < 4; ++n) {
             MULTIPLY(0, 4, 6);

@@ -11,11 +11,18 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
+// Keys of a tile, and its scores from one row to the next.
+constexpr int64_t backward_tile = usual_tile;
+constexpr int64_t backward_row = backward_tile + row_padding;
+
+// A weight whose score is this far below its row's log-sum-exp is none, to the entropy.
+constexpr float least_logarithm = -100.0f;
+
 // Scratch memory for one tile of scores and its gradients.
 struct BackwardTile {
     float* queries;         // (block_queries, padded depth), scaled
     float* output;          // dO, (block_queries, padded value depth)
-    float* scores;          // (block_queries, tile_row): S, then P
+    float* scores;          // (block_queries, backward_row): S, then P
     float* gradients;       // dP, then dS
     float* slopes;          // of the soft cap, or nullptr
     float* relation;        // as in Block
@@ -35,22 +42,22 @@ inline BackwardTile lay_out_backward(const Call& call, const Gradients& to, Work
     t.table_row = round_up(2 * call.clip + 1, panel_columns);
     t.queries = space.take<float>(block_queries * to.padded_depth);
     t.output = space.take<float>(block_queries * to.padded_value_depth);
-    t.scores = space.take<float>(block_queries * tile_row + lanes);
-    t.gradients = space.take<float>(block_queries * tile_row + lanes);
-    if (call.softcap != 0) t.slopes = space.take<float>(block_queries * tile_row + lanes);
-    t.key_panels = space.take<float>(tile_keys * to.padded_depth);
-    t.value_panels = space.take<float>(tile_keys * to.padded_value_depth);
-    t.key_rows = space.take<float>(tile_keys * to.padded_depth);
-    if (call.key_table) {
+    t.scores = space.take<float>(block_queries * backward_row + lanes);
+    t.gradients = space.take<float>(block_queries * backward_row + lanes);
+    if (call.softcap != 0) t.slopes = space.take<float>(block_queries * backward_row + lanes);
+    t.key_panels = space.take<float>(backward_tile * to.padded_depth);
+    t.value_panels = space.take<float>(backward_tile * to.padded_value_depth);
+    t.key_rows = space.take<float>(backward_tile * to.padded_depth);
+    if (call.key_table.data) {
         t.relation = space.take<float>(block_queries * t.table_row);
         t.key_table_panels = space.take<float>(t.table_row * to.padded_depth);
         t.key_table_rows = space.take<float>(t.table_row * to.padded_depth);
     }
-    if (call.value_table) {
+    if (call.value_table.data) {
         t.value_relation = space.take<float>(block_queries * t.table_row);
         t.value_table_panels = space.take<float>(t.table_row * to.padded_value_depth);
     }
-    if (call.key_table || call.value_table)
+    if (call.key_table.data || call.value_table.data)
         t.by_distance = space.take<float>(block_queries * t.table_row);
     return t;
 }
@@ -72,8 +79,8 @@ inline void multiply_panels(int64_t rows, const float* a, int64_t a_row, const f
     for (int64_t panel = 0; panel < columns; panel += panel_columns)
         for (int64_t row = 0; row < rows; row += group_rows)
             multiply_rows<2, false>((int)smaller(group_rows, rows - row), a + row * a_row, a_row, 1,
-                                    panels + panel * depth, panel_columns, to + row * to_row + panel,
-                                    to_row, depth);
+                                    panels + panel * depth, panel_columns,
+                                    to + row * to_row + panel, to_row, depth);
 }
 
 // to[t, :] += sum over rows i of a[i, t] * b[i, :], for `count` columns t of a.
@@ -96,8 +103,8 @@ inline void add_product(int64_t rows, int64_t count, const float* a, int64_t a_r
 // `tile`: the keys that any row of the block sees in this tile.
 inline void differentiate_row(const Call& call, const Gradients& to, const BackwardTile& t,
                               int64_t b, int64_t h, int64_t query, int64_t row, Range tile) {
-    float* scores = t.scores + row * tile_row;
-    float* gradients = t.gradients + row * tile_row;
+    float* scores = t.scores + row * backward_row;
+    float* gradients = t.gradients + row * backward_row;
     const Range keys = intersection(visible_keys(call, b, query), tile);
     const int64_t width = vectors_of(tile.end - tile.first) * lanes;
     if (keys.empty()) {
@@ -106,7 +113,7 @@ inline void differentiate_row(const Call& call, const Gradients& to, const Backw
         return;
     }
     const int64_t start = keys.first - tile.first, length = keys.end - keys.first;
-    float* slopes = t.slopes ? t.slopes + row * tile_row + start : nullptr;
+    float* slopes = t.slopes ? t.slopes + row * backward_row + start : nullptr;
     if (has_rules(call))
         apply_rules(call, b, h, query, keys, t.relation ? t.relation + row * t.table_row : nullptr,
                     scores + start, slopes);
@@ -123,7 +130,7 @@ inline void differentiate_row(const Call& call, const Gradients& to, const Backw
         const Floats x = load(scores + j) - lse;
         const Floats p = exponential(x);
         Floats factor = load(gradients + j) - subtract;
-        if (to.by_entropy) factor -= by_entropy * maximum(broadcast(-100.0f), x);
+        if (to.by_entropy) factor -= by_entropy * maximum(broadcast(least_logarithm), x);
         store(scores + j, p);
         store(gradients + j, p * factor);
     }
@@ -148,8 +155,7 @@ inline void differentiate_row(const Call& call, const Gradients& to, const Backw
     if (to.offset_bias) {
         const int64_t distances = call.queries_count + call.keys_count - 1;
         const int64_t piece = tile.first / to.piece_keys;
-        float* bias = to.offset_bias +
-                      ((piece * call.batch + b) * call.heads + h) * distances +
+        float* bias = to.offset_bias + ((piece * call.batch + b) * call.heads + h) * distances +
                       (tile.first - query + call.queries_count - 1);
         for (int64_t j = start; j < start + length; ++j) bias[j] += gradients[j];
     }
@@ -169,11 +175,11 @@ inline void add_table_gradients(const Call& call, const Gradients& to, const Bac
         for (int64_t row = 0; row < rows; ++row) {
             const Range keys = intersection(visible_keys(call, b, first_query + row), tile);
             if (!keys.empty())
-                sum_by_distance(call, cells + row * tile_row + (keys.first - tile.first),
+                sum_by_distance(call, cells + row * backward_row + (keys.first - tile.first),
                                 first_query + row, keys, t.by_distance + row * t.table_row);
         }
     };
-    if (call.key_table) {
+    if (call.key_table.data) {
         sum_rows(t.gradients);
         add_product(rows, distances, t.by_distance, t.table_row, t.key_table_rows, to.padded_depth,
                     to.padded_depth, query_gradients, to.padded_depth);
@@ -185,24 +191,23 @@ inline void add_table_gradients(const Call& call, const Gradients& to, const Bac
     if (to.value_table) {
         sum_rows(t.scores);
         add_turned(distances, rows, t.by_distance, t.table_row, t.output, to.padded_value_depth,
-                   to.padded_value_depth,
-                   to.value_table + copy * distances * to.padded_value_depth,
+                   to.padded_value_depth, to.value_table + copy * distances * to.padded_value_depth,
                    to.padded_value_depth);
     }
 }
 
 // Prepare what one head's relative tables need, once for each pass of its queries.
-inline void prepare_tables(const Call& call, const Gradients& to, const BackwardTile& t, int64_t h) {
+inline void prepare_tables(const Call& call, const Gradients& to, const BackwardTile& t,
+                           int64_t h) {
     const int64_t distances = 2 * call.clip + 1;
-    if (call.key_table) {
-        const Tensor table = table_rows(call.key_table, call.key_table_head, call.depth);
-        pack_panels(table, false, 0, h, 0, distances, call.depth, t.key_table_panels);
-        copy_padded(table, false, 0, h, 0, distances, call.depth, to.padded_depth, call.scale,
-                    t.key_table_rows);
+    if (call.key_table.data) {
+        pack_panels(call.key_table, false, 0, h, 0, distances, call.depth, t.key_table_panels);
+        copy_padded(call.key_table, false, 0, h, 0, distances, call.depth, to.padded_depth,
+                    call.scale, t.key_table_rows);
     }
-    if (call.value_table) {
-        const Tensor table = table_rows(call.value_table, call.value_table_head, call.value_depth);
-        pack_panels(table, false, 0, h, 0, distances, call.value_depth, t.value_table_panels);
+    if (call.value_table.data) {
+        pack_panels(call.value_table, false, 0, h, 0, distances, call.value_depth,
+                    t.value_table_panels);
     }
 }
 
@@ -225,10 +230,10 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
     copy_padded(to.output, false, b, h, first_query, first_query + rows, call.value_depth,
                 to.padded_value_depth, 1.0f, t.output);
     multiply_panels(rows, t.queries, to.padded_depth, t.key_panels + skipped * call.depth,
-                    call.depth, count, t.scores, tile_row);
+                    call.depth, count, t.scores, backward_row);
     multiply_panels(rows, t.output, to.padded_value_depth,
                     t.value_panels + skipped * call.value_depth, call.value_depth, count,
-                    t.gradients, tile_row);
+                    t.gradients, backward_row);
     if (t.relation)
         multiply_panels(rows, t.queries, to.padded_depth, t.key_table_panels, call.depth,
                         2 * call.clip + 1, t.relation, t.table_row);
@@ -241,14 +246,15 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
     const int64_t kv_row = (b * call.kv_heads + h / (call.heads / call.kv_heads)) * call.keys_count;
     const int64_t piece = tile.first / to.piece_keys;
     float* query_gradients =
-        to.queries + (((piece * call.batch + b) * call.heads + h) * call.queries_count +
-                      first_query) * to.padded_depth;
-    add_turned(count, rows, t.scores, tile_row, t.output, to.padded_value_depth,
-               to.padded_value_depth,
-               to.values + (kv_row + first_key) * to.padded_value_depth, to.padded_value_depth);
-    add_turned(count, rows, t.gradients, tile_row, t.queries, to.padded_depth, to.padded_depth,
+        to.queries +
+        (((piece * call.batch + b) * call.heads + h) * call.queries_count + first_query) *
+            to.padded_depth;
+    add_turned(count, rows, t.scores, backward_row, t.output, to.padded_value_depth,
+               to.padded_value_depth, to.values + (kv_row + first_key) * to.padded_value_depth,
+               to.padded_value_depth);
+    add_turned(count, rows, t.gradients, backward_row, t.queries, to.padded_depth, to.padded_depth,
                to.keys + (kv_row + first_key) * to.padded_depth, to.padded_depth);
-    add_product(rows, count, t.gradients, tile_row, t.key_rows + skipped * to.padded_depth,
+    add_product(rows, count, t.gradients, backward_row, t.key_rows + skipped * to.padded_depth,
                 to.padded_depth, to.padded_depth, query_gradients, to.padded_depth);
     if (t.by_distance)
         add_table_gradients(call, to, t, b, h, first_query, rows, inner, query_gradients);
@@ -270,8 +276,8 @@ inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int
         prepare_tables(call, to, t, h);
         clear_rows(to.queries, ((piece * call.batch + b) * call.heads + h) * call.queries_count,
                    call.queries_count, to.padded_depth);
-        for (int64_t key = first; key < end; key += tile_keys) {
-            const Range tile{key, smaller(key + tile_keys, end)};
+        for (int64_t key = first; key < end; key += backward_tile) {
+            const Range tile{key, smaller(key + backward_tile, end)};
             if (h == kv_head * group) {
                 const int64_t row = (b * call.kv_heads + kv_head) * call.keys_count + key;
                 clear_rows(to.keys, row, tile.end - key, to.padded_depth);

@@ -1,11 +1,11 @@
-// A block of queries while its keys stream by: how large it is, what it keeps, how it begins, and what
-// its rows come to in the end.
+// A block of queries while its keys stream by: what it keeps, how it begins, and what its rows come
+// to in the end.
 #pragma once
 
+#include "choose.h"
 #include "ordering.h"
 #include "packing.h"
 #include "pairs.h"
-#include "rules.h"
 #include "softmax.h"
 #include "strongest.h"
 #include "workspace.h"
@@ -13,45 +13,13 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-constexpr int block_queries = 8 * group_rows;
-// Where pairs are multiplied the products are so fast that reading the keys from memory would
-// bound them: more queries share each tile of keys.
-constexpr int most_queries = 2 * block_queries;
-#if defined(WEFT_HAS_PAIRS)
-inline int queries_of_block(const Call& call) {
-    return uses_pairs(call) ? most_queries : block_queries;
-}
-#else
-inline int queries_of_block(const Call&) { return block_queries; }
-#endif
-constexpr int tile_keys = 512;
-constexpr int64_t whole_tile_keys = 256;  // of plain attention
-constexpr int tile_row = tile_keys + 16;  // no power of two: rows fall into different cache sets
-
-// Whether a call of bfloat16 keeps no edges and has no rule but which keys are seen: see whole_tiles.h.
-inline bool is_plain(const Call& call) {
-    return call.bfloat16 && call.kept == 0 && call.value_depth > 0 && !call.value_table &&
-           !has_rules(call);
-}
-
-// Keys of a tile in the forward pass. Each row pays for each tile, most for its candidates, so that
-// long tiles serve best where edges are kept, as far as a stripe of their scores stays near.
-inline int64_t keys_of_tile(const Call& call) {
-#if defined(WEFT_HAS_PAIRS)
-    if (uses_pairs(call) && call.kept > 0) return call.bfloat16 ? 2048 : 1024;
-    if (uses_pairs(call) && is_plain(call)) return whole_tile_keys;
-#endif
-    static_assert(2048 <= most_vectors * lanes, "a row of a tile fits");
-    return tile_keys;
-}
-
 // The state of one block of queries while its keys stream by.
 struct Block {
-    float* queries;    // (rows, depth), scaled
-    int64_t tile_keys, tile_row;  // of this call
-    float* scores;     // (rows, tile_row); where pairs are multiplied, one stripe of rows
-    float* sums;       // (rows, sums_row): weighted values so far
-    float* relation;   // (rows, table_row): relative scores by distance, or nullptr
+    float* queries;                 // (rows, depth), scaled
+    int64_t tile_width, score_row;  // keys of a tile; scores from one row to the next
+    float* scores;       // (rows, score_row); where pairs are multiplied, one stripe of rows
+    float* sums;         // (rows, sums_row): weighted values so far
+    float* relation;     // (rows, table_row): relative scores by distance, or nullptr
     float* by_distance;  // (rows, table_row): weights summed by distance, or nullptr
     float* key_panel;    // the key table as panels
     float* value_table;  // the value table in whole vectors
@@ -65,11 +33,9 @@ struct Block {
     float factor;           // of the scores after the product; 1 where the queries are scaled
     int64_t batch, head, first_query;
     int rows;
-    float guess;  // of the threshold of the next row whose query has length 1
+    float guess;                // of the threshold of the next row whose query has length 1
     float norms[most_queries];  // of the queries
 };
-
-inline bool keeps_edges(const Call& call) { return call.kept > 0; }
 
 inline Block* lay_out_block(const Call& call, Workspace& space) {
     const int queries = queries_of_block(call);
@@ -79,17 +45,17 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     b.sums_row = round_up(call.value_depth, lanes);
     b.table_row = round_up(2 * call.clip + 1, panel_columns);
     // No longer than the keys: what is never used should not be laid out.
-    b.tile_keys = smaller(keys_of_tile(call), round_up(larger(call.keys_count, 1), 32) + 32);
-    b.tile_row = b.tile_keys + 16;
+    b.tile_width = smaller(keys_of_tile(call), round_up(larger(call.keys_count, 1), 32) + 32);
+    b.score_row = b.tile_width + row_padding;
     b.queries = space.take<float>(queries * call.depth);
-    b.scores = space.take<float>(queries * b.tile_row + lanes);
+    b.scores = space.take<float>(queries * b.score_row + lanes);
     b.sums = space.take<float>(queries * b.sums_row);
     b.relation = b.by_distance = b.key_panel = b.value_table = nullptr;
-    if (call.key_table) {
+    if (call.key_table.data) {
         b.relation = space.take<float>(queries * b.table_row);
         b.key_panel = space.take<float>(b.table_row * call.depth);
     }
-    if (call.value_table) {
+    if (call.value_table.data) {
         b.by_distance = space.take<float>(queries * b.table_row);
         b.value_table = space.take<float>(b.table_row * b.sums_row);
     }
@@ -98,12 +64,12 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     if (uses_pairs(call)) {
         b.query_tiles = space.take<int32_t>(queries / 16 * (round_up(call.depth, 32) / 32) *
                                             splits_of(call) * tile_cells);
-        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (b.tile_keys / 32) *
+        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (b.tile_width / 32) *
                                              splits_of(call) * tile_cells);
     }
 #endif
     if (keeps_edges(call)) {
-        b.capacity = candidate_capacity(call.kept, b.tile_keys);
+        b.capacity = candidate_capacity(call.kept, b.tile_width);
         float* scores = space.take<float>(queries * (b.capacity + lanes));
         int32_t* keys = space.take<int32_t>(queries * (b.capacity + lanes));
         if (block)
@@ -113,15 +79,6 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
             }
     }
     return block;
-}
-
-// Rows of a relative table of one head as a tensor that packing reads.
-inline Tensor table_rows(const float* table, int64_t head_stride, int64_t columns) {
-    Tensor rows;
-    rows.data = table;
-    rows.head = head_stride;
-    rows.row = columns;
-    return rows;
 }
 
 // with_queries: whether they are wanted as floats.
@@ -150,8 +107,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     std::memset(block.sums, 0, block.rows * block.sums_row * sizeof(float));
     const int64_t distances = 2 * call.clip + 1;
     if (block.relation) {
-        const Tensor table = table_rows(call.key_table, call.key_table_head, call.depth);
-        pack_panels(table, false, 0, h, 0, distances, call.depth, block.key_panel);
+        pack_panels(call.key_table, false, 0, h, 0, distances, call.depth, block.key_panel);
         for (int row = 0; row < block.rows; row += group_rows) {
             const int rows = (int)smaller(group_rows, block.rows - row);
             for (int64_t r = 0; r < distances; r += panel_columns)
@@ -162,8 +118,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
         }
     }
     if (block.by_distance) {
-        const Tensor table = table_rows(call.value_table, call.value_table_head, call.value_depth);
-        pack_rows(table, false, 0, h, 0, distances, call.value_depth, block.value_table);
+        pack_rows(call.value_table, false, 0, h, 0, distances, call.value_depth, block.value_table);
         std::memset(block.by_distance, 0, block.rows * block.table_row * sizeof(float));
     }
 }
@@ -200,12 +155,12 @@ inline void finish_block(const Call& call, Block& block) {
                            block.value_table, block.sums_row, block.sums + row * block.sums_row,
                            block.sums_row, 2 * call.clip + 1);
     for (int row = 0; row < block.rows; ++row) {
-        const int64_t at = (block.batch * call.heads + block.head) * call.queries_count +
-                           block.first_query + row;
+        const int64_t at =
+            (block.batch * call.heads + block.head) * call.queries_count + block.first_query + row;
         Running& running = block.running[row];
         float factor = 1.0f, sink_total = 0.0f;
-        if (call.sinks) {
-            const float sink = call.sinks[block.head];
+        if (call.sinks.data) {
+            const float sink = call.sinks.at<float>(0, 0, 0)[block.head];
             factor = running.raise(sink);
             sink_total = sink == -infinity ? 0.0f : __builtin_exp2f(running.exponent(sink));
         }

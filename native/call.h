@@ -7,7 +7,8 @@
 
 namespace weft {
 
-// A tensor (batch, heads, rows, columns) with contiguous columns.
+// A tensor (batch, heads, rows, columns) with contiguous columns; one of fewer dimensions has 1 in
+// front. A dimension of size 1 has stride 0, so that it is the same for every index.
 struct Tensor {
     const void* data = nullptr;
     int64_t batch = 0, head = 0, row = 0;
@@ -27,32 +28,26 @@ struct Call {
     float softcap = 0.0f;  // 0: none
 
     // Who may look at whom: query i at key j iff i + left <= j <= i + right (if banded), and
-    // first_key[b] <= j < end_key[b], and row_first[b, i] <= j < row_end[b, i], and allowed.
+    // j is in the key range of b, and in the row range of b and i, and it is allowed.
     bool banded = false;
     int64_t left = 0, right = 0;
-    const int64_t* first_key = nullptr;
-    const int64_t* end_key = nullptr;
-    const int64_t* row_first = nullptr;
-    const int64_t* row_end = nullptr;
-    int64_t row_range_batch = 0;
-    Tensor allowed;  // bool
+    Tensor key_range;  // int64, (2, batch): first keys, ends
+    Tensor row_range;  // int64, (2, batch or 1, queries): first keys, ends
+    Tensor allowed;    // bool
 
     // What is added to the scores after the soft cap.
-    Tensor bias;                           // float32
-    const float* offset_bias = nullptr;    // (heads, queries + keys - 1), at j - i + queries - 1
-    int64_t offset_bias_head = 0;
+    Tensor bias;         // float32
+    Tensor offset_bias;  // float32, (heads, queries + keys - 1), at j - i + queries - 1
 
     // Shaw's relative positions: tables (heads or 1, 2 clip + 1, depth), float32.
-    const float* key_table = nullptr;
-    const float* value_table = nullptr;
-    int64_t key_table_head = 0, value_table_head = 0;
+    Tensor key_table, value_table;
     int64_t clip = 0;
     int64_t relative_offset = 0;  // the distance from query i to key j is j - i - relative_offset
 
-    const float* sinks = nullptr;  // (heads,): one more logit, without a value
+    Tensor sinks;  // float32, (heads,): one more logit, without a value
 
     // Results. Rows are (batch, heads, queries) in this order.
-    void* output = nullptr;  // (rows, value_depth), in the type of the inputs
+    void* output = nullptr;    // (rows, value_depth), in the type of the inputs
     float* lse = nullptr;      // may be left out where entropy is
     float* entropy = nullptr;  // nullptr where it is not asked for; with it rest and count
     float* rest = nullptr;

@@ -27,7 +27,8 @@ inline void hide_outside(float* scores, Range keys, Range area) {
         const Integers before = first_integers() < (int32_t)smaller(keys.first - j, lanes);
         store(scores + j, before ? hidden : load(scores + j));
     }
-    for (int64_t j = area.first + (keys.end - area.first) / lanes * lanes; j < area.end; j += lanes) {
+    for (int64_t j = area.first + (keys.end - area.first) / lanes * lanes; j < area.end;
+         j += lanes) {
         const Integers after = first_integers() >= (int32_t)larger(keys.end - j, 0);
         store(scores + j, after ? hidden : load(scores + j));
     }
@@ -49,14 +50,14 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
     float highest;
     if (with_statistics && call.kept) {
         float guess = block.guess * block.norms[row];
-        highest = offer(block.candidates[row], call.kept, block.capacity, scores + area.first,
-                        vectors, (int32_t)area.first, guess);
+        highest = add_candidates(block.candidates[row], call.kept, block.capacity,
+                                 scores + area.first, vectors, (int32_t)area.first, guess);
         block.guess = guess / block.norms[row];
     } else
         highest = highest_of(scores + area.first, vectors);
     if (with_statistics) {
         int64_t seen = keys.end - keys.first;
-        if (call.allowed.data || call.bias.data || call.offset_bias) {
+        if (call.allowed.data || call.bias.data || call.offset_bias.data) {
             seen = 0;
             for (int64_t j = keys.first; j < keys.end; ++j) seen += scores[j] != -infinity;
         }
@@ -73,9 +74,9 @@ inline Range widened(Range keys, Range tile, int64_t unit) {
 
 // One row of a tile: scores to exponentials. `group`: what the product computed.
 template <bool with_statistics>
-inline void soften_row(const Call& call, Block& block, int row, Range group, Range tile,
-                       bool rules) {
-    float* scores = block.scores + row * block.tile_row - tile.first;  // by key
+inline void softmax_row(const Call& call, Block& block, int row, Range group, Range tile,
+                        bool rules) {
+    float* scores = block.scores + row * block.score_row - tile.first;  // by key
     const Range keys = intersection(block.visible[row], tile);
     if (keys.empty()) {
         for (int64_t j = group.first; j < group.end; ++j) scores[j] = 0;
@@ -92,11 +93,8 @@ inline void soften_row(const Call& call, Block& block, int row, Range group, Ran
     for (int64_t j = area.end; j < group.end; ++j) scores[j] = 0;
 }
 
-// Rows so few that turning the keys into panels would cost more than it saves.
-constexpr int few_rows = 4;
-
-// The scores of a few rows and a tile, from keys as they are: lanes of products, 16 (8, 4) keys at a
-// time, turned and added up.
+// The scores of a few rows and a tile, from keys as they are: lanes of products, 16 (8, 4) keys at
+// a time, turned and added up.
 inline void multiply_directly(const Call& call, Block& block, int64_t kv_head, Range tile) {
     for (int row = 0; row < block.rows; ++row) {
         const float* query = block.queries + row * call.depth;
@@ -107,8 +105,8 @@ inline void multiply_directly(const Call& call, Block& block, int64_t kv_head, R
                 if (key + n >= tile.end) continue;
                 int64_t d = 0;
                 for (; d + lanes <= call.depth; d += lanes)
-                    products[n] += load(query + d) *
-                                   load_row(call.keys, call.bfloat16, block.batch, kv_head, key + n, d);
+                    products[n] += load(query + d) * load_row(call.keys, call.bfloat16, block.batch,
+                                                              kv_head, key + n, d);
                 for (int lane = 0; d + lane < call.depth; ++lane)
                     products[n][lane] +=
                         query[d + lane] *
@@ -117,7 +115,7 @@ inline void multiply_directly(const Call& call, Block& block, int64_t kv_head, R
             transpose(products);
             for (int half = lanes / 2; half > 0; half /= 2)
                 for (int n = 0; n < half; ++n) products[n] += products[n + half];
-            store(block.scores + row * block.tile_row + (key - tile.first), products[0]);
+            store(block.scores + row * block.score_row + (key - tile.first), products[0]);
         }
     }
 }
@@ -139,21 +137,21 @@ inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Ra
             multiply_rows<2, false>((int)smaller(group_rows, block.rows - row),
                                     block.queries + row * call.depth, call.depth, 1, columns,
                                     panel_columns,
-                                    block.scores + row * block.tile_row + (panel - tile.first), block.tile_row,
-                                    call.depth);
+                                    block.scores + row * block.score_row + (panel - tile.first),
+                                    block.score_row, call.depth);
         }
     }
     for (int row = 0; row < block.rows; ++row) {
         const Range group = groups[row / group_rows];
-        if (!group.empty()) soften_row<with_statistics>(call, block, row, group, tile, rules);
+        if (!group.empty()) softmax_row<with_statistics>(call, block, row, group, tile, rules);
     }
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
         for (int64_t key = groups[g].first, end; key < groups[g].end; key = end) {
             end = end_of_piece(key, groups[g].end);
             multiply<true>((int)smaller(group_rows, block.rows - row), call.value_depth,
-                           block.scores + row * block.tile_row + (key - tile.first), block.tile_row, 1,
-                           keys.value(key), keys.value_row, block.sums + row * block.sums_row,
-                           block.sums_row, end - key);
+                           block.scores + row * block.score_row + (key - tile.first),
+                           block.score_row, 1, keys.value(key), keys.value_row,
+                           block.sums + row * block.sums_row, block.sums_row, end - key);
         }
     }
 }
@@ -164,12 +162,12 @@ inline void stream_tiles(const Block& block, const Pass& pass) {
     Range seen;
     for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
     const int64_t start = seen.first / panel_columns * panel_columns;
-    for (int64_t tile = start; tile < seen.end; tile += block.tile_keys)
-        pass(Range{tile, smaller(tile + block.tile_keys, seen.end)});
+    for (int64_t tile = start; tile < seen.end; tile += block.tile_width)
+        pass(Range{tile, smaller(tile + block.tile_width, seen.end)});
 }
 
-// One block of queries from beginning to end. kv_head: whose keys are packed on the way, or -1 where
-// they are already.
+// One block of queries from beginning to end. kv_head: whose keys are packed on the way, or -1
+// where they are already.
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
                           PackedKeys& keys, int64_t kv_head) {
     begin_block(call, block, b, h, first, true);

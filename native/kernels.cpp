@@ -5,8 +5,8 @@
 
 #include "backward.h"
 #include "forward.h"
-#include "short.h"
-#include "whole_tiles.h"
+#include "forward_pairs.h"
+#include "forward_short.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {

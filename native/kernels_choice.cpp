@@ -11,18 +11,28 @@
 namespace weft {
 
 #if defined(WEFT_HAS_AMX)
-namespace amx { extern const Kernels kernels; }
+namespace amx {
+extern const Kernels kernels;
+}
 #endif
 #if defined(WEFT_HAS_AVX512_BF16)
-namespace avx512_bf16 { extern const Kernels kernels; }
+namespace avx512_bf16 {
+extern const Kernels kernels;
+}
 #endif
 #if defined(WEFT_HAS_AVX512)
-namespace avx512 { extern const Kernels kernels; }
+namespace avx512 {
+extern const Kernels kernels;
+}
 #endif
 #if defined(WEFT_HAS_AVX2)
-namespace avx2 { extern const Kernels kernels; }
+namespace avx2 {
+extern const Kernels kernels;
+}
 #endif
-namespace baseline { extern const Kernels kernels; }
+namespace baseline {
+extern const Kernels kernels;
+}
 
 namespace {
 

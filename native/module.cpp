@@ -28,13 +28,89 @@ const Kernels& kernels_by_name(const std::string& instruction_set) {
     return *kernels;
 }
 
-}  // namespace
+// A field as it is; and one that is a pointer, as an address.
+template <typename Owner, typename Field>
+void field(nb::class_<Owner>& owner, const char* name, Field Owner::* member) {
+    owner.def_rw(name, member);
+}
+template <typename Owner, typename Element>
+void field(nb::class_<Owner>& owner, const char* name, Element* Owner::* member) {
+    owner.def_prop_rw(
+        name, [member](const Owner& it) { return reinterpret_cast<uintptr_t>(it.*member); },
+        [member](Owner& it, uint64_t pointer) { it.*member = address<Element>(pointer); });
+}
 
-#define WEFT_FIELD(owner, name) .def_rw(#name, &owner::name)
-#define WEFT_ADDRESS(owner, name, type)                                                    \
-    .def_prop_rw(                                                                    \
-        #name, [](const owner& it) { return reinterpret_cast<uintptr_t>(it.name); }, \
-        [](owner& it, uint64_t pointer) { it.name = address<type>(pointer); })
+#define WEFT_FIELD(name) field(owner, #name, &Owner::name)
+
+void bind_call(nb::module_& module) {
+    using Owner = Call;
+    nb::class_<Owner> owner(module, "Call", "What one attention call is asked; see native/call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(batch);
+    WEFT_FIELD(heads);
+    WEFT_FIELD(kv_heads);
+    WEFT_FIELD(queries_count);
+    WEFT_FIELD(keys_count);
+    WEFT_FIELD(depth);
+    WEFT_FIELD(value_depth);
+    WEFT_FIELD(queries);
+    WEFT_FIELD(keys);
+    WEFT_FIELD(values);
+    WEFT_FIELD(bfloat16);
+    WEFT_FIELD(scale);
+    WEFT_FIELD(softcap);
+    WEFT_FIELD(banded);
+    WEFT_FIELD(left);
+    WEFT_FIELD(right);
+    WEFT_FIELD(key_range);
+    WEFT_FIELD(row_range);
+    WEFT_FIELD(allowed);
+    WEFT_FIELD(bias);
+    WEFT_FIELD(offset_bias);
+    WEFT_FIELD(key_table);
+    WEFT_FIELD(value_table);
+    WEFT_FIELD(clip);
+    WEFT_FIELD(relative_offset);
+    WEFT_FIELD(sinks);
+    WEFT_FIELD(kept);
+    WEFT_FIELD(output);
+    WEFT_FIELD(lse);
+    WEFT_FIELD(entropy);
+    WEFT_FIELD(rest);
+    WEFT_FIELD(count);
+    WEFT_FIELD(kept_keys);
+    WEFT_FIELD(kept_scores);
+    WEFT_FIELD(kept_weights);
+}
+
+void bind_gradients(nb::module_& module) {
+    using Owner = Gradients;
+    nb::class_<Owner> owner(module, "Gradients", "See native/gradients.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(output);
+    WEFT_FIELD(kept);
+    WEFT_FIELD(pieces);
+    WEFT_FIELD(piece_keys);
+    WEFT_FIELD(padded_depth);
+    WEFT_FIELD(padded_value_depth);
+    WEFT_FIELD(lse);
+    WEFT_FIELD(subtract);
+    WEFT_FIELD(by_entropy);
+    WEFT_FIELD(kept_keys);
+    WEFT_FIELD(kept_scores);
+    WEFT_FIELD(queries);
+    WEFT_FIELD(keys);
+    WEFT_FIELD(values);
+    WEFT_FIELD(bias);
+    WEFT_FIELD(key_bias);
+    WEFT_FIELD(offset_bias);
+    WEFT_FIELD(key_table);
+    WEFT_FIELD(value_table);
+}
+
+#undef WEFT_FIELD
+
+}  // namespace
 
 NB_MODULE(_native, module) {
     module.doc() = "weft's native kernels.";
@@ -47,38 +123,8 @@ NB_MODULE(_native, module) {
                 new (self) Tensor{address<void>(data), batch, head, row};
             },
             nb::arg("data"), nb::arg("batch"), nb::arg("head"), nb::arg("row"));
-    nb::class_<Call>(module, "Call", "What one attention call is asked; see native/call.h.")
-        .def(nb::init<>())
-        WEFT_FIELD(Call, batch) WEFT_FIELD(Call, heads) WEFT_FIELD(Call, kv_heads)
-        WEFT_FIELD(Call, queries_count) WEFT_FIELD(Call, keys_count) WEFT_FIELD(Call, depth) WEFT_FIELD(Call, value_depth)
-        WEFT_FIELD(Call, queries) WEFT_FIELD(Call, keys) WEFT_FIELD(Call, values) WEFT_FIELD(Call, bfloat16)
-        WEFT_FIELD(Call, scale) WEFT_FIELD(Call, softcap)
-        WEFT_FIELD(Call, banded) WEFT_FIELD(Call, left) WEFT_FIELD(Call, right)
-        WEFT_ADDRESS(Call, first_key, const int64_t) WEFT_ADDRESS(Call, end_key, const int64_t)
-        WEFT_ADDRESS(Call, row_first, const int64_t) WEFT_ADDRESS(Call, row_end, const int64_t)
-        WEFT_FIELD(Call, row_range_batch) WEFT_FIELD(Call, allowed)
-        WEFT_FIELD(Call, bias) WEFT_ADDRESS(Call, offset_bias, const float) WEFT_FIELD(Call, offset_bias_head)
-        WEFT_ADDRESS(Call, key_table, const float) WEFT_ADDRESS(Call, value_table, const float)
-        WEFT_FIELD(Call, key_table_head) WEFT_FIELD(Call, value_table_head)
-        WEFT_FIELD(Call, clip) WEFT_FIELD(Call, relative_offset)
-        WEFT_ADDRESS(Call, sinks, const float)
-        WEFT_ADDRESS(Call, output, void) WEFT_ADDRESS(Call, lse, float) WEFT_ADDRESS(Call, entropy, float)
-        WEFT_ADDRESS(Call, rest, float) WEFT_ADDRESS(Call, count, int32_t)
-        WEFT_FIELD(Call, kept) WEFT_ADDRESS(Call, kept_keys, int32_t) WEFT_ADDRESS(Call, kept_scores, float)
-        WEFT_ADDRESS(Call, kept_weights, float);
-    nb::class_<Gradients>(module, "Gradients", "See native/gradients.h.")
-        .def(nb::init<>())
-        WEFT_FIELD(Gradients, output) WEFT_ADDRESS(Gradients, lse, const float)
-        WEFT_ADDRESS(Gradients, subtract, const float)
-        WEFT_ADDRESS(Gradients, by_entropy, const float)
-        WEFT_FIELD(Gradients, kept) WEFT_ADDRESS(Gradients, kept_keys, const int32_t)
-        WEFT_ADDRESS(Gradients, kept_scores, const float)
-        WEFT_FIELD(Gradients, pieces) WEFT_FIELD(Gradients, piece_keys)
-        WEFT_FIELD(Gradients, padded_depth) WEFT_FIELD(Gradients, padded_value_depth)
-        WEFT_ADDRESS(Gradients, queries, float) WEFT_ADDRESS(Gradients, keys, float)
-        WEFT_ADDRESS(Gradients, values, float) WEFT_ADDRESS(Gradients, bias, float)
-        WEFT_ADDRESS(Gradients, key_bias, float) WEFT_ADDRESS(Gradients, offset_bias, float)
-        WEFT_ADDRESS(Gradients, key_table, float) WEFT_ADDRESS(Gradients, value_table, float);
+    bind_call(module);
+    bind_gradients(module);
     module.def(
         "forward",
         [](const Call& call, int threads, const std::string& instruction_set) {

@@ -34,8 +34,7 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
                            int64_t b_step, float* c, int64_t c_row, int64_t steps) {
     Floats sums[rows][vectors];
     for (int r = 0; r < rows; ++r)
-        for (int v = 0; v < vectors; ++v)
-            sums[r][v] = Floats{};
+        for (int v = 0; v < vectors; ++v) sums[r][v] = Floats{};
     for (int64_t t = 0; t < steps; ++t) {
         Floats right[vectors];
 #pragma GCC unroll 4

@@ -19,19 +19,18 @@ struct Tiles {
 
 // The instructions by number of register; "memory" keeps the compiler from moving the stores that
 // fill a tile past its load.
-#define WEFT_TILE_LOAD(tile, from, stride)                                                    \
-    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride))      \
+#define WEFT_TILE_LOAD(tile, from, stride) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile::"r"(from), "r"((int64_t)(stride)) : "memory")
+#define WEFT_TILE_STORE(tile, to, stride)                                                 \
+    asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) \
                  : "memory")
-#define WEFT_TILE_STORE(tile, to, stride)                                                     \
-    asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride))    \
-                 : "memory")
-#define WEFT_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
+#define WEFT_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile::)
 #define WEFT_TILE_MULTIPLY(sum, left, right) \
-    asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum ::)
+    asm volatile("tdpbf16ps %%tmm" #right ", %%tmm" #left ", %%tmm" #sum::)
 
-// A matrix unit that has had nothing to do for half a microsecond goes to sleep, and takes a quarter of
-// one to wake (on the Xeon of benchmarks/bench_matrix_unit.py). A product of nothing now and then,
-// while vectors are computed, keeps it awake.
+// A matrix unit that has had nothing to do for half a microsecond goes to sleep, and takes a
+// quarter of one to wake (on the Xeon of benchmarks/bench_matrix_unit.py). A product of nothing now
+// and then, while vectors are computed, keeps it awake.
 inline void keep_awake() {
     WEFT_TILE_ZERO(0);
     WEFT_TILE_ZERO(4);
@@ -98,8 +97,8 @@ inline void add_tile(float* c, int64_t c_row, const float* more, int64_t more_ro
 // c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms. Of
 // float32, what is there already is added last (see multiply_block); bfloat16 needs no such care.
 template <int splits, bool two_rows, bool two_columns>
-inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row, int64_t chunks,
-                           bool accumulate) {
+inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row,
+                           int64_t chunks, bool accumulate) {
     const int64_t stride = c_row * 4, left_stride = left.row * 4;
     const bool apart = splits > 1 && accumulate;
     if (accumulate && !apart) {
@@ -182,8 +181,8 @@ struct MatrixUnit {
 inline void keep_awake() {}
 
 template <int splits, bool two_rows, bool two_columns>
-inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row, int64_t chunks,
-                           bool accumulate) {
+inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row,
+                           int64_t chunks, bool accumulate) {
     static_assert(splits >= 1, "");
     constexpr int rows_at_once = 8, vectors = two_columns ? 2 : 1;
     for (int row = 0; row < (two_rows ? 32 : 16); row += rows_at_once) {
@@ -219,8 +218,8 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
 #endif
 
 template <int splits>
-inline void multiply_tiles(bool two_rows, bool two_columns, const Tiles& left, const Tiles& right, float* c,
-                           int64_t c_row, int64_t chunks, bool accumulate) {
+inline void multiply_tiles(bool two_rows, bool two_columns, const Tiles& left, const Tiles& right,
+                           float* c, int64_t c_row, int64_t chunks, bool accumulate) {
     if (two_rows && two_columns)
         multiply_tiles<splits, true, true>(left, right, c, c_row, chunks, accumulate);
     else if (two_rows)

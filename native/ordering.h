@@ -8,8 +8,8 @@ namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
 #if defined(__AVX512F__)
-// As order_strongest, for candidates in `vectors` vectors, the last one padded. Each candidate meets
-// all others while it is in a register.
+// As order_strongest, for candidates in `vectors` vectors, the last one padded. Each candidate
+// meets all others while it is in a register.
 template <int vectors>
 inline void order_few(const float* candidates, const int32_t* candidate_keys, int64_t number,
                       int64_t kept, float* scores, int32_t* keys) {
@@ -53,25 +53,61 @@ inline void order_few(const float* candidates, const int32_t* candidate_keys, in
 }
 #endif
 
+// More candidates than these are sorted, fewer ranked each against all.
+constexpr int64_t most_ranked = 192;
+
+// The ranks of candidates `first` to first + lanes: for each the number of candidates ahead of it,
+// those with a higher score, and those before it with an equal one. The last vector is padded.
+inline Integers ranks_of(const Candidates& row, int64_t first) {
+    const Floats own = load(row.scores + first);
+    int64_t other = 0;
+#if defined(__AVX512F__)
+    const __m512i one = _mm512_set1_epi32(1);
+    __m512i ranks = _mm512_setzero_si512();
+    const auto count = [&](__mmask16 ahead) {
+        ranks = _mm512_mask_add_epi32(ranks, ahead, ranks, one);
+    };
+    for (; other < first; ++other)
+        count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GE_OQ));
+    for (; other < row.number && other < first + lanes; ++other) {
+        const __m512 x = _mm512_set1_ps(row.scores[other]);
+        const __mmask16 later = (__mmask16)(0xfffeu << (other - first));
+        count(_mm512_cmp_ps_mask(x, (__m512)own, _CMP_GT_OQ) |
+              (_mm512_cmp_ps_mask(x, (__m512)own, _CMP_EQ_OQ) & later));
+    }
+    for (; other < row.number; ++other)
+        count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GT_OQ));
+    return (Integers)ranks;
+#else
+    Integers ranks{};
+    for (; other < first; ++other) ranks -= (Integers)(broadcast(row.scores[other]) >= own);
+    for (; other < row.number && other < first + lanes; ++other) {
+        const Floats x = broadcast(row.scores[other]);
+        const Integers later = first_integers() > (int32_t)(other - first);
+        ranks -= (Integers)(x > own) | ((Integers)(x == own) & later);
+    }
+    for (; other < row.number; ++other) ranks -= (Integers)(broadcast(row.scores[other]) > own);
+    return ranks;
+#endif
+}
+
 // Order the row's candidates: its strongest k, strongest first, ties by key, to `scores` and
 // `keys`. Returns how many there are, at most k.
 inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_t* keys) {
     // To whole vectors: cutting closer costs more than ordering a few more.
-    const int64_t slack = (k + 4 + lanes - 1) / lanes * lanes - k;
+    const int64_t slack = round_up(k + 4, lanes) - k;
     if (row.number > k + slack && k > 0) cut_candidates(row, k, slack);
     const int64_t number = row.number;
     const int64_t kept = smaller(number, k);
-    if (number > 192) {
+    if (number > most_ranked) {
         sort_strongest(row.scores, row.keys, number, kept, scores, keys);
         return kept;
     }
-    // Each candidate's rank is the number of candidates ahead of it: those with a higher score,
-    // and those before it with an equal one.
     pad_last_vector(row);
 #if defined(__AVX512F__)
-#define WEFT_VECTORS(n)                                                                      \
-    case n:                                                                                  \
-        order_few<n>(row.scores, row.keys, number, kept, scores, keys);                      \
+#define WEFT_VECTORS(n)                                                 \
+    case n:                                                             \
+        order_few<n>(row.scores, row.keys, number, kept, scores, keys); \
         return kept
     switch (vectors_of(number)) {
         WEFT_VECTORS(1);
@@ -81,47 +117,16 @@ inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_
     }
 #undef WEFT_VECTORS
 #endif
-    const Integers lane_numbers = first_integers();
     for (int64_t first = 0; first < number; first += lanes) {
-        const Floats own = load(row.scores + first);
-        Integers rank{};
-        int64_t other = 0;
-#if defined(__AVX512F__)
-        const __m512i one = _mm512_set1_epi32(1);
-        __m512i ranks = _mm512_setzero_si512();
-        const auto count = [&](__mmask16 ahead) {
-            ranks = _mm512_mask_add_epi32(ranks, ahead, ranks, one);
-        };
-        for (; other < first; ++other)
-            count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GE_OQ));
-        for (; other < number && other < first + lanes; ++other) {
-            const __m512 x = _mm512_set1_ps(row.scores[other]);
-            const __mmask16 later = (__mmask16)(0xfffeu << (other - first));
-            count(_mm512_cmp_ps_mask(x, (__m512)own, _CMP_GT_OQ) |
-                  (_mm512_cmp_ps_mask(x, (__m512)own, _CMP_EQ_OQ) & later));
-        }
-        for (; other < number; ++other)
-            count(_mm512_cmp_ps_mask(_mm512_set1_ps(row.scores[other]), (__m512)own, _CMP_GT_OQ));
-        rank = (Integers)ranks;
-#else
-        for (; other < first; ++other) rank -= (Integers)(broadcast(row.scores[other]) >= own);
-        for (; other < number && other < first + lanes; ++other) {
-            const Floats x = broadcast(row.scores[other]);
-            const Integers later = lane_numbers > (int32_t)(other - first);
-            rank -= (Integers)(x > own) | ((Integers)(x == own) & later);
-        }
-        for (; other < number; ++other) rank -= (Integers)(broadcast(row.scores[other]) > own);
-#endif
         const int64_t end = smaller(lanes, number - first);
         int32_t places[lanes];
-        store(places, rank);
+        store(places, ranks_of(row, first));
         for (int64_t lane = 0; lane < end; ++lane) {
             if (places[lane] >= kept) continue;
             scores[places[lane]] = row.scores[first + lane];
             keys[places[lane]] = row.keys[first + lane];
         }
     }
-    (void)lane_numbers;
     return kept;
 }
 

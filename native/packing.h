@@ -1,15 +1,12 @@
 // Laying queries, keys and values out as the products read them.
 #pragma once
 
-#include "call.h"
+#include "choose.h"
 #include "multiply.h"
-#include "visible.h"
 #include "workspace.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 inline float from_bfloat16(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;
@@ -56,8 +53,8 @@ inline float element(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, 
                     : tensor.at<float>(b, h, i)[column];
 }
 
-// The length of a row as a vector, but for what is left of its last vector of lanes; 1 where that is
-// no number to scale by.
+// The length of a row as a vector, but for what is left of its last vector of lanes; 1 where that
+// is no number to scale by.
 inline float rough_norm(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h, int64_t i,
                         int64_t columns) {
     Floats squares{};
@@ -130,18 +127,13 @@ struct PackedKeys {
     const float* values;  // row of key `first`
     int64_t value_row;
     int64_t first;
-    bool as_pairs;              // packed for products of pairs instead
-    const int32_t* key_tiles;   // (keys / 16, depth / 32, splits)
+    bool as_pairs;               // packed for products of pairs instead
+    const int32_t* key_tiles;    // (keys / 16, depth / 32, splits)
     const int32_t* value_tiles;  // (keys / 32, value_depth / 16, splits)
 
     const float* panel(int64_t key, int64_t depth) const { return panels + (key - first) * depth; }
     const float* value(int64_t key) const { return values + (key - first) * value_row; }
 };
-
-// Whether the products can read the values where they are.
-inline bool values_in_place(const Call& call) {
-    return !call.bfloat16 && call.value_depth % lanes == 0;
-}
 
 inline PackedKeys lay_out_keys(const Call& call, Workspace& space) {
     PackedKeys keys{};

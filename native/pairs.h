@@ -1,5 +1,5 @@
-// Numbers packed as pairs of bfloat16, for processors that multiply such: matrix tiles (AMX), or dot
-// products of pairs in a vector (avx512_bf16). multiply_pairs.h has the products.
+// Numbers packed as pairs of bfloat16, for processors that multiply such: matrix tiles (AMX), or
+// dot products of pairs in a vector (avx512_bf16). multiply_pairs.h has the products.
 //
 // Both read the same layout. A tile is 16 rows of 16 pairs, 1 KiB: of the left factor, row r holds
 // 32 consecutive terms of the sum; of the right factor, row t holds the pair of terms t of 16
@@ -14,28 +14,14 @@
 #include "packing.h"
 #include "vector.h"
 
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#define WEFT_HAS_PAIRS 1
+#if defined(WEFT_HAS_PAIRS)
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-constexpr int tile_cells = 256;    // pairs in a tile
-constexpr int chunk_terms = 32;    // terms of the sum that one tile holds
-constexpr int stripe_rows = 32;    // rows that are multiplied together: two tiles
-
-#if defined(__AMX_BF16__)
-constexpr bool pairs_serve_float32 = true;
-#else
-constexpr bool pairs_serve_float32 = false;
-#endif
-
-// Cutting float32 pays where each cut number is used often enough: not for short sequences.
-inline bool uses_pairs(const Call& call) {
-    // Nor is a step of decoding: its few queries use each key once.
-    return (call.bfloat16 && call.queries_count > 4) ||
-           (pairs_serve_float32 && call.keys_count >= 128 && call.queries_count >= 32);
-}
+constexpr int tile_cells = 256;  // pairs in a tile
+constexpr int chunk_terms = 32;  // terms of the sum that one tile holds
+constexpr int stripe_rows = 32;  // rows that are multiplied together: two tiles
 
 // Into how many bfloat16 an input number is cut.
 inline int splits_of(const Call& call) { return call.bfloat16 ? 1 : 3; }
@@ -70,8 +56,7 @@ inline Floats load_columns(const Tensor& tensor, bool bfloat16, int64_t b, int64
                            int64_t first, int64_t count) {
     if (count <= 0) return Floats{};
     const __mmask16 mask = (__mmask16)(count >= lanes ? 0xffff : (1u << count) - 1);
-    if (!bfloat16)
-        return (Floats)_mm512_maskz_loadu_ps(mask, tensor.at<float>(b, h, row) + first);
+    if (!bfloat16) return (Floats)_mm512_maskz_loadu_ps(mask, tensor.at<float>(b, h, row) + first);
     const __m256i half = _mm256_maskz_loadu_epi16(mask, tensor.at<uint16_t>(b, h, row) + first);
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
@@ -103,9 +88,8 @@ inline bool pack_left(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h,
                 high *= factor;
                 bad |= not_finite(low) | not_finite(high);
             }
-            store_pairs<splits>(low, high,
-                                tiles + ((row / 16 * chunks + c) * splits) * tile_cells +
-                                    row % 16 * 16);
+            store_pairs<splits>(
+                low, high, tiles + ((row / 16 * chunks + c) * splits) * tile_cells + row % 16 * 16);
         }
     return !any(bad);
 }
@@ -125,8 +109,8 @@ inline bool pack_right_turned(const Tensor& tensor, bool bfloat16, int64_t b, in
                 Floats low{}, high{};
                 if (start + row < end) {
                     const int64_t column = c * chunk_terms;
-                    low = load_columns(tensor, bfloat16, b, h, start + row, column,
-                                       columns - column);
+                    low =
+                        load_columns(tensor, bfloat16, b, h, start + row, column, columns - column);
                     high = load_columns(tensor, bfloat16, b, h, start + row, column + 16,
                                         columns - column - 16);
                     bad |= not_finite(low) | not_finite(high);

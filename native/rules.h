@@ -3,51 +3,16 @@
 //     score = softcap(scaled product + relative scores) + bias by distance + bias, -inf if hidden
 #pragma once
 
-#include "call.h"
+#include "vector.h"
 #include "visible.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-// The first `count` of a vector's lanes from memory, the others 0.
-inline Floats load_part(const float* from, int64_t count) {
-    if (count >= lanes) return load(from);
-#if defined(__AVX512F__)
-    return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
-#else
-    float part[lanes] = {};
-    for (int64_t lane = 0; lane < count; ++lane) part[lane] = from[lane];
-    return load(part);
-#endif
-}
-
-// The first `count` of a vector's lanes to memory.
-inline void store_part(float* to, Floats x, int64_t count) {
-    if (count >= lanes) return store(to, x);
-    for (int64_t lane = 0; lane < count; ++lane) to[lane] = x[lane];
-}
-
-// tanh, within 2e-7 of the true value, relatively: an odd polynomial near 0, where the formula by
-// exponentials cancels, and 1 - 2 / (e^2y + 1) elsewhere.
-inline Floats hyperbolic_tangent(Floats y) {
-    const Floats square = y * y;
-    Floats p = broadcast(-0.00570498677f);
-    p = p * square + 0.020639087f;
-    p = p * square + -0.053739715f;
-    p = p * square + 0.133314422f;
-    p = p * square + -0.333332819f;
-    const Floats near = y + y * square * p;
-    const Floats magnitude = y < 0.0f ? -y : y;
-    const Floats bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
-    const Floats far = 1.0f - 2.0f / (exponential(bounded + bounded) + 1.0f);
-    const Floats signed_far = y < 0.0f ? -far : far;
-    return magnitude < 0.625f ? near : signed_far;
-}
-
 // Whether any rule changes the scores of this call after the product.
 inline bool has_rules(const Call& call) {
-    return call.softcap != 0 || call.bias.data || call.offset_bias || call.allowed.data ||
-           call.key_table;
+    return call.softcap != 0 || call.bias.data || call.offset_bias.data || call.allowed.data ||
+           call.key_table.data;
 }
 
 // The distances at which Shaw's positions change, as keys of a query: before `first` all keys
@@ -115,9 +80,9 @@ inline void apply_rules(const Call& call, int64_t b, int64_t h, int64_t query, R
             if (slopes) store(slopes + j, 1.0f - bent * bent);
         }
     }
-    if (call.offset_bias) {
-        const float* bias = call.offset_bias + h * call.offset_bias_head +
-                            (keys.first - query + call.queries_count - 1);
+    if (call.offset_bias.data) {
+        const float* bias =
+            call.offset_bias.at<float>(0, 0, h) + (keys.first - query + call.queries_count - 1);
         for (int64_t j = 0; j < length; j += lanes)
             store(scores + j, load(scores + j) + load_part(bias + j, length - j));
     }

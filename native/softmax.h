@@ -7,8 +7,8 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-// From here on a score is far from 0: its product with log2 e, which float32 rounds by 2^-4 or more,
-// would change the powers; above 2e38 it is no number at all.
+// From here on a score is far from 0: its product with log2 e, which float32 rounds by 2^-4 or
+// more, would change the powers; above 2e38 it is no number at all.
 constexpr float far_scores = 1048576.0f;
 
 // A row's weights are summed as powers of 2 relative to a level: 2^(s log2 e - level), where the
@@ -16,8 +16,8 @@ constexpr float far_scores = 1048576.0f;
 // raises it, so that sums are rarely scaled. The sums are kept lane by lane and added up once, at
 // the end of the row.
 struct Running {
-    Floats total{};   // of the powers
-    Floats moment{};  // of the powers times their exponents
+    Floats total{};             // of the powers
+    Floats moment{};            // of the powers times their exponents
     float maximum = -infinity;  // the score that set the level
     float level = -infinity;
 
@@ -77,9 +77,7 @@ struct Running {
     }
 
     // The log-sum-exp of scores whose powers sum to e^logarithm.
-    float log_sum(float logarithm) const {
-        return maximum + (logarithm - lost() * log_of_2);
-    }
+    float log_sum(float logarithm) const { return maximum + (logarithm - lost() * log_of_2); }
 
 private:
     // What rounding took from the level: known exactly.
@@ -98,9 +96,7 @@ private:
     }
 
     // A row that has seen nothing but minus infinity has no level to subtract.
-    float base() const {
-        return level == -infinity ? 0.0f : fused_multiply_add ? level : maximum;
-    }
+    float base() const { return level == -infinity ? 0.0f : fused_multiply_add ? level : maximum; }
 };
 
 // Exponents for the moment: hidden keys weigh 0, but 0 times minus infinity is NaN.

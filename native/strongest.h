@@ -7,27 +7,35 @@
 // sorting. Only the last few are ordered, at the end.
 #pragma once
 
-#include "vector.h"
-#include "visible.h"
+#include "choose.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-// Bit `lane` is set where scores[lane] > bound.
-inline unsigned lanes_above(Floats scores, Floats bound) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)scores, (__m512)bound, _CMP_GT_OQ);
-#elif defined(__AVX2__)
-    return (unsigned)_mm256_movemask_ps((__m256)(scores > bound));
-#elif defined(__SSE2__)
-    return (unsigned)_mm_movemask_ps((__m128)(scores > bound));
-#else
-    const Integers above = scores > bound;
-    unsigned bits = 0;
-    for (int lane = 0; lane < lanes; ++lane) bits |= (unsigned)(above[lane] & 1) << lane;
-    return bits;
-#endif
-}
+// Rounds of a search for a cut: the first guess at a fall of the count, later ones halve; stepping
+// down that has found no lower end by then gives up; 64 are more than any search takes.
+constexpr int guessing_rounds = 12;
+constexpr int stepping_rounds = 24;
+constexpr int most_rounds = 64;
+// A guess moves the bound by this share of what is left at least, and by the rest at most.
+constexpr float least_share = 0.05f;
+constexpr float most_share = 0.95f;
+
+// Room for candidates beyond what a cut leaves and a tile's row, so that not every tile needs one.
+constexpr int64_t spare_room = 64;
+
+// How many more than k a cut may leave: more makes cuts cheaper, fewer the last ordering.
+inline int64_t cut_slack(int64_t k) { return 8 + k / 4; }
+
+// The first scores of a row are held against a guess. How many should lie above it, and how many
+// may for it to be a threshold; a row's first cut keeps at least, and so many more.
+inline int64_t wanted_by_guess(int64_t k) { return k + k / 2 + 8; }
+inline int64_t most_by_guess(int64_t k) { return 2 * k + 32; }
+inline int64_t least_of_first_cut(int64_t k) { return k + k / 4; }
+inline int64_t slack_of_first_cut(int64_t k) { return k / 2 + 16; }
+
+// What `rough_log` adds to a logarithm: the bias of a float's exponent.
+constexpr float exponent_bias = 127.0f;
 
 inline int64_t count_above(const float* scores, int64_t vectors, float bound) {
     const Floats limit = broadcast(bound);
@@ -37,11 +45,11 @@ inline int64_t count_above(const float* scores, int64_t vectors, float bound) {
     return count;
 }
 
-// found(v, scores, lanes) for each vector v that has lanes above a bound, in order. Which vectors
+// visit(v, scores, lanes) for each vector v that has lanes above a bound, in order. Which vectors
 // have any is noted first, without a branch: the few that do lie anywhere, and a processor that
 // guesses wrong at each of them would spend more time on that than on all the rest.
-template <typename Found>
-inline void for_lanes_above(const float* scores, int64_t vectors, float bound, const Found& found) {
+template <typename Visit>
+inline void for_lanes_above(const float* scores, int64_t vectors, float bound, const Visit& visit) {
     const Floats limit = broadcast(bound);
     for (int64_t start = 0; start < vectors; start += 64) {
         const int64_t end = smaller(start + 64, vectors);
@@ -51,7 +59,7 @@ inline void for_lanes_above(const float* scores, int64_t vectors, float bound, c
         for (; some; some &= some - 1) {
             const int64_t v = start + __builtin_ctzll(some);
             const Floats x = load(scores + v * lanes);
-            found(v, x, lanes_above(x, limit));
+            visit(v, x, lanes_above(x, limit));
         }
     }
 }
@@ -94,7 +102,8 @@ inline float from_ordered(int32_t order) {
     return x;
 }
 
-// log2 of a positive number, roughly: its bits, read as an integer, grow almost like it.
+// log2 of a positive number and `exponent_bias`, roughly: its bits, read as an integer, grow almost
+// like it.
 inline float rough_log(float x) {
     int32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -113,7 +122,7 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
     int64_t above_high = 0, above_low = vectors * lanes;
     float bound = guess < highest ? guess : highest - 1.0f;
     float step = highest - bound;
-    for (int round = 0; round < 64; ++round) {
+    for (int round = 0; round < most_rounds; ++round) {
         if (!(bound < high && bound > low)) {
             // Too small a step for a float, or past the lower end: halve what is left.
             const int64_t middle = ((int64_t)ordered(low) + (int64_t)ordered(high)) >> 1;
@@ -132,13 +141,13 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
         if (low == -infinity) {
             bound = high - step;
             step *= 2;
-            if (round > 24) bound = low;
-        } else if (round < 12) {
+            if (round > stepping_rounds) bound = low;
+        } else if (round < guessing_rounds) {
             const float wanted = rough_log((float)k + 0.5f * (float)slack);
             const float least = rough_log(above_high ? (float)above_high : 0.5f);
             const float most = rough_log((float)above_low);
             float share = (most - wanted) / (most - least);
-            share = share < 0.05f ? 0.05f : share > 0.95f ? 0.95f : share;
+            share = share < least_share ? least_share : share > most_share ? most_share : share;
             bound = low + (high - low) * share;
         } else {
             bound = low;
@@ -157,13 +166,12 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
 inline int64_t apply_cut(Cut cut, const float* scores, const int32_t* keys, int32_t first_key,
                          int64_t vectors, float* to_scores, int32_t* to_keys) {
     int64_t number = 0, ties = cut.ties;
-    const auto named = [&](int64_t v) {
-        return keys ? load(keys + v * lanes)
-                    : first_integers() + (first_key + (int32_t)v * lanes);
+    const auto keys_of = [&](int64_t v) {
+        return keys ? load(keys + v * lanes) : first_integers() + (first_key + (int32_t)v * lanes);
     };
     if (ties == 0) {
         for_lanes_above(scores, vectors, cut.above, [&](int64_t v, Floats x, unsigned chosen) {
-            append(chosen, x, named(v), to_scores, to_keys, number);
+            append(chosen, x, keys_of(v), to_scores, to_keys, number);
         });
         return number;
     }
@@ -175,7 +183,7 @@ inline int64_t apply_cut(Cut cut, const float* scores, const int32_t* keys, int3
                 chosen |= 1u << lane;
                 --ties;
             }
-        append(chosen, x, named(v), to_scores, to_keys, number);
+        append(chosen, x, keys_of(v), to_scores, to_keys, number);
     }
     return number;
 }
@@ -188,21 +196,13 @@ struct Candidates {
     float threshold;
 };
 
-// How many more than k a cut may leave: more makes cuts cheaper, fewer the last ordering.
-inline int64_t cut_slack(int64_t k) { return 8 + k / 4; }
-
-// Room for what a cut leaves, a tile's row, and some more so that not every tile needs a cut.
 inline int64_t candidate_capacity(int64_t k, int64_t tile) {
-    return (k + cut_slack(k) + tile + 64 + lanes - 1) / lanes * lanes;
+    return round_up(k + cut_slack(k) + tile + spare_room, lanes);
 }
-
-inline float larger_of(float a, float b) { return a > b ? a : b; }
 
 inline void pad_last_vector(Candidates& row) {
     for (int64_t n = row.number; n % lanes; ++n) row.scores[n] = -infinity;
 }
-
-inline int64_t vectors_of(int64_t number) { return (number + lanes - 1) / lanes; }
 
 // The highest scores, lane by lane.
 inline Floats highest_lanes(const float* scores, int64_t vectors) {
@@ -226,23 +226,23 @@ inline float highest_of(const float* scores, int64_t vectors) {
 inline void cut_candidates(Candidates& row, int64_t k, int64_t slack) {
     pad_last_vector(row);
     const int64_t vectors = vectors_of(row.number);
-    const Cut cut = find_cut(row.scores, vectors, k, slack, row.threshold,
-                             highest_of(row.scores, vectors));
+    const Cut cut =
+        find_cut(row.scores, vectors, k, slack, row.threshold, highest_of(row.scores, vectors));
     row.number = apply_cut(cut, row.scores, row.keys, 0, vectors, row.scores, row.keys);
     row.threshold = cut.above;
 }
 
 // Vectors of a tile's row at most, and room to read their lanes eight bytes at a time.
-constexpr int most_vectors = 2048 / lanes;
+constexpr int most_vectors = longest_tile / lanes;
 
-// What one look at a row's new scores finds: the highest, and which lanes lie above a bound.
-struct Seen {
+// What one scan of a row's new scores finds: the highest, and which lanes lie above a bound.
+struct Scan {
     float highest;
     int64_t count;
     alignas(64) uint16_t lanes_above_bound[most_vectors];
 };
 
-inline void look_at(const float* scores, int64_t vectors, float bound, Seen& seen) {
+inline void scan(const float* scores, int64_t vectors, float bound, Scan& seen) {
 #if defined(__AVX512F__)
     const Floats limit = broadcast(bound);
     Floats best[4];
@@ -276,10 +276,10 @@ inline void look_at(const float* scores, int64_t vectors, float bound, Seen& see
 #endif
 }
 
-// found(v, lanes) for each vector that has lanes above the bound, in order. Which do is noted first,
-// without a branch, as in for_lanes_above.
-template <typename Found>
-inline void for_seen(const Seen& seen, int64_t vectors, const Found& found) {
+// visit(v, lanes) for each vector that has lanes above the bound, in order. Which do is noted
+// first, without a branch, as above.
+template <typename Visit>
+inline void for_lanes_above(const Scan& seen, int64_t vectors, const Visit& visit) {
     if (seen.count == 0) return;
     for (int64_t start = 0; start < vectors; start += 64) {
         const int64_t end = smaller(start + 64, vectors);
@@ -296,7 +296,7 @@ inline void for_seen(const Seen& seen, int64_t vectors, const Found& found) {
 #endif
         for (; some; some &= some - 1) {
             const int64_t v = start + __builtin_ctzll(some);
-            found(v, seen.lanes_above_bound[v]);
+            visit(v, seen.lanes_above_bound[v]);
         }
     }
 }
@@ -307,31 +307,32 @@ inline void for_seen(const Seen& seen, int64_t vectors, const Found& found) {
 //
 // The first scores of a row are held against the guess: where at least k exceed it, and not many
 // more, it is as good a threshold as one that is looked for.
-inline float offer(Candidates& row, int64_t k, int64_t capacity, const float* scores,
-                   int64_t vectors, int32_t first_key, float& guess) {
-    Seen seen;
-    if (row.number > k + cut_slack(k) + 64 || row.number + vectors * lanes > capacity)
+inline float add_candidates(Candidates& row, int64_t k, int64_t capacity, const float* scores,
+                            int64_t vectors, int32_t first_key, float& guess) {
+    Scan seen;
+    if (row.number > k + cut_slack(k) + spare_room || row.number + vectors * lanes > capacity)
         cut_candidates(row, k, cut_slack(k));
-    const bool first = row.number == 0 && vectors * lanes > 2 * k + 32;
-    look_at(scores, vectors, first ? guess : row.threshold, seen);
+    const bool first = row.number == 0 && vectors * lanes > most_by_guess(k);
+    scan(scores, vectors, first ? guess : row.threshold, seen);
     if (first) {
-        const float wanted = rough_log((float)(k + k / 2 + 8));
-        if (seen.count >= k && seen.count <= 2 * k + 32) {
+        const float wanted = rough_log((float)wanted_by_guess(k));
+        if (seen.count >= k && seen.count <= most_by_guess(k)) {
             row.threshold = guess;
-            const float found = rough_log((float)seen.count);
-            const float scale = (seen.highest - guess) / larger_of(found - 127.0f, 1.0f);
-            guess += 0.5f * scale * (found - wanted);
+            const float counted = rough_log((float)seen.count);
+            const float fall = (seen.highest - guess) / larger_of(counted - exponent_bias, 1.0f);
+            guess += 0.5f * fall * (counted - wanted);
         } else {
-            const int64_t least = k + k / 4;
-            const Cut cut = find_cut(scores, vectors, least, k / 2 + 16, guess, seen.highest);
+            const Cut cut = find_cut(scores, vectors, least_of_first_cut(k), slack_of_first_cut(k),
+                                     guess, seen.highest);
             row.number = apply_cut(cut, scores, nullptr, first_key, vectors, row.scores, row.keys);
             if (row.number >= k) guess = row.threshold = cut.above;
             return seen.highest;
         }
     }
-    for_seen(seen, vectors, [&](int64_t v, unsigned chosen) {
-        append(chosen, load(scores + v * lanes), first_integers() + (first_key + (int32_t)v * lanes),
-               row.scores, row.keys, row.number);
+    for_lanes_above(seen, vectors, [&](int64_t v, unsigned chosen) {
+        append(chosen, load(scores + v * lanes),
+               first_integers() + (first_key + (int32_t)v * lanes), row.scores, row.keys,
+               row.number);
     });
     return seen.highest;
 }

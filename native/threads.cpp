@@ -108,8 +108,8 @@ Pool& pool() {
 
 // torch runs its operations on the threads of a libgomp of its own, and for some milliseconds after
 // each these wait for the next one, awake. Threads of ours would have to share the cores with them;
-// so where that libgomp is loaded, tasks run on its threads. It is asked for at run time: nothing is
-// linked.
+// so where that libgomp is loaded, tasks run on its threads. It is asked for at run time: nothing
+// is linked.
 using ParallelRegion = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 #if defined(__linux__)

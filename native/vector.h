@@ -18,6 +18,11 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
+// Products of pairs of bfloat16: on the matrix unit, or in a vector. See pairs.h.
+#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
+#define WEFT_HAS_PAIRS 1
+#endif
+
 #if defined(__AVX512F__)
 constexpr int lanes = 16;
 #elif defined(__AVX2__)
@@ -41,6 +46,29 @@ inline void store(int32_t* to, Integers x) { *(UnalignedIntegers*)to = (Unaligne
 inline Floats broadcast(float x) { return x - Floats{}; }
 inline Integers broadcast(int32_t x) { return Integers{} + x; }
 
+// The first `count` of a vector's lanes from memory, the others 0.
+inline Floats load_part(const float* from, int64_t count) {
+    if (count >= lanes) return load(from);
+#if defined(__AVX512F__)
+    return (Floats)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+#else
+    float part[lanes] = {};
+    for (int64_t lane = 0; lane < count; ++lane) part[lane] = from[lane];
+    return load(part);
+#endif
+}
+
+// The first `count` of a vector's lanes to memory.
+inline void store_part(float* to, Floats x, int64_t count) {
+    if (count >= lanes) return store(to, x);
+    for (int64_t lane = 0; lane < count; ++lane) to[lane] = x[lane];
+}
+
+// Vectors that hold so many numbers, the last one perhaps in part.
+inline int64_t vectors_of(int64_t number) { return (number + lanes - 1) / lanes; }
+
+inline float larger_of(float a, float b) { return a > b ? a : b; }
+
 inline Integers first_integers() {
     Integers x;
     for (int lane = 0; lane < lanes; ++lane) x[lane] = lane;
@@ -57,6 +85,22 @@ inline Floats maximum(Floats a, Floats b) {
     return (Floats)_mm_max_ps((__m128)a, (__m128)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+// Bit `lane` is set where scores[lane] > bound.
+inline unsigned lanes_above(Floats scores, Floats bound) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)scores, (__m512)bound, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    return (unsigned)_mm256_movemask_ps((__m256)(scores > bound));
+#elif defined(__SSE2__)
+    return (unsigned)_mm_movemask_ps((__m128)(scores > bound));
+#else
+    const Integers above = scores > bound;
+    unsigned bits = 0;
+    for (int lane = 0; lane < lanes; ++lane) bits |= (unsigned)(above[lane] & 1) << lane;
+    return bits;
 #endif
 }
 
@@ -114,8 +158,8 @@ inline Floats multiply_subtract(Floats a, float factor, Floats b) {
 constexpr float log2_of_e = 1.44269504088896341f;
 constexpr float log_of_2 = 0.693147180559945309f;
 
-// While it lives, numbers too small for a float are 0 on this thread: a weight below 2^-126 is none,
-// and computing such numbers exactly takes a processor a hundred times as long.
+// While it lives, numbers too small for a float are 0 on this thread: a weight below 2^-126 is
+// none, and computing such numbers exactly takes a processor a hundred times as long.
 struct SmallNumbersAreZero {
 #if defined(__SSE2__)
     SmallNumbersAreZero() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8000); }
@@ -128,7 +172,8 @@ struct SmallNumbersAreZero {
 // for degree 5, 3e-6 for degree 4.
 //
 // 2^x = 2^n 2^f with a whole number n; 2^f is the polynomial with constant 1 whose largest relative
-// error is smallest: for f in [0, 1) where the processor splits x that way, in [-1/2, 1/2] elsewhere.
+// error is smallest: for f in [0, 1) where the processor splits x that way, in [-1/2, 1/2]
+// elsewhere.
 template <int degree>
 inline Floats power_of_2(Floats x) {
     static_assert(degree == 4 || degree == 5, "the polynomials there are");
@@ -161,6 +206,23 @@ inline Floats power_of_2(Floats x) {
 
 // e^x for x <= 88, within 2e-7 of the true value.
 inline Floats exponential(Floats x) { return power_of_2<5>(x * log2_of_e); }
+
+// tanh, within 2e-7 of the true value, relatively: an odd polynomial near 0, where the formula by
+// exponentials cancels, and 1 - 2 / (e^2y + 1) elsewhere.
+inline Floats hyperbolic_tangent(Floats y) {
+    const Floats square = y * y;
+    Floats p = broadcast(-0.00570498677f);
+    p = p * square + 0.020639087f;
+    p = p * square + -0.053739715f;
+    p = p * square + 0.133314422f;
+    p = p * square + -0.333332819f;
+    const Floats near = y + y * square * p;
+    const Floats magnitude = y < 0.0f ? -y : y;
+    const Floats bounded = magnitude > 20.0f ? broadcast(20.0f) : magnitude;
+    const Floats far = 1.0f - 2.0f / (exponential(bounded + bounded) + 1.0f);
+    const Floats signed_far = y < 0.0f ? -far : far;
+    return magnitude < 0.625f ? near : signed_far;
+}
 
 // Turn `lanes` vectors, as rows of a square, into its columns.
 inline void transpose(Floats (&rows)[lanes]) {

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.mechanism.backends.native_backward import Incoming, gradients
-from weft.mechanism.backends.native_forward import Rows, forward
+from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
+from weft.mechanism.backends.native_forward import forward, forward_graph
 from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
+from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
 
@@ -31,17 +32,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, native: NativeCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        rows = forward(native, None)
+        output, lse = forward(native)
         ctx.native = native.bare()
-        ctx.save_for_backward(*tensors, rows.output, rows.lse)
-        return rows.output, rows.lse
+        ctx.save_for_backward(*tensors, output, lse)
+        return output, lse
 
     @staticmethod
     def backward(ctx: Any, output: Tensor | None, lse: Tensor | None) -> tuple[Any, ...]:
-        *tensors, saved_output, saved_lse = ctx.saved_tensors
-        native = ctx.native.with_tensors(tuple(tensors))
-        rows, incoming = Rows(saved_output, saved_lse), Incoming(output, lse)
-        return None, *gradients(native, rows, incoming, ctx.needs_input_grad[-8:])
+        return None, *_backward(ctx, Incoming(output, lse))
 
 
 class _Attend(torch.autograd.Function):
@@ -50,51 +48,28 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, native: NativeCall, kept: int, *tensors: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        rows = forward(native, kept)
-        assert rows.keys is not None and rows.count is not None
+        rows = forward_graph(native, kept)
         ctx.native = native.bare()
-        ctx.mark_non_differentiable(rows.keys, rows.count)
-        ctx.save_for_backward(
-            *tensors, rows.output, rows.lse, rows.entropy, rows.keys, rows.weights
-        )
-        return (
-            rows.output,
-            rows.keys,
-            rows.scores,
-            rows.weights,
-            rows.lse,
-            rows.entropy,
-            rows.rest,
-            rows.count,
-        )
+        ctx.mark_non_differentiable(rows.keys, rows.keys_seen)
+        saved = Saved(rows.output, rows.lse, rows.entropy, rows.keys, rows.weights)
+        ctx.save_for_backward(*tensors, *saved)
+        return tuple(rows)
 
     @staticmethod
-    def backward(
-        ctx: Any,
-        output: Tensor | None,
-        _keys: None,
-        scores: Tensor | None,
-        weights: Tensor | None,
-        lse: Tensor | None,
-        entropy: Tensor | None,
-        rest: Tensor | None,
-        _count: None,
-    ) -> tuple[Any, ...]:
-        *tensors, saved_output, saved_lse, saved_entropy, saved_keys, saved_weights = (
-            ctx.saved_tensors
-        )
-        native = ctx.native.with_tensors(tuple(tensors))
-        rows = Rows(
-            saved_output,
-            saved_lse,
-            entropy=saved_entropy,
-            keys=saved_keys,
-            weights=saved_weights,
-        )
+    def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
+        output, _, scores, weights, lse, entropy, rest, _ = by_rows
         incoming = Incoming(output, lse, entropy, scores, weights, rest)
-        return None, None, *gradients(native, rows, incoming, ctx.needs_input_grad[-8:])
+        return None, None, *_backward(ctx, incoming)
+
+
+def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
+    """The gradients of a call that was kept with what `Saved` needs of its rows."""
+    count = len(NativeCall.names)
+    tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    native = ctx.native.with_tensors(tuple(tensors))
+    return gradients(native, Saved(*saved), incoming, ctx.needs_input_grad[-count:])
 
 
 def _wants_gradients(native: NativeCall) -> bool:
@@ -107,9 +82,9 @@ def attention(call: AttentionCall) -> Tensor:
     """The output of a call that the kernels serve, (batch, heads, queries, value_depth)."""
     native = prepare(call)
     if not _wants_gradients(native):
-        return forward(native, None, with_lse=False).output
-    output, _ = _Attention.apply(native, *native.tensors)  # type: ignore[no-untyped-call]
-    return output  # type: ignore[no-any-return]
+        return forward(native, with_lse=False)[0]
+    output: Tensor = _Attention.apply(native, *native.tensors)[0]  # type: ignore[no-untyped-call]
+    return output
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
@@ -117,19 +92,7 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     native = prepare(call)
     k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
-        found = _Attend.apply(native, k, *native.tensors)  # type: ignore[no-untyped-call]
-        output, keys, scores, weights, lse, entropy, rest, count = found
+        rows = Rows(*_Attend.apply(native, k, *native.tensors))  # type: ignore[no-untyped-call]
     else:
-        rows = forward(native, k)
-        output, keys, scores, weights = rows.output, rows.keys, rows.scores, rows.weights
-        lse, entropy, rest, count = rows.lse, rows.entropy, rows.rest, rows.count
-    missing = k - keys.shape[-1]
-    if missing > 0:
-        pad = torch.nn.functional.pad
-        keys = pad(keys, (0, missing), value=-1)
-        scores = pad(scores, (0, missing), value=-torch.inf)
-        weights = pad(weights, (0, missing))
-    graph = AttentionGraph(
-        keys, scores, weights, lse, entropy, rest, count, call.keys.shape[2], call.symmetric
-    )
-    return output, graph
+        rows = forward_graph(native, k)
+    return rows.output, rows.with_places(k).graph(call)

@@ -7,28 +7,38 @@ differentiated again, as often as asked: second derivatives are taken by torch's
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.mechanism.backends.native_by_torch import torch_gradients
-from weft.mechanism.backends.native_forward import Rows, request, strided
+from weft.mechanism.backends.native_forward import request, strided
 from weft.mechanism.backends.native_request import NativeCall, kernels
 from weft.mechanism.backends.recomputed import products_again
 
-__all__ = ["Incoming", "gradients"]
+__all__ = ["Incoming", "Saved", "gradients"]
 
 #: Tasks that the backward pass is cut into where there are few heads.
 BACKWARD_TASKS = 8
+#: Keys of a task are a multiple of these.
+PIECE_KEYS = 256
 #: Log-sum-exps beyond which e^(score - lse), in float32, is off by more than 2^-11.
 FAR = 2.0**13
 
 
-@dataclass(frozen=True, eq=False)
-class Incoming:
-    """Gradients with respect to the results of a call; None where there is none."""
+class Saved(NamedTuple):
+    """What the backward pass needs of the rows that a call gave; of the output alone, less."""
+
+    output: Tensor
+    lse: Tensor
+    entropy: Tensor | None = None
+    keys: Tensor | None = None
+    weights: Tensor | None = None
+
+
+class Incoming(NamedTuple):
+    """Gradients by the results of a call, in the order of `native_by_torch`; None: none."""
 
     output: Tensor | None = None
     lse: Tensor | None = None
@@ -36,14 +46,6 @@ class Incoming:
     scores: Tensor | None = None
     weights: Tensor | None = None
     rest: Tensor | None = None
-
-    #: In the order of the results that `native_by_torch` computes again.
-    names: ClassVar[tuple[str, ...]] = ("output", "lse", "entropy", "scores", "weights", "rest")
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """The tensors of these names."""
-        return tuple(getattr(self, name) for name in self.names)
 
 
 def _sum_of(*terms: Tensor | None) -> Tensor | None:
@@ -54,7 +56,7 @@ def _sum_of(*terms: Tensor | None) -> Tensor | None:
     return total
 
 
-def _through_kept(rows: Rows, incoming: Incoming) -> tuple[Tensor | None, Tensor | None]:
+def _through_kept(rows: Saved, incoming: Incoming) -> tuple[Tensor | None, Tensor | None]:
     """Gradients with respect to the kept scores and lse, from all that is made of them.
 
     A kept weight is e^(score - lse), and the rest is what the kept weights leave.
@@ -69,7 +71,7 @@ def _through_kept(rows: Rows, incoming: Incoming) -> tuple[Tensor | None, Tensor
 
 
 def kernel_gradients(
-    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+    native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for NativeCall.tensors by the backward kernel, None for those that want none."""
     wanted = dict(zip(native.names, needs, strict=True))
@@ -87,8 +89,7 @@ def kernel_gradients(
     delta = torch.einsum("bhnd,bhnd->bhn", by_output, rows.output.float())
     subtract = delta if by_lse is None else delta - by_lse
     sink_mass = None if native.sinks is None else (native.sinks[None, :, None] - lse).exp()
-    if incoming.entropy is not None:
-        assert rows.entropy is not None
+    if incoming.entropy is not None and rows.entropy is not None:
         level = rows.entropy if sink_mass is None else rows.entropy + sink_mass
         subtract = subtract + incoming.entropy * level
     subtract = subtract.masked_fill(blind, 0).contiguous()
@@ -108,13 +109,13 @@ def kernel_gradients(
 
 
 def gradients(
-    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+    native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for NativeCall.tensors, None for those that want none; differentiable again."""
-    present = tuple(tensor for tensor in (*native.tensors, *incoming.tensors) if tensor is not None)
+    present = tuple(tensor for tensor in (*native.tensors, *incoming) if tensor is not None)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)):
         return _gradients(native, rows, incoming, needs)
-    there = tuple(tensor is not None for tensor in (*native.tensors, *incoming.tensors))
+    there = tuple(tensor is not None for tensor in (*native.tensors, *incoming))
     found = iter(_Gradients.apply(native.bare(), rows, needs, there, *present))  # type: ignore[no-untyped-call]
     return tuple(
         next(found) if need and tensor is not None else None
@@ -123,12 +124,12 @@ def gradients(
 
 
 def _gradients(
-    native: NativeCall, rows: Rows, incoming: Incoming, needs: tuple[bool, ...]
+    native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """By the kernel, or by torch where lse has lost the digits that weights are made of."""
     far = rows.lse.abs() > FAR
     if bool(far.any()) and bool((far & rows.lse.isfinite()).any()):
-        return torch_gradients(native, rows.keys, incoming.tensors, needs)
+        return torch_gradients(native, rows.keys, incoming, needs)
     return kernel_gradients(native, rows, incoming, needs)
 
 
@@ -138,7 +139,8 @@ def _laid_out(
     """A call and its incoming gradients from the tensors of both that are there."""
     left = iter(present)
     every = tuple(next(left) if is_there else None for is_there in there)
-    return native.with_tensors(every[:8]), Incoming(*every[8:])
+    count = len(NativeCall.names)
+    return native.with_tensors(every[:count]), Incoming(*every[count:])
 
 
 class _Gradients(torch.autograd.Function):
@@ -148,14 +150,14 @@ class _Gradients(torch.autograd.Function):
     def forward(
         ctx: Any,
         native: NativeCall,
-        rows: Rows,
+        rows: Saved,
         needs: tuple[bool, ...],
         there: tuple[bool, ...],
         *present: Tensor,
     ) -> tuple[Tensor, ...]:
         def by_torch(*tensors: Tensor) -> tuple[Tensor, ...]:
             call, incoming = _laid_out(native, there, tensors)
-            found = torch_gradients(call, rows_keys, incoming.tensors, needs)
+            found = torch_gradients(call, rows_keys, incoming, needs)
             return tuple(tensor for tensor in found if tensor is not None)
 
         rows_keys = rows.keys
@@ -176,9 +178,46 @@ def _padded(depth: int) -> int:
     return (depth + 15) // 16 * 16
 
 
+def _pieces(native: NativeCall) -> tuple[int, int]:
+    """Ranges that the keys of a head are cut into, each a task, and the keys of one.
+
+    They depend on the shapes alone, so that results do not depend on the threads.
+    """
+    (batch, kv_heads, length, _) = native.values.shape
+    tiles = math.ceil(length / PIECE_KEYS)
+    pieces = max(1, min(tiles, math.ceil(BACKWARD_TASKS / max(1, batch * kv_heads))))
+    keys = math.ceil(tiles / pieces) * PIECE_KEYS
+    return (max(1, math.ceil(length / keys)), keys) if keys else (1, 1)
+
+
+def _room(native: NativeCall, wanted: dict[str, bool], pieces: int) -> dict[str, Tensor]:
+    """Tensors that the kernels add gradients to, by their names in native/gradients.h."""
+    batch, heads, queries, depth = native.queries.shape
+    kv_heads, length, value_depth = native.values.shape[1:]
+    wide, value_wide = _padded(depth), _padded(value_depth)
+    copies = (pieces, batch, heads)
+    # The kernels write these, unless there is nothing to do.
+    new = torch.empty if queries and length else torch.zeros
+    room = {
+        "queries": new(*copies, queries, wide),
+        "keys": new(batch, kv_heads, length, wide),
+        "values": new(batch, kv_heads, length, value_wide),
+    }
+    if wanted["bias"] and native.bias is not None:
+        same = native.bias.shape[2] == 1  # for all queries
+        name = "key_bias" if same else "bias"
+        room[name] = torch.zeros(batch, heads, 1 if same else queries, length)
+    if wanted["offset_bias"]:
+        room["offset_bias"] = torch.zeros(*copies, queries + length - 1)
+    for name, columns in (("key_table", wide), ("value_table", value_wide)):
+        if wanted[name]:
+            room[name] = torch.zeros(*copies, 2 * native.clip + 1, columns)
+    return room
+
+
 def _run_backward(
     native: NativeCall,
-    rows: Rows,
+    rows: Saved,
     wanted: dict[str, bool],
     by_output: Tensor,
     lse: Tensor,
@@ -186,78 +225,44 @@ def _run_backward(
     by_entropy: Tensor | None,
     by_score: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    batch, heads, queries, depth = native.queries.shape
-    kv_heads, length, value_depth = native.values.shape[1:]
-    wide, value_wide = _padded(depth), _padded(value_depth)
-    # The pieces depend on the shapes alone, so that results do not depend on the threads.
-    tiles = math.ceil(length / 256)
-    pieces = max(1, min(tiles, math.ceil(BACKWARD_TASKS / max(1, batch * kv_heads))))
-    piece_keys = math.ceil(tiles / pieces) * 256
-    pieces = max(1, math.ceil(length / piece_keys)) if piece_keys else 1
-
-    call = request(native)
+    """Gradients for NativeCall.tensors, that of the sinks, the last, left out."""
+    depth, value_depth = native.queries.shape[3], native.values.shape[3]
     to = kernels.Gradients()
+    to.pieces, to.piece_keys = _pieces(native)
+    to.padded_depth, to.padded_value_depth = _padded(depth), _padded(value_depth)
     to.output = strided(by_output)
-    to.lse, to.subtract = lse.data_ptr(), subtract.data_ptr()
+    read = {"lse": lse, "subtract": subtract}
     if by_entropy is not None:
-        by_entropy = by_entropy.contiguous()
-        to.by_entropy = by_entropy.data_ptr()
+        read["by_entropy"] = by_entropy.contiguous()
     if by_score is not None and rows.keys is not None:
-        by_score = by_score.contiguous()
         to.kept = rows.keys.shape[-1]
-        to.kept_keys, to.kept_scores = rows.keys.data_ptr(), by_score.data_ptr()
-    to.pieces, to.piece_keys = pieces, max(piece_keys, 1)
-    to.padded_depth, to.padded_value_depth = wide, value_wide
+        read |= {"kept_keys": rows.keys, "kept_scores": by_score.contiguous()}
+    room = _room(native, wanted, to.pieces)
+    for name, tensor in (read | room).items():
+        setattr(to, name, tensor.data_ptr())
+    kernels.backward(request(native), to, torch.get_num_threads(), native.instruction_set)
 
-    # The kernels write these, unless there is nothing to do.
-    new = torch.empty if queries and length else torch.zeros
-    by_queries = new(pieces, batch, heads, queries, wide)
-    by_keys = new(batch, kv_heads, length, wide)
-    by_values = new(batch, kv_heads, length, value_wide)
-    to.queries, to.keys = by_queries.data_ptr(), by_keys.data_ptr()
-    to.values = by_values.data_ptr()
-    by_bias = by_offset = by_key_table = by_value_table = None
-    if wanted["bias"]:
-        assert native.bias is not None
-        if native.bias.shape[2] == 1:
-            by_bias = torch.zeros(batch, heads, 1, length)
-            to.key_bias = by_bias.data_ptr()
-        else:
-            by_bias = torch.zeros(batch, heads, queries, length)
-            to.bias = by_bias.data_ptr()
-    if wanted["offset_bias"]:
-        by_offset = torch.zeros(pieces, batch, heads, queries + length - 1)
-        to.offset_bias = by_offset.data_ptr()
-    distances = 2 * native.clip + 1
-    if wanted["key_table"]:
-        by_key_table = torch.zeros(pieces, batch, heads, distances, wide)
-        to.key_table = by_key_table.data_ptr()
-    if wanted["value_table"]:
-        by_value_table = torch.zeros(pieces, batch, heads, distances, value_wide)
-        to.value_table = by_value_table.data_ptr()
-
-    kernels.backward(call, to, torch.get_num_threads(), native.instruction_set)
-
-    dtype = native.queries.dtype
-    summed = by_queries[0] if pieces == 1 else by_queries.sum(0)
+    dtype, by_queries = native.queries.dtype, room["queries"]
+    summed = by_queries[0] if len(by_queries) == 1 else by_queries.sum(0)
+    by_offset = room.get("offset_bias")
     return (
         summed[..., :depth].to(dtype) if wanted["queries"] else None,
-        by_keys[..., :depth].to(dtype) if wanted["keys"] else None,
-        by_values[..., :value_depth].to(dtype) if wanted["values"] else None,
-        _bias_gradient(by_bias, native.bias),
+        room["keys"][..., :depth].to(dtype) if wanted["keys"] else None,
+        room["values"][..., :value_depth].to(dtype) if wanted["values"] else None,
+        _bias_gradient(room.get("bias", room.get("key_bias")), native.bias),
         None if by_offset is None else by_offset.sum((0, 1)),
-        _table_gradient(by_key_table, native.key_table, depth),
-        _table_gradient(by_value_table, native.value_table, value_depth),
+        _table_gradient(room.get("key_table"), native.key_table, depth),
+        _table_gradient(room.get("value_table"), native.value_table, value_depth),
     )
 
 
-def _bias_gradient(found: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    return None if found is None or bias is None else found.sum_to_size(bias.shape)
+def _bias_gradient(by_cells: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    return None if by_cells is None or bias is None else by_cells.sum_to_size(bias.shape)
 
 
-def _table_gradient(found: Tensor | None, table: Tensor | None, depth: int) -> Tensor | None:
+def _table_gradient(by_copy: Tensor | None, table: Tensor | None, depth: int) -> Tensor | None:
     """Summed over pieces and batch, and over the heads where they share one table."""
-    if found is None or table is None:
+    if by_copy is None or table is None:
         return None
-    by_head = found.sum((0, 1))[..., :depth]
+    by_head = by_copy.sum((0, 1))[..., :depth]
     return by_head if len(table) > 1 or by_head.shape[0] == 1 else by_head.sum(0, keepdim=True)

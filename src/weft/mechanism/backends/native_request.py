@@ -48,17 +48,18 @@ DEPTHS = range(1, 1025)
 class NativeCall:
     """The differentiable tensors of a call, and the rules that are none.
 
-    queries, keys, values    as in AttentionCall, the last dimension contiguous
-    bias                     (batch, heads, queries, keys), the first three whole or 1, the last
-                             contiguous
+    Each has the name of what the kernels read in native/call.h, and the last dimension contiguous.
+
+    queries, keys, values    as in AttentionCall
+    bias                     (batch, heads, queries, keys), the first three whole or 1
     offset_bias              (heads, queries + keys - 1): by distance, from 1 - queries on
     key_table, value_table   (heads or 1, 2 clip + 1, depth)
     sinks                    (heads,)
-    band                     query i sees keys i + band[0] to i + band[1]
+    left, right              where `banded`: query i sees keys i + left to i + right
     key_range                (2, batch): first key and end for each sequence
     row_range                (2, batch or 1, queries): first key and end for each query
     allowed                  bool, as bias
-    mask                     what band, ranges and allowed say together
+    mask                     what band, ranges and `allowed` say together
     """
 
     queries: Tensor
@@ -73,7 +74,9 @@ class NativeCall:
     sinks: Tensor | None = None
     clip: int = 0
     relative_offset: int = 0
-    band: tuple[int, int] | None = None
+    banded: bool = False
+    left: int = 0
+    right: int = 0
     key_range: Tensor | None = None
     row_range: Tensor | None = None
     allowed: Tensor | None = None
@@ -81,15 +84,15 @@ class NativeCall:
     instruction_set: str = INSTRUCTION_SET
 
     #: What gradients may flow to, in the order of the autograd functions' arguments.
-    names: ClassVar[tuple[str, ...]] = (
-        "queries",
-        "keys",
-        "values",
-        "bias",
-        "offset_bias",
-        "key_table",
-        "value_table",
-        "sinks",
+    names: ClassVar = (
+        *("queries", "keys", "values"),
+        *("bias", "offset_bias", "key_table", "value_table", "sinks"),
+    )
+    #: What else the kernels read of it: tensors, and numbers.
+    rules: ClassVar = ("key_range", "row_range", "allowed")
+    numbers: ClassVar = (
+        *("scale", "softcap", "banded", "left", "right"),
+        *("clip", "relative_offset"),
     )
 
     @property
@@ -99,7 +102,9 @@ class NativeCall:
 
     def bare(self) -> NativeCall:
         """The rules alone."""
-        return self.with_tensors((torch.empty(0),) * 3 + (None,) * 5)
+        return self.with_tensors(
+            tuple(None if tensor is None else tensor.new_empty(0) for tensor in self.tensors)
+        )
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NativeCall:
         """The same rules for other tensors, in the order of `tensors`."""
@@ -223,7 +228,9 @@ def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
     by_sequence = bounds.by_sequence
     return replace(
         native,
-        band=bounds.band,
+        banded=bounds.band is not None,
+        left=0 if bounds.band is None else bounds.band[0],
+        right=0 if bounds.band is None else bounds.band[1],
         key_range=None if by_sequence is None else by_sequence.expand(2, batch).contiguous(),
         row_range=bounds.by_query,
         allowed=allowed,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.rows import Rows
 from weft.mechanism.backends.torch_blocks import (
     block_scores,
     blocks,
@@ -32,9 +33,6 @@ from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.shapes import repeat_kv_heads
 
 __all__ = ["attend", "attend_all", "attention", "fused_serves"]
-
-#: One block of rows: output, then the tensors of an AttentionGraph in their order.
-Rows = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -73,22 +71,17 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
         kept_scores, kept_keys = _top(scores, k)
         kept_weights = weights.gather(-1, kept_keys)
         kept_keys = kept_keys.masked_fill(kept_scores == -torch.inf, -1).int()
-        missing = k - kept_keys.shape[-1]
-        if missing > 0:
-            pad = (0, missing)
-            kept_keys = torch.nn.functional.pad(kept_keys, pad, value=-1)
-            kept_scores = torch.nn.functional.pad(kept_scores, pad, value=-torch.inf)
-            kept_weights = torch.nn.functional.pad(kept_weights, pad)
-        return (
+        kept = Rows(
             weigh(call, weights, values, rows),
             kept_keys,
             kept_scores,
             kept_weights,
             lse,
             entropy,
-            (mass - kept_weights.sum(-1)).clamp(min=0),
+            mass,
             seen.sum(-1).int(),
-        )
+        ).with_places(k)
+        return kept._replace(rest=(mass - kept.weights.sum(-1)).clamp(min=0))
 
     return step
 
@@ -119,9 +112,9 @@ class _Together(torch.autograd.Function):
 
 def _together(rows: Rows) -> Rows:
     """A block whose floating-point tensors are tied; see _Together."""
-    output, keys, scores, weights, lse, entropy, rest, count = rows
-    tied = _Together.apply(output, scores, weights, lse, entropy, rest)  # type: ignore[no-untyped-call]
-    return (tied[0], keys, *tied[1:], count)
+    output, keys, scores, weights, lse, entropy, rest, keys_seen = rows
+    output, *others = _Together.apply(output, scores, weights, lse, entropy, rest)  # type: ignore[no-untyped-call]
+    return Rows(*(output, keys, *others, keys_seen))
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
@@ -139,14 +132,9 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     parts = [run_block(step, call, keys, values, rows, several) for rows in ranges]
     if several:
         parts = [_together(part) for part in parts]
-    output, kept_keys, scores, weights, lse, entropy, rest, count = (
-        torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)
-    )
-    length, symmetric = call.keys.shape[2], call.symmetric
-    weights = weights.to(dtype)
-    return output.to(dtype), AttentionGraph(
-        kept_keys, scores, weights, lse, entropy, rest, count, length, symmetric
-    )
+    whole = Rows(*(torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)))
+    whole = whole._replace(output=whole.output.to(dtype), weights=whole.weights.to(dtype))
+    return whole.output, whole.graph(call)
 
 
 def attend_all(call: AttentionCall) -> tuple[Tensor, Tensor]:

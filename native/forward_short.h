@@ -1,28 +1,18 @@
 // Attention over short sequences of one range of keys, output and log-sum-exp alone.
 //
-// Where all keys of a row fit one small tile nothing needs to stream: each lane is a query, each row
-// of the tile a key. So keys and values are read where they are and only the keys that are seen; the
-// softmax needs no sums across lanes, no running state and no scaling of what came before; and the
-// weights are normalised before the product, which writes the output where it belongs.
+// Where all keys of a row fit one small tile nothing needs to stream: each lane is a query, each
+// row of the tile a key. So keys and values are read where they are and only the keys that are
+// seen; the softmax needs no sums across lanes, no running state and no scaling of what came
+// before; and the weights are normalised before the product, which writes the output where it
+// belongs.
 #pragma once
 
-#include "pairs.h"
+#include "choose.h"
 #include "packing.h"
-#include "rules.h"
 #include "softmax.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-// Where a call has more keys than these, the matrix unit's products are worth their packing.
-constexpr int64_t short_keys = 128;
-
-// Whether the tile of a call is laid out like this.
-inline bool is_short(const Call& call) {
-    return call.keys_count <= short_keys && call.queries_count >= lanes && !call.bfloat16 &&
-           !call.entropy && !call.sinks && !call.value_table && !has_rules(call) &&
-           one_range_for_all(call) && values_in_place(call);
-}
 
 struct ShortSpace {
     float* queries;  // a panel: (depth, panel_columns)
@@ -36,7 +26,7 @@ inline ShortSpace lay_out_short(const Call& call, Workspace& space) {
 
 // The scores of one vector of queries to normalised weights, their log-sum-exp to `lse` if it is
 // asked for. Element [key * panel_columns + lane] is a query's score with a key.
-inline void soften_columns(float* scores, int64_t keys, float scale, int64_t queries, float* lse) {
+inline void softmax_columns(float* scores, int64_t keys, float scale, int64_t queries, float* lse) {
     Floats highest = broadcast(-infinity);
     for (int64_t j = 0; j < keys; ++j) {
         const Floats scaled = load(scores + j * panel_columns) * scale;
@@ -65,10 +55,9 @@ inline void soften_columns(float* scores, int64_t keys, float scale, int64_t que
         store(scores + j * panel_columns, load(scores + j * panel_columns) * inverse);
     for (int64_t lane = 0; lane < queries && lse; ++lane) {
         // What rounding took from the level is known exactly.
-        const float lost =
-            fused_multiply_add && moved[lane] == 0
-                ? __builtin_fmaf(base[lane], log2_of_e, -level[lane])
-                : 0.0f;
+        const float lost = fused_multiply_add && moved[lane] == 0
+                               ? __builtin_fmaf(base[lane], log2_of_e, -level[lane])
+                               : 0.0f;
         lse[lane] = total[lane] == 0 ? -infinity
                                      : base[lane] + (__builtin_logf(total[lane]) - lost * log_of_2);
     }
@@ -98,8 +87,8 @@ inline void forward_short(const Call& call, int64_t b, int64_t h, int64_t kv_hea
                                     panel_columns, space.scores + j * panel_columns, panel_columns,
                                     call.depth);
         for (int64_t column = 0; column < queries; column += lanes)
-            soften_columns(space.scores + column, keys, call.scale,
-                           smaller(lanes, queries - column), lse ? lse + first + column : nullptr);
+            softmax_columns(space.scores + column, keys, call.scale,
+                            smaller(lanes, queries - column), lse ? lse + first + column : nullptr);
         for (int64_t i = 0; i < queries; i += group_rows)
             multiply<false>((int)smaller(group_rows, queries - i), call.value_depth,
                             space.scores + i, 1, panel_columns, value_rows, call.values.row,

@@ -1,0 +1,97 @@
+// Which path the forward pass of a call takes, and how large its blocks and tiles are.
+//
+//     path         for which calls                                         where
+//     short        is_short: one small tile, output and log-sum-exp alone  forward_short.h
+//     pairs        uses_pairs: products of bfloat16 pairs pay              forward_pairs.h
+//       plain      of these, is_plain: tiles that a stripe sees whole      stripe_plain.h
+//       any other  its other tiles, and those of other calls               stripe_pairs.h
+//     floats       every other call; and pairs that would not be finite    forward.h
+//
+// The backward pass has one path, backward.h.
+#pragma once
+
+#include "multiply.h"
+#include "rules.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+// Queries that the keys stream past together.
+constexpr int block_queries = 8 * group_rows;
+// Where pairs are multiplied the products are so fast that reading the keys from memory would
+// bound them: more queries share each tile of keys.
+constexpr int most_queries = 2 * block_queries;
+
+// Keys of a tile: usually, of plain attention by pairs, and where edges are kept by pairs.
+constexpr int64_t usual_tile = 512;
+constexpr int64_t plain_tile = 256;
+constexpr int64_t kept_tile_bfloat16 = 2048;
+constexpr int64_t kept_tile_float32 = 1024;
+constexpr int64_t longest_tile = kept_tile_bfloat16;
+
+// Rows of scores are this much longer than a tile: no power of two, so that they fall into
+// different cache sets.
+constexpr int64_t row_padding = 16;
+
+// Where a call has more keys than these, the matrix unit's products are worth their packing.
+constexpr int64_t short_keys = 128;
+
+// Calls of float32 this large are cut into pairs: where each cut number is used often enough.
+constexpr int64_t pairs_least_keys = 128;
+constexpr int64_t pairs_least_queries = 32;
+#if defined(__AMX_BF16__)
+constexpr bool pairs_serve_float32 = true;
+#else
+constexpr bool pairs_serve_float32 = false;
+#endif
+
+// Rows so few, as in a step of decoding, that each key is used hardly once: turning or cutting the
+// keys would cost more than it saves.
+constexpr int few_rows = 4;
+
+// Whether the products can read the values where they are.
+inline bool values_in_place(const Call& call) {
+    return !call.bfloat16 && call.value_depth % lanes == 0;
+}
+
+inline bool keeps_edges(const Call& call) { return call.kept > 0; }
+
+// Whether a call of bfloat16 keeps no edges and has no rule but which keys are seen.
+inline bool is_plain(const Call& call) {
+    return call.bfloat16 && !keeps_edges(call) && call.value_depth > 0 && !call.value_table.data &&
+           !has_rules(call);
+}
+
+// Whether one small tile holds all keys of a call, and only output and log-sum-exp are asked for.
+inline bool is_short(const Call& call) {
+    return call.keys_count <= short_keys && call.queries_count >= lanes && !call.bfloat16 &&
+           !call.entropy && !call.sinks.data && !call.value_table.data && !has_rules(call) &&
+           one_range_for_all(call) && values_in_place(call);
+}
+
+// Whether the products of a call are of pairs of bfloat16.
+inline bool uses_pairs(const Call& call) {
+#if defined(WEFT_HAS_PAIRS)
+    return (call.bfloat16 && call.queries_count > few_rows) ||
+           (pairs_serve_float32 && call.keys_count >= pairs_least_keys &&
+            call.queries_count >= pairs_least_queries);
+#else
+    (void)call;
+    return false;
+#endif
+}
+
+inline int queries_of_block(const Call& call) {
+    return uses_pairs(call) ? most_queries : block_queries;
+}
+
+// Keys of a tile in the forward pass. Each row pays for each tile, most for its candidates, so that
+// long tiles serve best where edges are kept, as far as a stripe of their scores stays near.
+inline int64_t keys_of_tile(const Call& call) {
+    if (uses_pairs(call) && keeps_edges(call))
+        return call.bfloat16 ? kept_tile_bfloat16 : kept_tile_float32;
+    return uses_pairs(call) && is_plain(call) ? plain_tile : usual_tile;
+}
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft

@@ -1,0 +1,45 @@
+"""`Rows`: what a backend gives for the queries of a call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.graph import AttentionGraph
+
+__all__ = ["Rows"]
+
+
+class Rows(NamedTuple):
+    """Output, and the tensors of an `AttentionGraph` in its order, with a batch dimension.
+
+    keys_seen: its `count`.
+    """
+
+    output: Tensor
+    keys: Tensor
+    scores: Tensor
+    weights: Tensor
+    lse: Tensor
+    entropy: Tensor
+    rest: Tensor
+    keys_seen: Tensor
+
+    def with_places(self, k: int) -> Rows:
+        """The same with at least k places for edges, the last ones empty."""
+        missing = (0, k - self.keys.shape[-1])
+        if missing[1] <= 0:
+            return self
+        return self._replace(
+            keys=pad(self.keys, missing, value=-1),
+            scores=pad(self.scores, missing, value=-torch.inf),
+            weights=pad(self.weights, missing),
+        )
+
+    def graph(self, call: AttentionCall) -> AttentionGraph:
+        """The graph of the call that they are of."""
+        return AttentionGraph(*self[1:], call.keys.shape[2], call.symmetric)
