@@ -12,7 +12,8 @@ from torch import Tensor
 
 import weft
 from weft.mechanism import scores
-from weft.mechanism.reference import attention as formulas
+from weft.mechanism.reference import attention
+from weft.mechanism.reference import scores as formulas
 
 
 @st.composite
@@ -55,10 +56,13 @@ def test_dot_and_scaled_dot(drawn: tuple[Tensor, Tensor, torch.Generator]) -> No
         scores.scaled_dot(queries, keys),
         queries,
         keys,
-        lambda q, k: formulas.scale(formulas.score(q, k), depth),
+        lambda q, k: attention.scale(attention.score(q, k), depth),
     )
     check(
-        scores.scaled_dot(queries, keys, 0.25), queries, keys, lambda q, k: formulas.dot(q, k) / 4
+        scores.scaled_dot(queries, keys, 0.25),
+        queries,
+        keys,
+        lambda q, k: formulas.dot(q, k) / 4,
     )
 
 

@@ -112,7 +112,7 @@ def matrix_means(
         if part is None:
             if start:
                 break
-            stop, part = queries, matrix._of_head(head)
+            stop, part = queries, matrix.of_head(head)
         product = (part @ member)[0].double()
         total.index_add_(0, torch.arange(start, stop) // rows, product)
     counts = _sizes(queries, rows)[:, None] * _sizes(keys, columns)[None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ __all__ = ["check_tensors", "checked_call"]
 LARGEST = torch.finfo(torch.float32).max
 
 
-def _is_number(number: object) -> bool:
-    """Whether an argument is None, or a finite number."""
+def _is_number(number: float | None) -> bool:
+    """Whether an argument is None, or a finite number, whatever its type says."""
     try:
-        return number is None or math.isfinite(number)  # type: ignore[arg-type]
+        return number is None or math.isfinite(number)
     except (TypeError, ValueError, OverflowError):
         return False
 
@@ -54,21 +55,8 @@ def checked_call(
 ) -> AttentionCall:
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
     score = ScaledDot() if score is None else score
-    if not isinstance(score, Score):
-        raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
-    if relative is not None and not isinstance(relative, Relative):
-        raise InputError(
-            f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
-        )
-    for name, tensor in (("bias", bias), ("sinks", sinks)):
-        if tensor is not None and not (isinstance(tensor, Tensor) and not tensor.is_complex()):
-            raise InputError(
-                f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
-                "numbers, or None."
-            )
-    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
-        if (number is None and name == "dropout") or not _is_number(number):
-            raise InputError(f"{operation}: {name}={number!r}; expected a finite number.")
+    _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
+    _check_numbers(operation, scale, softcap, dropout)
     same = queries is keys
     if queries.ndim == keys.ndim == values.ndim == 3:
         queries, keys, values = queries[None], keys[None], values[None]
@@ -84,24 +72,11 @@ def checked_call(
     if relative is not None:
         relative.check(heads, depth, value_depth)
     if bias is not None:
-        if bias.dtype == torch.bool:
-            raise InputError(f"{operation}: the bias is bool. Give it as mask=.")
-        sizes = (1,) * (4 - bias.ndim) + tuple(bias.shape)
-        expected = (batch, heads, rows, length)
-        if bias.ndim > 4 or any(
-            size not in (1, want) for size, want in zip(sizes, expected, strict=True)
-        ):
-            raise ShapeError(
-                f"{operation}: the bias is {describe(bias)}, which does not broadcast to (batch, "
-                f"heads, queries, keys) = {expected}."
-            )
-        bias = bias.reshape(sizes)
+        bias = _fitting_bias(operation, bias, (batch, heads, rows, length))
     if sinks is not None and sinks.shape != (heads,):
         raise ShapeError(
             f"{operation}: the sinks are {describe(sinks)}; expected one logit a head, ({heads},)."
         )
-    if softcap is not None and not softcap > 0:
-        raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
     single = queries.dtype != torch.float64
     if scale is not None and single and not abs(scale) <= LARGEST:
         raise InputError(
@@ -112,18 +87,53 @@ def checked_call(
         # Beyond these a cap is infinite or 0 in float32. Scores under the one are 0 to a softmax,
         # the other bends none.
         softcap = None if softcap > 1e30 else max(softcap, 1e-30)
+    scale = score.default_scale(depth) if scale is None else float(scale)
+    return AttentionCall(
+        queries, keys, values, score, scale, mask, relative, bias, softcap, sinks, dropout
+    )
+
+
+def _check_kinds(
+    operation: str, score: object, relative: object, tensors: Mapping[str, object]
+) -> None:
+    """Raise an InputError where an argument is no score, no positions, no tensor."""
+    if not isinstance(score, Score):
+        raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
+    if relative is not None and not isinstance(relative, Relative):
+        raise InputError(
+            f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
+        )
+    for name, tensor in tensors.items():
+        if tensor is not None and not (isinstance(tensor, Tensor) and not tensor.is_complex()):
+            raise InputError(
+                f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
+                "numbers, or None."
+            )
+
+
+def _check_numbers(
+    operation: str, scale: float | None, softcap: float | None, dropout: float
+) -> None:
+    """Raise an InputError where one is no finite number, or not in its range."""
+    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+        if (number is None and name == "dropout") or not _is_number(number):
+            raise InputError(f"{operation}: {name}={number!r}; expected a finite number.")
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
     if not 0 <= dropout < 1:
         raise InputError(f"{operation}: dropout={dropout}; expected a probability in [0, 1).")
-    return AttentionCall(
-        queries,
-        keys,
-        values,
-        score,
-        score.default_scale(depth) if scale is None else float(scale),
-        mask,
-        relative,
-        bias,
-        softcap,
-        sinks,
-        dropout,
-    )
+
+
+def _fitting_bias(operation: str, bias: Tensor, expected: tuple[int, int, int, int]) -> Tensor:
+    """A bias with four dimensions, each that of the scores or 1."""
+    if bias.dtype == torch.bool:
+        raise InputError(f"{operation}: the bias is bool. Give it as mask=.")
+    sizes = (1,) * (4 - bias.ndim) + tuple(bias.shape)
+    if bias.ndim > 4 or any(
+        size not in (1, want) for size, want in zip(sizes, expected, strict=True)
+    ):
+        raise ShapeError(
+            f"{operation}: the bias is {describe(bias)}, which does not broadcast to (batch, "
+            f"heads, queries, keys) = {expected}."
+        )
+    return bias.reshape(sizes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, optional_package
+from weft.mechanism.parts import changed
 from weft.mechanism.shapes import describe
 
 if TYPE_CHECKING:
@@ -181,9 +183,13 @@ class AttentionGraph:
             raise InputError("len(graph): this graph has no batch; its sizes are in graph.shape.")
         return len(self.keys)
 
-    def _map(self, change: Any) -> AttentionGraph:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> AttentionGraph:
         names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
-        return replace(self, **{name: change(getattr(self, name)) for name in names})
+        return changed(self, **{name: change(getattr(self, name)) for name in names})
+
+    def of_head(self, head: int) -> AttentionGraph:
+        """One head of a graph without a batch."""
+        return self._map(lambda tensor: tensor[head : head + 1])
 
     def detach(self) -> AttentionGraph:
         """The same graph, cut off from autograd."""

@@ -84,6 +84,8 @@ class MultiHeadAttention(nn.Module):
     w_k: nn.Linear
     w_v: nn.Linear
     w_o: nn.Linear
+    #: Of ALiBi, where the layer has it.
+    slopes: Tensor
 
     def __init__(
         self,
@@ -175,8 +177,12 @@ class MultiHeadAttention(nn.Module):
         offset = cache.length if cache is not None and self_attention else 0
 
         queries = self._split(self.w_q(queries_from), self.heads)
-        if cache is not None and not self_attention and cache.keys is not None:
-            assert cache.values is not None
+        if (
+            not self_attention
+            and cache is not None
+            and cache.keys is not None
+            and cache.values is not None
+        ):
             keys, values = cache.keys, cache.values
         else:
             keys = self._split(self.w_k(keys_from), self.kv_heads)
@@ -203,13 +209,13 @@ class MultiHeadAttention(nn.Module):
             self.observer(self, seen)
         if self.editor is not None:
             output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))
-        return self.w_o(self._join(output))  # type: ignore[no-any-return]
+        projected: Tensor = self.w_o(self._join(output))
+        return projected
 
     def _relative_positions(self, offset: int) -> Relative | None:
         if self.relative == "shaw":
             return Shaw(self.key_table, self.value_table, offset)
         if self.relative == "alibi":
-            assert isinstance(self.slopes, Tensor)
             return ALiBi(self.slopes, offset)
         return None
 

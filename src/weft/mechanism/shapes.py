@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import SupportsIndex
 
 from torch import Tensor
 
@@ -15,7 +16,11 @@ FARTHEST = 2**53
 
 
 def whole_number(
-    operation: str, name: str, number: object, least: int = -FARTHEST, most: int | None = FARTHEST
+    operation: str,
+    name: str,
+    number: SupportsIndex,
+    least: int = -FARTHEST,
+    most: int | None = FARTHEST,
 ) -> int:
     """A whole number of any kind, a bool excepted, as a Python int; an InputError for all else.
 
@@ -26,7 +31,7 @@ def whole_number(
     3
     """
     try:
-        whole = None if isinstance(number, bool) else operator.index(number)  # type: ignore[arg-type]
+        whole = None if isinstance(number, bool) else operator.index(number)
     except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
         whole = None
     if whole is None or whole < least or (most is not None and whole > most):

@@ -335,69 +335,10 @@ def test_strided_inputs_are_read_where_they_are(instruction_set: str) -> None:
     assert torch.equal(output, expected) and torch.equal(graph.keys, expected_graph.keys)
 
 
-def test_a_named_backend_never_falls_back() -> None:
-    x = torch.randn(1, 4, 8)
-    for message, options in (
-        ("the tensors are torch.float64", {"dtype": torch.float64}),
-        ("dropout is 0.5", {"dropout": 0.5}),
-        (
-            "before the bilinear matrix",
-            {"score": weft.Bilinear(torch.eye(8)), "relative": weft.Shaw(torch.zeros(1, 8))},
-        ),
-        ("the score is GraphAttentionV2", {"score": weft.GraphAttentionV2(torch.zeros(8))}),
-    ):
-        dtype = options.pop("dtype", torch.float32)
-        y = x.to(dtype)  # type: ignore[arg-type]
-        with pytest.raises(weft.BackendError, match=message):
-            weft.attention(y, y, y, backend="native", **options)  # type: ignore[arg-type]
-        weft.attention(y, y, y, **options)  # type: ignore[arg-type]
-    with pytest.raises(weft.BackendError, match="dense weights"):
-        weft.attend(x, x, x, keep=weft.All(), backend="native")
-
-
-def test_wrapped_tensors_are_left_to_torch() -> None:
-    x = torch.randn(3, 2, 4, 8)
-    bias = torch.zeros(4, 4)  # torch warns that its own fused attention is slow under vmap
-    found = torch.vmap(lambda one: weft.attention(one, one, one, bias=bias, softcap=1e6))(x)
-    torch.testing.assert_close(found, weft.attention(x, x, x))
-    with pytest.raises(weft.BackendError, match="the tensors are wrapped"):
-        torch.vmap(lambda one: weft.attention(one, one, one, backend="native"))(x)
-
-
 def test_an_unknown_instruction_set_is_named() -> None:
     with pytest.raises(ValueError, match="no kernels for the instruction set 'abacus'"):
         x = torch.zeros(1, 1, 2, 8)
         run((x, x, x), {}, 1, torch.float32, "abacus")
-
-
-def test_more_processes_and_threads_than_one_pool() -> None:
-    """Calls from several Python threads share the pool; a forked child has its own."""
-    import multiprocessing
-    from concurrent.futures import ThreadPoolExecutor
-
-    x = torch.randn(1, 4, 300, 16, generator=torch.Generator().manual_seed(0))
-    expected = weft.attention(x, x, x, backend="native")
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: weft.attention(x, x, x, backend="native"), range(16)):
-            assert torch.equal(found, expected)
-    if hasattr(__import__("os"), "fork"):
-        context = multiprocessing.get_context("fork")
-        receive, send = context.Pipe(False)
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fork beside threads is what is tested
-            child = context.Process(target=_in_child, args=(x.numpy(), send))
-            child.start()
-        assert receive.poll(60)
-        assert receive.recv() == pytest.approx(float(expected.double().sum()), rel=1e-9)
-        child.join()
-
-
-def _in_child(array: Any, send: Any) -> None:
-    x = torch.from_numpy(array)
-    call = weft.attention(x, x, x, backend="native")
-    send.send(float(call.numpy().astype("float64").sum()))
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

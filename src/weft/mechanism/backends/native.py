@@ -14,6 +14,7 @@ from torch import Tensor
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
 from weft.mechanism.backends.native_forward import forward, forward_graph
 from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
+from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
@@ -83,8 +84,7 @@ def attention(call: AttentionCall) -> Tensor:
     native = prepare(call)
     if not _wants_gradients(native):
         return forward(native, with_lse=False)[0]
-    output: Tensor = _Attention.apply(native, *native.tensors)[0]  # type: ignore[no-untyped-call]
-    return output
+    return applied(_Attention, native, *native.tensors)[0]
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
@@ -92,7 +92,7 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     native = prepare(call)
     k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
-        rows = Rows(*_Attend.apply(native, k, *native.tensors))  # type: ignore[no-untyped-call]
+        rows = Rows(*applied(_Attend, native, k, *native.tensors))
     else:
         rows = forward_graph(native, k)
     return rows.output, rows.with_places(k).graph(call)

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.mechanism.backends.native_by_torch import torch_gradients
 from weft.mechanism.backends.native_forward import request, strided
 from weft.mechanism.backends.native_request import NativeCall, kernels
-from weft.mechanism.backends.recomputed import products_again
+from weft.mechanism.backends.recomputed import applied, products_again
 
 __all__ = ["Incoming", "Saved", "gradients"]
 
@@ -116,7 +116,7 @@ def gradients(
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)):
         return _gradients(native, rows, incoming, needs)
     there = tuple(tensor is not None for tensor in (*native.tensors, *incoming))
-    found = iter(_Gradients.apply(native.bare(), rows, needs, there, *present))  # type: ignore[no-untyped-call]
+    found = iter(applied(_Gradients, native.bare(), rows, needs, there, *present))
     return tuple(
         next(found) if need and tensor is not None else None
         for need, tensor in zip(needs, native.tensors, strict=True)

@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.mask import Mask
+from weft.mechanism.parts import changed
 from weft.mechanism.relative import Relative
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
@@ -108,7 +109,7 @@ class NativeCall:
 
     def with_tensors(self, tensors: tuple[Tensor | None, ...]) -> NativeCall:
         """The same rules for other tensors, in the order of `tensors`."""
-        return replace(self, **dict(zip(self.names, tensors, strict=True)))  # type: ignore[arg-type]
+        return changed(self, **dict(zip(self.names, tensors, strict=True)))
 
 
 def why_not_served(call: AttentionCall) -> str | None:

@@ -13,10 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Function", "products_again"]
+__all__ = ["Function", "applied", "products_again"]
 
 #: From tensors to tensors.
 Function = Callable[..., tuple[Tensor, ...]]
+
+
+def applied(function: type[torch.autograd.Function], *arguments: object) -> tuple[Tensor, ...]:
+    """The results of an autograd function that has several."""
+    apply: Callable[..., tuple[Tensor, ...]] = function.apply
+    return apply(*arguments)
 
 
 def _products(
@@ -65,7 +71,7 @@ class _Recomputed(torch.autograd.Function):
 
 def _recomputed(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return tuple(_Recomputed.apply(function, *tensors))  # type: ignore[no-untyped-call]
+        return applied(_Recomputed, function, *tensors)
     return function(*tensors)
 
 

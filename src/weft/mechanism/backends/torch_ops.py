@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.backends.torch_blocks import (
     block_scores,
@@ -113,7 +114,7 @@ class _Together(torch.autograd.Function):
 def _together(rows: Rows) -> Rows:
     """A block whose floating-point tensors are tied; see _Together."""
     output, keys, scores, weights, lse, entropy, rest, keys_seen = rows
-    output, *others = _Together.apply(output, scores, weights, lse, entropy, rest)  # type: ignore[no-untyped-call]
+    output, *others = applied(_Together, output, scores, weights, lse, entropy, rest)
     return Rows(*(output, keys, *others, keys_seen))
 
 

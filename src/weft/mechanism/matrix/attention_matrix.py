@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,14 @@ from weft.mechanism.matrix.cells import (
     sizes_of_blocks,
 )
 from weft.mechanism.matrix.scipy_operator import linear_operator
+from weft.mechanism.matrix.transposed import TransposedMatrix
 from weft.mechanism.positions import Relative
 from weft.mechanism.shapes import describe
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-__all__ = ["AttentionMatrix", "TransposedMatrix"]
+__all__ = ["AttentionMatrix"]
 
 #: Numbers of the queries above which `reciprocity` lays queries and keys side by side head by head.
 SIDE_BY_SIDE = 2**22
@@ -101,12 +103,12 @@ class AttentionMatrix:
                 f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head and "
                 f"query, {tuple(queries.shape[:2])}."
             )
-        # The rows as their own scores make them, and whether lse is another than theirs.
-        self._own = call.rows(Top(0)) if lse is None else None
+        # Whether lse is another than the rows' own, and the rows as their own scores make them.
         self._rescaled = lse is not None or sinks is not None
+        self._own: AttentionGraph | None = None
         if lse is None:
-            assert self._own is not None
-            lse = self._own.lse
+            self._own = own = call.rows(Top(0))
+            lse = own.lse
             if sinks is not None:
                 lse = torch.logaddexp(lse, sinks.detach().to(lse)[:, None])
         #: Log-sum-exp of each row's scores, its sink among them; minus infinity where it sees no
@@ -197,7 +199,7 @@ class AttentionMatrix:
             ]
             return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
-            return torch.cat([self._of_head(h).reciprocity() for h in range(self.shape[0])])
+            return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
         both = self._call.beside_itself(self._row_bias())
         return self._exponential(both.rows(Top(0)).lse - self.lse)
 
@@ -322,20 +324,19 @@ class AttentionMatrix:
 
     def head(self, h: int) -> LinearOperator:
         """One head as a SciPy linear operator, for `scipy.sparse.linalg.svds` and the like."""
-        return linear_operator(self._of_head(h))
+        return linear_operator(self.of_head(h))
 
     # Behind them
 
-    def _of_head(self, h: int) -> AttentionMatrix:
+    def of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
         heads = self.shape[0]
         if not -heads <= h < heads:
             raise InputError(f"head: no head {h}; the matrix has {heads}, counted from 0.")
         h %= heads
-        one = object.__new__(AttentionMatrix)
+        one = copy(self)
         one._call = self._call.head(h)
-        one._own = None if self._own is None else self._own._map(lambda of: of[h : h + 1])
-        one._rescaled = self._rescaled
+        one._own = None if self._own is None else self._own.of_head(h)
         one.lse = self.lse[h : h + 1]
         return one
 
@@ -375,39 +376,3 @@ class AttentionMatrix:
     def _exponential(self, logarithms: Tensor) -> Tensor:
         """e^x, 0 for rows that see no key."""
         return logarithms.masked_fill(self.lse == -math.inf, -math.inf).exp()
-
-
-class TransposedMatrix:
-    """The transpose of an attention matrix: (heads, keys, queries)."""
-
-    def __init__(self, matrix: AttentionMatrix) -> None:
-        self.matrix = matrix
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(heads, keys, queries)."""
-        heads, queries, keys = self.matrix.shape
-        return heads, keys, queries
-
-    @property
-    def T(self) -> AttentionMatrix:  # noqa: N802
-        """The matrix itself."""
-        return self.matrix
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``P^T y`` for each head.
-
-        vectors: (queries,), (queries, columns) or (heads, queries, columns).
-        Returns: (heads, keys) or (heads, keys, columns).
-        """
-        matrix = self.matrix
-        heads, keys, queries = self.shape
-        values, flat = matrix._vectors(vectors, queries, "T @")
-        if matrix._call.by_cells:
-            result = values.new_zeros(heads, keys, values.shape[-1])
-            for rows, block in blocks(matrix._call, matrix.lse):
-                result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
-        else:
-            output, graph = matrix._call.turned(matrix._row_bias()).attend(values, Top(0))
-            result = output * graph.lse.exp()[..., None].to(output.dtype)
-        return result[..., 0] if flat else result

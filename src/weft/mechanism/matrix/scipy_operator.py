@@ -9,7 +9,8 @@ import torch
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-    from weft.mechanism.matrix.attention_matrix import AttentionMatrix, TransposedMatrix
+    from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+    from weft.mechanism.matrix.transposed import TransposedMatrix
 
 __all__ = ["linear_operator"]
 

@@ -2,12 +2,13 @@
 
 Each fast path of weft is tested against these functions in float64. They use nothing of weft.
 
-    attention   the six steps, the vector form, scores, many heads, graphs, images
+    attention   the six steps, the vector form, many heads, graphs, images
+    scores      dot, bilinear, additive, graph attention
     positions   sinusoidal, rotary, ALiBi, buckets, Shaw
     call        a whole call: masks, caps, biases, sinks, and the strongest edges
     graphs      what a matrix of weights tells
 """
 
-from weft.mechanism.reference import attention, call, graphs, positions
+from weft.mechanism.reference import attention, call, graphs, positions, scores
 
-__all__ = ["attention", "call", "graphs", "positions"]
+__all__ = ["attention", "call", "graphs", "positions", "scores"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.mechanism.reference.attention import mask, softmax
 
-__all__ = ["Attended", "attend", "scores_of_heads", "strongest"]
+__all__ = ["Attended", "attend", "kept_edges", "scores_of_heads", "strongest"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,32 @@ def strongest(scores: Tensor, k: int) -> list[int]:
     row = scores.tolist()
     allowed = [j for j in range(len(row)) if row[j] != -math.inf]
     return sorted(allowed, key=lambda j: (-row[j], j))[:k]
+
+
+def kept_edges(scores: Tensor, weights: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The `strongest` k keys of every row, their scores and weights; past the last -1, -inf and 0.
+
+    scores, weights: (batch, heads, queries, keys).
+    """
+    batch, heads, queries, keys = scores.shape
+    kept_keys = torch.full((batch, heads, queries, k), -1)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                best = strongest(scores[b, h, i], k)
+                kept_keys[b, h, i, : len(best)] = torch.tensor(best, dtype=torch.int64)
+    if not keys:
+        return (
+            kept_keys,
+            scores.new_full(kept_keys.shape, -math.inf),
+            weights.new_zeros(kept_keys.shape),
+        )
+    absent, places = kept_keys < 0, kept_keys.clamp(min=0)
+    return (
+        kept_keys,
+        scores.gather(-1, places).masked_fill(absent, -math.inf),
+        weights.gather(-1, places).masked_fill(absent, 0),
+    )
 
 
 def attend(
@@ -153,20 +179,7 @@ def attend(
         a = relative_values.expand(heads, queries, keys, values.shape[-1])
         output = output + torch.einsum("bhij,hijd->bhid", weights, a)
 
-    kept_keys = torch.full((batch, heads, queries, k), -1)
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(queries):
-                best = strongest(scores[b, h, i], k)
-                kept_keys[b, h, i, : len(best)] = torch.tensor(best, dtype=torch.int64)
-    if keys:
-        kept = kept_keys >= 0
-        places = kept_keys.clamp(min=0)
-        kept_scores = scores.gather(-1, places).masked_fill(~kept, -math.inf)
-        kept_weights = weights.gather(-1, places).masked_fill(~kept, 0)
-    else:
-        kept_scores = scores.new_full(kept_keys.shape, -math.inf)
-        kept_weights = weights.new_zeros(kept_keys.shape)
+    kept_keys, kept_scores, kept_weights = kept_edges(scores, weights, k)
     rest = some.to(weights) - kept_weights.sum(-1)
     count = (scores != -math.inf).sum(-1)
     return Attended(

@@ -1,0 +1,365 @@
+"""attention() and attend() on calls of their own: ties, half precision, dropout, huge scores, and
+the formulas that are attention under another name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import weft
+from weft.mechanism.backends import torch_blocks
+from weft.mechanism.reference import attention as formulas
+from weft.mechanism.reference import scores as pair_scores
+from weft.mechanism.reference.call import attend as reference_attend
+from weft.mechanism.reference.call import scores_of_heads
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**20), st.integers(1, 7), st.booleans())
+def test_permuting_the_keys_permutes_the_columns(seed: int, length: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(2, 3, 4, 5, generator=generator)
+    keys, values = torch.randn(2, 2, 3, length, 5, generator=generator)
+    mask = torch.rand(4, length, generator=generator) < 0.7 if masked else None
+    order = torch.randperm(length, generator=generator)
+    output, weights = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+    permuted = None if mask is None else mask[:, order]
+    output_permuted, weights_permuted = weft.attend(
+        queries, keys[:, :, order], values[:, :, order], mask=permuted, keep=weft.All()
+    )
+    torch.testing.assert_close(weights_permuted, weights[..., order])
+    torch.testing.assert_close(output_permuted, output)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**20),
+    st.integers(0, 12),
+    st.integers(0, 14),
+    st.sampled_from((torch.float32, torch.float64)),
+    st.sampled_from((torch_blocks.BLOCK_CELLS, 1)),
+)
+def test_top_k_of_whole_scores_breaks_ties_by_the_lower_key(
+    seed: int, length: int, k: int, dtype: torch.dtype, cells: int
+) -> None:
+    """Whole numbers make scores exact, so that ties are ties and the kept keys are decided."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, generator=generator).to(dtype)
+
+    queries, keys, values = whole(2, 2, 3, 2), whole(2, 1, length, 2), whole(2, 1, length, 2)
+    allowed = torch.rand(2, 1, 3, length, generator=generator) < 0.8
+    raw = scores_of_heads(queries.double(), keys.double(), lambda q, k, head: pair_scores.dot(q, k))
+    expected = reference_attend(raw, values.double(), allowed=allowed, k=k)
+    with patch.object(torch_blocks, "BLOCK_CELLS", cells):
+        _, graph = weft.attend(
+            queries, keys, values, score=weft.Dot(), mask=allowed, keep=weft.Top(k)
+        )
+    assert torch.equal(graph.keys.long(), expected.kept_keys)
+    assert torch.equal(graph.scores.double(), expected.kept_scores)
+
+
+def test_weights_of_huge_scores_keep_their_precision() -> None:
+    """Scores 10,000 and 10,001 in float32: the weights are those of 0 and 1."""
+    queries = torch.tensor([[[1.0]]])
+    keys = torch.tensor([[[10_000.0], [10_001.0]]])
+    values = torch.eye(2)[None]
+    expected = torch.tensor([1 / (1 + math.e), math.e / (1 + math.e)])
+    output, weights = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.All())
+    torch.testing.assert_close(weights[0, 0], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(output[0, 0], expected, rtol=0, atol=1e-6)
+    output, graph = weft.attend(queries, keys, values, score=weft.Dot(), keep=weft.Top(2))
+    torch.testing.assert_close(graph.weights[0, 0], expected.flip(0), rtol=0, atol=1e-6)
+    entropy = -(expected * expected.log()).sum()
+    torch.testing.assert_close(graph.entropy[0, 0], entropy, rtol=0, atol=1e-6)
+    assert graph.rest[0, 0] < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_the_reference(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(2, 6, 4).to(dtype) for _ in range(3))
+    output, graph = weft.attend(queries, keys, values, mask=weft.causal(), keep=weft.Top(6))
+    assert output.dtype == dtype
+    expected = torch.stack(
+        [
+            formulas.attention(q, k, v, torch.ones(6, 6).tril().bool())
+            for q, k, v in zip(queries.double(), keys.double(), values.double(), strict=True)
+        ]
+    )
+    torch.testing.assert_close(output.double(), expected, rtol=0.03, atol=0.03)
+    torch.testing.assert_close(
+        graph.weights.double().sum(-1), torch.ones(2, 6).double(), rtol=0, atol=0.03
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sdpa_agrees(causal: bool) -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 4, 40, 16)
+    expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+    mask = weft.causal() if causal else None
+    graph_output, _ = weft.attend(queries, keys, values, mask=mask)
+    for output in (weft.attention(queries, keys, values, mask=mask), graph_output):
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
+
+
+def test_attention_on_the_complete_graph_is_sdpa() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    complete, lower = torch.ones(9, 9), torch.ones(9, 9).tril()
+    for adjacency, causal in ((complete, False), (lower, True)):
+        expected = scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+        mask = weft.neighbours(adjacency)
+        output, _ = weft.attend(queries, keys, values, mask=mask)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        fused = weft.attention(queries, keys, values, mask=mask)
+        torch.testing.assert_close(fused, expected, rtol=0, atol=1e-12)
+        neighbours = [row.nonzero()[:, 0].tolist() for row in adjacency]
+        scores = formulas.scale(formulas.score(queries[1], keys[1]), depth=8)
+        literal, weights = formulas.neighbourhood_attention(scores, values[1], neighbours)
+        torch.testing.assert_close(output[1], literal, rtol=0, atol=1e-12)
+        _, dense = weft.attend(queries, keys, values, mask=mask, keep=weft.All())
+        torch.testing.assert_close(dense[1], weights, rtol=0, atol=1e-12)
+
+
+def test_graph_attention_on_the_complete_graph_is_the_dense_additive_form() -> None:
+    torch.manual_seed(0)
+    nodes = torch.randn(7, 5, dtype=torch.float64)
+    a = torch.randn(10, dtype=torch.float64)
+    weights = formulas.softmax(pair_scores.graph_attention(nodes, nodes, a))
+    score = weft.GraphAttention(a[:5], a[5:])
+    output, ours = weft.attend(
+        nodes[None],
+        nodes[None],
+        nodes[None],
+        score=score,
+        mask=weft.neighbours(torch.ones(7, 7)),
+        keep=weft.All(),
+    )
+    torch.testing.assert_close(ours[0], weights, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output[0], weights @ nodes, rtol=0, atol=1e-12)
+
+
+def test_six_steps_vector_form_and_fast_path_are_one() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 6, 4, dtype=torch.float64)
+    steps = formulas.attention(queries, keys, values)
+    vector = formulas.attention_vector_form(queries, keys, values, scaled=True)
+    fast = weft.attention(queries[None], keys[None], values[None])[0]
+    torch.testing.assert_close(vector, steps, rtol=0, atol=1e-13)
+    torch.testing.assert_close(fast, steps, rtol=0, atol=1e-13)
+
+
+class TestDropout:
+    def test_zero_changes_nothing(self) -> None:
+        torch.manual_seed(0)
+        inputs = torch.randn(3, 2, 5, 4)
+        assert torch.equal(weft.attention(*inputs), weft.attention(*inputs, dropout=0.0))
+
+    @pytest.mark.parametrize("path", ["fused", "masked", "blocks", "graph", "all"])
+    def test_weights_are_dropped_or_grow(self, path: str) -> None:
+        """Values are the identity, so that the output is the dropped weights."""
+        torch.manual_seed(0)
+        length = 60
+        inputs = torch.randn(1, length, 4), torch.randn(1, length, 4), torch.eye(length)[None]
+        _, weights = weft.attend(*inputs, keep=weft.All())
+        options: dict[str, Any] = {"dropout": 0.25}
+        if path == "masked":
+            options["mask"] = weft.padding(length)
+        if path == "blocks":
+            options["sinks"] = torch.tensor([-1e30])
+        if path in ("graph", "all"):
+            keep = weft.Top(length) if path == "graph" else weft.All()
+            output, caught = weft.attend(*inputs, keep=keep, **options)
+            dense = caught.dense() if isinstance(caught, weft.AttentionGraph) else caught
+            torch.testing.assert_close(dense, weights)  # weights before dropout
+        else:
+            output = weft.attention(*inputs, **options)
+        dropped = output == 0
+        assert 0.2 < dropped.float().mean() < 0.3
+        torch.testing.assert_close(output[~dropped], (weights / 0.75)[~dropped])
+
+    def test_the_backward_pass_draws_the_same(self) -> None:
+        """Recomputed blocks drop what the forward pass dropped: out_i is linear in the values."""
+        torch.manual_seed(0)
+        queries, keys = torch.randn(2, 1, 30, 4)
+        values = torch.eye(30)[None].requires_grad_()
+        with patch.object(torch_blocks, "BLOCK_CELLS", 90):
+            output, _ = weft.attend(queries, keys, values, dropout=0.5)
+            output[0, 7].sum().backward()
+        torch.testing.assert_close(values.grad[0, :, 0], output[0, 7].detach())
+
+
+class TestGradcheck:
+    """Numerical gradients; in blocks of one row, so that recomputation is checked too."""
+
+    @pytest.fixture(autouse=True)
+    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch_blocks, "BLOCK_CELLS", 1)
+
+    def inputs(self, *more: tuple[int, ...]) -> list[Tensor]:
+        torch.manual_seed(3)
+        shapes = [(2, 2, 2), (1, 3, 2), (1, 3, 2), *more]
+        return [torch.randn(s, dtype=torch.float64).requires_grad_() for s in shapes]
+
+    def check(self, run: Any, inputs: list[Tensor]) -> None:
+        assert torch.autograd.gradcheck(run, inputs)
+
+    def test_attention(self) -> None:
+        self.check(weft.attention, self.inputs())
+        self.check(lambda q, k, v: weft.attention(q, k, v, mask=weft.causal()), self.inputs())
+        self.check(lambda q, k, v: weft.attention(q, k, v, softcap=1.0), self.inputs())
+
+    def test_graph(self) -> None:
+        def run(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+            output, graph = weft.attend(
+                queries, keys, values, mask=weft.causal(1), keep=weft.Top(2)
+            )
+            return output, graph.lse, graph.entropy, graph.scores, graph.weights, graph.rest
+
+        self.check(run, self.inputs())
+
+    def test_weights(self) -> None:
+        self.check(lambda *inputs: weft.attend(*inputs, keep=weft.All())[1], self.inputs())
+
+    def test_shaw(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, key_table: Tensor, value_table: Tensor) -> Any:
+            output, graph = weft.attend(q, k, v, relative=weft.Shaw(key_table, value_table))
+            return output, graph.lse
+
+        self.check(run, self.inputs((3, 2), (3, 2)))
+
+    def test_bias_and_sinks(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> Any:
+            output, graph = weft.attend(q, k, v, bias=bias, sinks=sinks)
+            return output, graph.entropy, graph.rest
+
+        self.check(run, self.inputs((2, 3), (2,)))
+
+    def test_bilinear(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, A: Tensor) -> Tensor:
+            return weft.attention(q, k, v, score=weft.Bilinear(A))
+
+        self.check(run, self.inputs((2, 2)))
+
+    def test_additive(self) -> None:
+        def run(q: Tensor, k: Tensor, v: Tensor, W: Tensor, U: Tensor, a: Tensor) -> Tensor:
+            return weft.attention(q, k, v, score=weft.Additive(W, U, a))
+
+        self.check(run, self.inputs((3, 2), (3, 2), (3,)))
+
+
+def test_a_row_without_keys_has_no_nan_anywhere() -> None:
+    queries, keys, values = (torch.randn(1, 2, 3).requires_grad_() for _ in range(3))
+    mask = torch.tensor([[False, False], [True, False]])
+    output, graph = weft.attend(queries, keys, values, mask=mask, keep=weft.Top(2))
+    assert output[0, 0].tolist() == [0, 0, 0]
+    assert graph.keys[0].tolist() == [[-1, -1], [0, -1]]
+    assert graph.lse[0, 0] == -math.inf
+    assert graph.entropy[0].tolist() == [0, 0]
+    assert graph.rest[0].tolist() == [0, 0]
+    assert graph.count[0].tolist() == [0, 1]
+    finite = graph.lse[0, 1] + graph.entropy.sum() + graph.weights.sum() + graph.rest.sum()
+    (output.sum() + finite).backward()
+    for tensor in (queries, keys, values):
+        assert tensor.grad is not None
+        assert bool(tensor.grad.isfinite().all())
+    assert queries.grad is not None
+    assert queries.grad[0, 0].tolist() == [0, 0, 0]
+
+
+def test_a_sink_alone_takes_all_the_mass() -> None:
+    inputs = torch.randn(3, 1, 2, 3)
+    output, graph = weft.attend(
+        *inputs, mask=weft.padding(0), sinks=torch.tensor([0.5]), keep=weft.Top(1)
+    )
+    assert output.abs().max() == 0
+    assert graph.rest[0].tolist() == [1, 1]
+    assert graph.lse[0].tolist() == [0.5, 0.5]
+    assert graph.count[0].tolist() == [0, 0]
+
+
+def test_symmetric_is_known_only_of_one_sequence_and_a_symmetric_score() -> None:
+    x, y = torch.randn(2, 1, 4, 3)
+    A = torch.randn(3, 3)
+    assert weft.attend(x, x, x)[1].symmetric
+    assert weft.attend(x, x, x, score=weft.Bilinear(A, symmetric=True))[1].symmetric
+    assert not weft.attend(x, y, y)[1].symmetric
+    assert not weft.attend(x, x, x, score=weft.Bilinear(A))[1].symmetric
+    assert not weft.attend(x, x, x, bias=torch.zeros(4, 4))[1].symmetric
+
+
+@pytest.mark.parametrize("scale", (-1.0, 0.0, -1e-3))
+@pytest.mark.parametrize("mask", ("causal", "padding", "bool"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16))
+@pytest.mark.parametrize("backend", (None, "torch"))
+def test_scales_that_are_not_above_0(scale: float, mask: str, dtype: Any, backend: Any) -> None:
+    x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
+    masks = {"causal": weft.causal(), "padding": weft.padding([4]), "bool": visible}
+    seen = torch.arange(9) < 4 if mask == "padding" else visible
+    scores = scale * (x.double() @ x.double().transpose(-1, -2))
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    found = weft.attention(
+        x, x, x, mask=masks[mask], score=weft.Dot(), scale=scale, backend=backend
+    )
+    expected = weights @ x.double()
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("backend", (None, "torch"))
+def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 40, 8, generator=generator).bfloat16()
+    slopes = torch.tensor([0.7, 0.3]).bfloat16()
+    level = torch.full((1, 1, 40, 1), 5000.0).bfloat16()  # equal for all keys: changes nothing
+    distance = (torch.arange(40)[None, :] - torch.arange(40)[:, None]).abs()
+    scores = x.double() @ x.double().transpose(-1, -2)
+    scores = scores - slopes.double()[:, None, None] * distance
+    expected = scores.softmax(-1) @ x.double()
+    for bias in (None, level):
+        found = weft.attention(
+            x, x, x, score=weft.Dot(), relative=weft.ALiBi(slopes), bias=bias, backend=backend
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e300))
+def test_caps_beyond_float32(softcap: float) -> None:
+    x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
+    expected = weft.attention(x.double(), x.double(), x.double(), softcap=softcap)
+    for keep in (None, weft.Top(3)):
+        found = (
+            weft.attention(x, x, x, softcap=softcap)
+            if keep is None
+            else weft.attend(x, x, x, softcap=softcap, keep=keep)[0]
+        )
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", (None, "torch"))
+@pytest.mark.parametrize("size", (1e8, 3e12))
+def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [size * torch.randn(2, 83, 32, generator=generator) for _ in range(2)]
+    inputs.append(torch.randn(2, 83, 32, generator=generator))
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    found = torch.autograd.grad(weft.attention(*leaves, backend=backend).sum(), leaves)
+    weights = torch.softmax(exact[0] @ exact[1].transpose(-1, -2) / 32**0.5, -1)
+    expected = torch.autograd.grad((weights @ exact[2]).sum(), exact)
+    for mine, theirs in zip(found, expected, strict=True):
+        # Of queries and keys: what rounding leaves of terms as large as the inputs.
+        near = 1e-5 if theirs is expected[2] else 1e-5 * size
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=near)
