@@ -21,6 +21,7 @@ from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import packed
+from weft.mechanism.spectra import singular_values
 
 FOLDER = Path(mechanism.__file__).parent
 
@@ -312,6 +313,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "each head and query, (2, 3)",
     ),
     ("matrix square", lambda: wide_matrix().reciprocity(), "reciprocity", "a square one"),
+    (
+        "a matrix that is not finite",
+        lambda: singular_values("spectrum", torch.full((3, 2), math.nan)),
+        "spectrum: a matrix of (3, 2) holds numbers that are infinite or NaN; expected finite",
+        "take an earlier snapshot, or another file",
+    ),
 ]
 
 

@@ -129,17 +129,17 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
     )
 
 
-def _edge_index(given: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.ndarray, int] | None:
+def _edge_index(array: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.ndarray, int] | None:
     """Sources, targets and the number of nodes of an edge_index; None for an adjacency matrix."""
-    if given.shape[0] != 2 or given.dtype.kind not in "iu":
+    if array.shape[0] != 2 or array.dtype.kind not in "iu":
         return None
-    least, most = (int(given.min()), int(given.max())) if given.size else (0, -1)
+    least, most = (int(array.min()), int(array.max())) if array.size else (0, -1)
     if nodes is None:
-        if given.dtype.itemsize < 4:
+        if array.dtype.itemsize < 4:
             return None
         if least < 0 or most < 2:
             raise InputError(
-                f"neighbours: integers of shape {tuple(given.shape)} may be an edge_index or the "
+                f"neighbours: integers of shape {tuple(array.shape)} may be an edge_index or the "
                 "adjacency matrix of two queries. Say nodes=N for the first, or give "
                 "adjacency != 0 for the second."
             )
@@ -155,5 +155,5 @@ def _edge_index(given: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.nd
             f"neighbours: nodes={nodes:,}; expected {_MOST_NODES:,} or fewer. Give the number of "
             "nodes of the graph."
         )
-    sources, targets = given
+    sources, targets = array
     return sources, targets, nodes

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.mechanism.masks import Mask
-from weft.mechanism.positions import Relative
+from weft.mechanism.mask import Mask
+from weft.mechanism.relative import Relative
 from weft.mechanism.scores import Score
+from weft.mechanism.shapes import Keys, Queries, Scores, Values
 
 __all__ = ["AttentionCall"]
 
@@ -25,16 +26,16 @@ class AttentionCall:
     of minus infinity hides a key for good.
     """
 
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
+    queries: Queries
+    keys: Keys
+    values: Values
     score: Score
     scale: float
     mask: Mask | None = None
     relative: Relative | None = None
-    bias: Tensor | None = None
+    bias: Scores | None = None  # each dimension whole or 1
     softcap: float | None = None
-    sinks: Tensor | None = None
+    sinks: Tensor | None = None  # (heads,)
     dropout: float = 0.0
 
     @property

@@ -109,10 +109,10 @@ class Padding(Mask):
         return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
 
 
-def _check_batch(given: Tensor, batch: int) -> None:
-    if given.shape[0] not in (1, batch):
+def _check_batch(tensor: Tensor, batch: int) -> None:
+    if tensor.shape[0] not in (1, batch):
         raise ShapeError(
-            f"padding: {given.shape[0]} sequences in the mask, {batch} in the batch. "
+            f"padding: {tensor.shape[0]} sequences in the mask, {batch} in the batch. "
             "Give one length, or one row of the mask, for each."
         )
 
@@ -249,24 +249,24 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
             [1, 1, 1]], dtype=torch.int32)
     """
     try:
-        given = torch.as_tensor(lengths)
+        tensor = torch.as_tensor(lengths)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(
             f"padding: got {type(lengths).__name__} that makes no tensor; expected one length, a "
             "whole number, for each sequence."
         ) from None
-    if given.ndim == 0:
-        given = given[None]
-    if given.dtype == torch.bool:
-        if given.ndim == 1:
-            given = given[None]
-        if given.ndim == 2:
-            return RealKeys(given)
-    elif given.ndim == 1 and not given.is_floating_point() and not given.is_complex():
-        if bool((given < 0).any()):
-            raise InputError(f"padding: a length is {int(given.min())}; expected 0 or more keys.")
-        return Lengths(given)
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    if tensor.dtype == torch.bool:
+        if tensor.ndim == 1:
+            tensor = tensor[None]
+        if tensor.ndim == 2:
+            return RealKeys(tensor)
+    elif tensor.ndim == 1 and not tensor.is_floating_point() and not tensor.is_complex():
+        if bool((tensor < 0).any()):
+            raise InputError(f"padding: a length is {int(tensor.min())}; expected 0 or more keys.")
+        return Lengths(tensor)
     raise InputError(
-        f"padding: got {given.dtype} of shape {describe(given)}; expected lengths, integers of "
+        f"padding: got {tensor.dtype} of shape {describe(tensor)}; expected lengths, integers of "
         "shape (batch,), or a bool tensor of shape (batch, keys), True = a real key."
     )

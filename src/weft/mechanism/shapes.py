@@ -9,7 +9,31 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 
-__all__ = ["FARTHEST", "check_attention_inputs", "describe", "repeat_kv_heads", "whole_number"]
+__all__ = [
+    "FARTHEST",
+    "Edges",
+    "Keys",
+    "Output",
+    "PerRow",
+    "Queries",
+    "Scores",
+    "Values",
+    "Weights",
+    "check_attention_inputs",
+    "describe",
+    "repeat_kv_heads",
+    "whole_number",
+]
+
+# Tensors of one attention call, by their shapes. To a type checker each is a Tensor.
+Queries = Tensor  # (batch, heads, queries, depth)
+Keys = Tensor  # (batch, kv_heads, keys, depth); kv_heads divides heads
+Values = Tensor  # (batch, kv_heads, keys, value_depth)
+Output = Tensor  # (batch, heads, queries, value_depth)
+Scores = Tensor  # (batch, heads, queries, keys), before the softmax
+Weights = Tensor  # (batch, heads, queries, keys), after it
+PerRow = Tensor  # (batch, heads, queries): a number for each row of weights
+Edges = Tensor  # (batch, heads, queries, k): a number for each kept edge, strongest first
 
 #: The farthest position: sums of a few of them stay far below the largest whole number of a tensor.
 FARTHEST = 2**53
@@ -51,15 +75,13 @@ def describe(tensor: Tensor) -> str:
 
 
 def check_attention_inputs(
-    operation: str, queries: Tensor, keys: Tensor, values: Tensor, *, same_depth: bool
+    operation: str, queries: Queries, keys: Keys, values: Values, *, same_depth: bool
 ) -> None:
     """Raise a ShapeError unless queries, keys and values can enter one attention call.
 
     Args:
         operation: the name that the error begins with.
-        queries: (batch, heads, queries, depth).
-        keys: (batch, kv_heads, keys, depth).
-        values: (batch, kv_heads, keys, value_depth).
+        queries, keys, values: as the call got them.
         same_depth: whether the score compares queries and keys of one depth.
     """
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):

@@ -18,6 +18,7 @@ from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.shapes import Output
 
 __all__ = ["attend", "attention", "instruction_sets", "why_not_served"]
 
@@ -79,15 +80,15 @@ def _wants_gradients(native: NativeCall) -> bool:
     )
 
 
-def attention(call: AttentionCall) -> Tensor:
-    """The output of a call that the kernels serve, (batch, heads, queries, value_depth)."""
+def attention(call: AttentionCall) -> Output:
+    """The output of a call that the kernels serve."""
     native = prepare(call)
     if not _wants_gradients(native):
         return forward(native, with_lse=False)[0]
     return applied(_Attention, native, *native.tensors)[0]
 
 
-def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
+def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     """Output and attention graph of a call that the kernels serve; see torch_ops.attend."""
     native = prepare(call)
     k = keep.places(call.keys.shape[2])

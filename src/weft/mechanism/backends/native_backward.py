@@ -16,6 +16,7 @@ from weft.mechanism.backends.native_by_torch import torch_gradients
 from weft.mechanism.backends.native_forward import request, strided
 from weft.mechanism.backends.native_request import NativeCall, kernels
 from weft.mechanism.backends.recomputed import applied, products_again
+from weft.mechanism.shapes import Edges, Output, PerRow
 
 __all__ = ["Incoming", "Saved", "gradients"]
 
@@ -30,22 +31,22 @@ FAR = 2.0**13
 class Saved(NamedTuple):
     """What the backward pass needs of the rows that a call gave; of the output alone, less."""
 
-    output: Tensor
-    lse: Tensor
-    entropy: Tensor | None = None
-    keys: Tensor | None = None
-    weights: Tensor | None = None
+    output: Output
+    lse: PerRow
+    entropy: PerRow | None = None
+    keys: Edges | None = None
+    weights: Edges | None = None
 
 
 class Incoming(NamedTuple):
     """Gradients by the results of a call, in the order of `native_by_torch`; None: none."""
 
-    output: Tensor | None = None
-    lse: Tensor | None = None
-    entropy: Tensor | None = None
-    scores: Tensor | None = None
-    weights: Tensor | None = None
-    rest: Tensor | None = None
+    output: Output | None = None
+    lse: PerRow | None = None
+    entropy: PerRow | None = None
+    scores: Edges | None = None
+    weights: Edges | None = None
+    rest: PerRow | None = None
 
 
 def _sum_of(*terms: Tensor | None) -> Tensor | None:
@@ -102,10 +103,10 @@ def kernel_gradients(
             each = each + incoming.entropy
         sinks = (sink_mass * each).sum((0, 2))
 
-    found = _run_backward(
+    by_tensor = _run_backward(
         native, rows, wanted, by_output, lse, subtract, incoming.entropy, by_score
     )
-    return (*found, sinks)
+    return (*by_tensor, sinks)
 
 
 def gradients(
@@ -115,10 +116,10 @@ def gradients(
     present = tuple(tensor for tensor in (*native.tensors, *incoming) if tensor is not None)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)):
         return _gradients(native, rows, incoming, needs)
-    there = tuple(tensor is not None for tensor in (*native.tensors, *incoming))
-    found = iter(applied(_Gradients, native.bare(), rows, needs, there, *present))
+    which = tuple(tensor is not None for tensor in (*native.tensors, *incoming))
+    results = iter(applied(_Gradients, native.bare(), rows, needs, which, *present))
     return tuple(
-        next(found) if need and tensor is not None else None
+        next(results) if need and tensor is not None else None
         for need, tensor in zip(needs, native.tensors, strict=True)
     )
 
@@ -134,11 +135,11 @@ def _gradients(
 
 
 def _laid_out(
-    native: NativeCall, there: tuple[bool, ...], present: tuple[Tensor, ...]
+    native: NativeCall, which: tuple[bool, ...], present: tuple[Tensor, ...]
 ) -> tuple[NativeCall, Incoming]:
     """A call and its incoming gradients from the tensors of both that are there."""
     left = iter(present)
-    every = tuple(next(left) if is_there else None for is_there in there)
+    every = tuple(next(left) if is_present else None for is_present in which)
     count = len(NativeCall.names)
     return native.with_tensors(every[:count]), Incoming(*every[count:])
 
@@ -152,25 +153,25 @@ class _Gradients(torch.autograd.Function):
         native: NativeCall,
         rows: Saved,
         needs: tuple[bool, ...],
-        there: tuple[bool, ...],
+        which: tuple[bool, ...],
         *present: Tensor,
     ) -> tuple[Tensor, ...]:
         def by_torch(*tensors: Tensor) -> tuple[Tensor, ...]:
-            call, incoming = _laid_out(native, there, tensors)
-            found = torch_gradients(call, rows_keys, incoming, needs)
-            return tuple(tensor for tensor in found if tensor is not None)
+            call, incoming = _laid_out(native, which, tensors)
+            by_tensor = torch_gradients(call, rows_keys, incoming, needs)
+            return tuple(tensor for tensor in by_tensor if tensor is not None)
 
         rows_keys = rows.keys
         ctx.function = by_torch
         ctx.save_for_backward(*present)
-        call, incoming = _laid_out(native, there, present)
-        found = _gradients(call, rows, incoming, needs)
-        return tuple(tensor for tensor in found if tensor is not None)
+        call, incoming = _laid_out(native, which, present)
+        by_tensor = _gradients(call, rows, incoming, needs)
+        return tuple(tensor for tensor in by_tensor if tensor is not None)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        found = products_again(ctx.function, ctx.saved_tensors, gradients)
-        return None, None, None, None, *found
+        again = products_again(ctx.function, ctx.saved_tensors, gradients)
+        return None, None, None, None, *again
 
 
 def _padded(depth: int) -> int:

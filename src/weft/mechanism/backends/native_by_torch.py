@@ -78,7 +78,7 @@ def torch_gradients(
         needs: which of NativeCall.tensors want a gradient.
     """
     present = [n for n, tensor in enumerate(native.tensors) if tensor is not None]
-    given = [n for n, gradient in enumerate(incoming) if gradient is not None]
+    wanted = [n for n, gradient in enumerate(incoming) if gradient is not None]
     by_row = [n for n in present if native.names[n] in ("queries", "bias")]
     parts: list[tuple[Tensor, ...]] = []
     for rows in row_blocks(native.queries, native.keys.shape[2]):
@@ -91,8 +91,8 @@ def torch_gradients(
             every: list[Tensor | None] = [None] * len(native.names)
             for n, tensor in zip(present, tensors, strict=True):
                 every[n] = tensor
-            found = _results(native.with_tensors(tuple(every)), rows, some_kept)
-            return tuple(found[n] for n in given)
+            results_of_rows = _results(native.with_tensors(tuple(every)), rows, some_kept)
+            return tuple(results_of_rows[n] for n in wanted)
 
         tensors = [native.tensors[n] for n in present]
         floats = [
@@ -104,16 +104,16 @@ def torch_gradients(
             gradient[:, :, inside].float() for gradient in incoming if gradient is not None
         ]
         parts.append(products_again(results, floats, gradients))
-    found: list[Tensor | None] = [None] * len(native.names)
+    by_tensor: list[Tensor | None] = [None] * len(native.names)
     for place, n in enumerate(present):
         tensor = native.tensors[n]
         if not needs[n] or tensor is None:
             continue
         pieces = [part[place] for part in parts]
         if not pieces:
-            found[n] = torch.zeros_like(tensor)
+            by_tensor[n] = torch.zeros_like(tensor)
         elif n in by_row and tensor.shape[2] != 1:
-            found[n] = torch.cat(pieces, 2).to(tensor.dtype)
+            by_tensor[n] = torch.cat(pieces, 2).to(tensor.dtype)
         else:
-            found[n] = torch.stack(pieces).sum(0).to(tensor.dtype)
-    return tuple(found)
+            by_tensor[n] = torch.stack(pieces).sum(0).to(tensor.dtype)
+    return tuple(by_tensor)

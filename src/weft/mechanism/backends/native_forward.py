@@ -9,11 +9,12 @@ from torch import Tensor
 
 from weft.mechanism.backends.native_request import NativeCall, kernels
 from weft.mechanism.backends.rows import Rows
+from weft.mechanism.shapes import Output, PerRow
 
 __all__ = ["forward", "forward_graph", "request", "strided"]
 
 
-def forward(native: NativeCall, with_lse: bool = True) -> tuple[Tensor, Tensor]:
+def forward(native: NativeCall, with_lse: bool = True) -> tuple[Output, PerRow]:
     """Output and log-sum-exp of each row, which is left empty where it is not asked for."""
     rows = native.queries.shape[:3]
     output = native.queries.new_empty(*rows, native.values.shape[3])

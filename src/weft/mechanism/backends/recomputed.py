@@ -44,14 +44,14 @@ def _products(
             if result.requires_grad
         ]
         results, by_results = zip(*pairs, strict=True) if pairs else ((), ())
-        found = (
+        by_input = (
             torch.autograd.grad(results, inputs, by_results, create_graph=again, allow_unused=True)
             if pairs
             else [None] * len(inputs)
         )
     return tuple(
         torch.zeros_like(tensor) if gradient is None else gradient
-        for tensor, gradient in zip(tensors, found, strict=True)
+        for tensor, gradient in zip(tensors, by_input, strict=True)
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import Edges, Output, PerRow
 
 __all__ = ["Rows"]
 
@@ -20,14 +20,14 @@ class Rows(NamedTuple):
     keys_seen: its `count`.
     """
 
-    output: Tensor
-    keys: Tensor
-    scores: Tensor
-    weights: Tensor
-    lse: Tensor
-    entropy: Tensor
-    rest: Tensor
-    keys_seen: Tensor
+    output: Output
+    keys: Edges
+    scores: Edges
+    weights: Edges
+    lse: PerRow
+    entropy: PerRow
+    rest: PerRow
+    keys_seen: PerRow
 
     def with_places(self, k: int) -> Rows:
         """The same with at least k places for edges, the last ones empty."""

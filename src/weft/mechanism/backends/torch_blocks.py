@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.parts import with_float_tensors
+from weft.mechanism.shapes import Keys, Output, PerRow, Queries, Scores, Values, Weights
 
 __all__ = [
     "block_scores",
@@ -51,8 +52,8 @@ def in_float(call: AttentionCall) -> AttentionCall:
     )
 
 
-def row_blocks(queries: Tensor, cells_per_row: int) -> list[range]:
-    """The queries (batch, heads, queries, depth), in blocks of BLOCK_CELLS or one row.
+def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
+    """The queries, in blocks of BLOCK_CELLS or one row.
 
     cells_per_row: numbers that a query of one head costs.
     """
@@ -86,16 +87,14 @@ def run_block(
     return step(call, queries, keys, values, rows)
 
 
-def block_scores(call: AttentionCall, queries: Tensor, keys: Tensor, rows: range) -> Tensor:
+def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range) -> Scores:
     """The scores of some rows as AttentionCall defines them, minus infinity where hidden.
 
     Args:
         call: the attention call.
-        queries: its rows, (batch, heads, rows, depth).
-        keys: one head of keys for each head of queries, (batch, heads, keys, depth).
+        queries: its rows.
+        keys: one head of keys for each head of queries.
         rows: which queries these are.
-
-    Returns: (batch, heads, rows, keys).
     """
     scores = call.score(queries, keys)
     length = keys.shape[2]
@@ -119,7 +118,7 @@ def block_scores(call: AttentionCall, queries: Tensor, keys: Tensor, rows: range
     return scores
 
 
-def normalise(call: AttentionCall, scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, PerRow, PerRow]:
     """Weights, their logarithms, log-sum-exp, and the mass of each row (1, or 0 if all hidden)."""
     logits = scores
     if call.sinks is not None:
@@ -137,7 +136,7 @@ def normalise(call: AttentionCall, scores: Tensor) -> tuple[Tensor, Tensor, Tens
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 
-def weigh(call: AttentionCall, weights: Tensor, values: Tensor, rows: range) -> Tensor:
+def weigh(call: AttentionCall, weights: Weights, values: Values, rows: range) -> Output:
     """The output of some rows: weighted values, and what relative positions add to them."""
     if call.dropout:
         weights = dropout(weights, call.dropout)

@@ -72,15 +72,15 @@ def _differentiable_again(
         return (weigh(floats, weights, every[1], rows).to(queries.dtype),)
 
     def gradients(
-        found: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
+        computed: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, ...] | None:
         if not torch.is_grad_enabled() and all(
-            gradient is None or math.isfinite(float(gradient.sum())) for gradient in found
+            gradient is None or math.isfinite(float(gradient.sum())) for gradient in computed
         ):
             return None
         again = products_again(formula, (queries, keys, values), incoming[:1])
         return tuple(
-            None if first is None else second for first, second in zip(found, again, strict=True)
+            None if first is None else second for first, second in zip(computed, again, strict=True)
         )
 
     node.register_hook(gradients)

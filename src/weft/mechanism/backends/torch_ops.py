@@ -31,7 +31,7 @@ from weft.mechanism.backends.torch_blocks import (
 from weft.mechanism.backends.torch_fused import fused, fused_serves
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
-from weft.mechanism.shapes import repeat_kv_heads
+from weft.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
 
 __all__ = ["attend", "attend_all", "attention", "fused_serves"]
 
@@ -88,8 +88,8 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
 
 
 def _dense_rows(
-    call: AttentionCall, queries: Tensor, keys: Tensor, values: Tensor, rows: range
-) -> tuple[Tensor, Tensor]:
+    call: AttentionCall, queries: Queries, keys: Keys, values: Values, rows: range
+) -> tuple[Output, Weights]:
     weights, _, _, _ = normalise(call, block_scores(call, queries, keys, rows))
     return weigh(call, weights, values, rows), weights
 
@@ -118,10 +118,10 @@ def _together(rows: Rows) -> Rows:
     return Rows(*(output, keys, *others, keys_seen))
 
 
-def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
+def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     """Output and attention graph. Memory: linear in the queries and in the keys.
 
-    Returns: (batch, heads, queries, value_depth), and a graph with a batch dimension.
+    Returns: the output, and a graph with a batch dimension.
     """
     dtype = call.queries.dtype
     call = in_float(call)
@@ -138,8 +138,8 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Tensor, AttentionGraph]:
     return whole.output, whole.graph(call)
 
 
-def attend_all(call: AttentionCall) -> tuple[Tensor, Tensor]:
-    """Output and the dense weights, (batch, heads, queries, keys)."""
+def attend_all(call: AttentionCall) -> tuple[Output, Weights]:
+    """Output and the dense weights."""
     dtype = call.queries.dtype
     call = in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)
@@ -148,7 +148,7 @@ def attend_all(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return output.to(dtype), weights.to(dtype)
 
 
-def attention(call: AttentionCall) -> Tensor:
+def attention(call: AttentionCall) -> Output:
     """The output alone: torch's fused attention where it serves the call, blocks elsewhere."""
     if fused_serves(call):
         return fused(call)

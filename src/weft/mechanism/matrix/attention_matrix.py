@@ -156,7 +156,7 @@ class AttentionMatrix:
         """What each key gets from all queries: the column sums, (heads, keys)."""
         if self._call.by_cells:
             return self.T @ self.queries.new_ones(self.shape[1])
-        return self._call.turned(self._row_bias()).rows(Top(0)).lse.exp()
+        return self._call.transposed(self._row_bias()).rows(Top(0)).lse.exp()
 
     # Rows
 
@@ -175,11 +175,11 @@ class AttentionMatrix:
 
         One over it is the row's effective number of keys.
         """
-        twice = self._call.twice()
-        if twice is None:
+        doubled = self._call.doubled()
+        if doubled is None:
             parts = [block.square().sum(-1) for _, block in blocks(self._call, self.lse)]
             return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
-        return self._exponential(twice.rows(Top(0)).lse - 2 * self.lse)
+        return self._exponential(doubled.rows(Top(0)).lse - 2 * self.lse)
 
     def reciprocity(self) -> Tensor:
         """``sum_j P_ij P_ji``: how much each position is looked back at, (heads, queries).
@@ -200,7 +200,7 @@ class AttentionMatrix:
             return torch.cat(parts, 1) if parts else self.queries.new_zeros(self.shape[:2])
         if self.shape[0] > 1 and self.queries.numel() > SIDE_BY_SIDE:
             return torch.cat([self.of_head(h).reciprocity() for h in range(self.shape[0])])
-        both = self._call.beside_itself(self._row_bias())
+        both = self._call.plus_transpose(self._row_bias())
         return self._exponential(both.rows(Top(0)).lse - self.lse)
 
     def mass(self, at: int | Sequence[int] | Tensor) -> Tensor:
@@ -312,10 +312,10 @@ class AttentionMatrix:
         if not 0 < weight <= 1:
             raise InputError(f"above: weight={weight}; expected a weight above 0, at most 1.")
         graph = self.top(min(self.shape[2], math.floor(1 / weight)))
-        there = (graph.keys >= 0) & (graph.weights >= weight)
-        most = int(there.sum(-1).max()) if there.numel() else 0
+        kept = (graph.keys >= 0) & (graph.weights >= weight)
+        most = int(kept.sum(-1).max()) if kept.numel() else 0
         keys, scores, weights = (
-            tensor[..., :most].masked_fill(~there[..., :most], past)
+            tensor[..., :most].masked_fill(~kept[..., :most], past)
             for tensor, past in ((graph.keys, -1), (graph.scores, -math.inf), (graph.weights, 0))
         )
         mass = (self.lse > -math.inf).to(weights.dtype)

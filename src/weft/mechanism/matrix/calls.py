@@ -1,4 +1,4 @@
-"""The attention calls behind an AttentionMatrix: as given, turned over, one sequence beside itself.
+"""The attention calls behind an AttentionMatrix: the call, its transpose, and S + S^T.
 
 A call here has no values of its own and no batch: it is what makes the scores. Sinks are no part
 of it, since they change no score; a matrix knows them as a log-sum-exp.
@@ -56,11 +56,11 @@ class MatrixCall:
         """Whether positions add to the scores what depends on more than the distance."""
         return self.relative is not None and not self.relative.only_bias
 
-    def every_key(self) -> Tensor:
+    def repeated_keys(self) -> Tensor:
         """The keys with a head for each of the queries'."""
         return repeat_kv_heads(self.keys[None], self.shape[0])[0]
 
-    def nothing(self, length: int) -> Tensor:
+    def no_values(self, length: int) -> Tensor:
         """Values without columns, for calls that are asked for their rows alone."""
         return self.queries.new_empty(length, 0)
 
@@ -70,7 +70,7 @@ class MatrixCall:
             parts = [self.attend(some, keep) for some in torch.split(values, COLUMNS, -1)]
             return torch.cat([output for output, _ in parts], -1), parts[0][1]
         # Where values come by head, so must the keys.
-        keys = self.every_key() if values.ndim == 3 else self.keys
+        keys = self.repeated_keys() if values.ndim == 3 else self.keys
         return attend(
             self.queries,
             keys,
@@ -86,9 +86,9 @@ class MatrixCall:
 
     def rows(self, keep: Top) -> AttentionGraph:
         """The graph alone."""
-        return self.attend(self.nothing(self.shape[2]), keep)[1]
+        return self.attend(self.no_values(self.shape[2]), keep)[1]
 
-    def twice(self) -> MatrixCall | None:
+    def doubled(self) -> MatrixCall | None:
         """The call whose scores are twice as high; None: positions add what cannot be doubled."""
         by_distance = self._by_distance()
         if self.relative is not None and by_distance is None and self.relative.tables() is None:
@@ -103,7 +103,7 @@ class MatrixCall:
             else replace(by_distance, values=2 * by_distance.values),
         )
 
-    def turned(self, row_bias: Tensor) -> MatrixCall:
+    def transposed(self, row_bias: Tensor) -> MatrixCall:
         """Queries and keys exchanged, a number for each query added: (heads, 1, queries).
 
         For positions that are a bias by distance, or none.
@@ -112,20 +112,20 @@ class MatrixCall:
         by_distance = self._by_distance()
         return replace(
             self,
-            queries=self.every_key(),
+            queries=self.repeated_keys(),
             keys=self.queries,
             mask=None if self.mask is None else self.mask.transposed(queries, keys),
             bias=row_bias if self.bias is None else row_bias + self.bias.transpose(1, 2),
             relative=None if by_distance is None else by_distance.transposed(),
         )
 
-    def beside_itself(self, row_bias: Tensor) -> MatrixCall:
+    def plus_transpose(self, row_bias: Tensor) -> MatrixCall:
         """The call whose scores are s_ij + s_ji, a number for each j added.
 
-        Of a sequence that looks at itself, without a cap; positions as for `turned`.
+        Of a sequence that looks at itself, without a cap; positions as for `transposed`.
         """
         _, queries, keys = self.shape
-        repeated = self.every_key()
+        repeated = self.repeated_keys()
         mask, bias, relative = self.mask, row_bias, self._by_distance()
         if mask is not None:
             mask = mask & mask.transposed(queries, keys)
@@ -166,7 +166,7 @@ class MatrixCall:
         bias = self.bias
         if bias is not None:
             bias = bias[None] if bias.shape[2] == 1 else bias[None, :, :, inside]
-        queries, keys = self.queries[None], self.every_key()[None, :, inside]
+        queries, keys = self.queries[None], self.repeated_keys()[None, :, inside]
         scores = block_scores(
             AttentionCall(
                 queries, keys, keys, Dot(), self.scale, None, relative, bias, self.softcap

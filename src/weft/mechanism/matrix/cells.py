@@ -51,27 +51,27 @@ def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
 def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
     """``P_{i, i + offset}``, 0 where there is no such key, (heads, queries)."""
     _, queries, keys = call.shape
-    found = call.queries.new_zeros(call.shape[:2])
+    weights = call.queries.new_zeros(call.shape[:2])
     size = 256
     for start in range(0, queries, size):
         first = max(start, -offset)
         end = min(start + size, queries, keys - offset)
         if first < end:
             tile = cells(call, lse, range(first, end), range(first + offset, end + offset))
-            found[:, first:end] = tile.diagonal(dim1=1, dim2=2)
-    return found
+            weights[:, first:end] = tile.diagonal(dim1=1, dim2=2)
+    return weights
 
 
 def maxima_of_blocks(call: MatrixCall, lse: Tensor, size: int) -> Tensor:
     """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""
     heads, queries, keys = call.shape
-    found = call.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
+    maxima = call.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
     for rows, block in blocks(call, lse):
         padded = torch.nn.functional.pad(block, (0, -keys % size))
         columns = padded.reshape(heads, len(rows), -1, size).amax(3)
         index = (torch.arange(rows.start, rows.stop) // size)[None, :, None]
-        found.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
-    return found
+        maxima.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
+    return maxima
 
 
 def sizes_of_blocks(queries: int, keys: int, size: int) -> Tensor:

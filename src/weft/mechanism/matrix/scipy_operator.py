@@ -23,9 +23,9 @@ def linear_operator(one: AttentionMatrix) -> LinearOperator:
 
     def times(matrix: AttentionMatrix | TransposedMatrix) -> Any:
         def product(vectors: Any) -> Any:
-            given = torch.as_tensor(vectors, dtype=dtype)
-            columns = given.reshape(len(given), -1)
-            return (matrix @ columns)[0].reshape(-1, *given.shape[1:]).numpy()
+            tensor = torch.as_tensor(vectors, dtype=dtype)
+            columns = tensor.reshape(len(tensor), -1)
+            return (matrix @ columns)[0].reshape(-1, *tensor.shape[1:]).numpy()
 
         return product
 

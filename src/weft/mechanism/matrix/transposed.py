@@ -46,6 +46,6 @@ class TransposedMatrix:
             for rows, block in blocks(matrix._call, matrix.lse):
                 result += block.transpose(1, 2) @ values[..., rows.start : rows.stop, :]
         else:
-            output, graph = matrix._call.turned(matrix._row_bias()).attend(values, Top(0))
+            output, graph = matrix._call.transposed(matrix._row_bias()).attend(values, Top(0))
             result = output * graph.lse.exp()[..., None].to(output.dtype)
         return result[..., 0] if flat else result
