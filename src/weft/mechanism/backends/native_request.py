@@ -26,16 +26,6 @@ from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrise
 __all__ = ["NativeCall", "kernels", "prepare", "why_not_served"]
 
 
-def _load_kernels() -> Any:
-    try:
-        return import_module("weft._native")
-    except ImportError:  # built without a compiler: torch serves every call
-        return None
-
-
-#: The compiled kernels, or None.
-kernels: Any = _load_kernels()
-
 #: The instruction set whose kernels run, by name; the widest that the processor has if empty.
 INSTRUCTION_SET = os.environ.get("WEFT_INSTRUCTION_SET", "")
 
@@ -112,10 +102,26 @@ class NativeCall:
         return changed(self, **dict(zip(self.names, tensors, strict=True)))
 
 
+def _load_kernels() -> tuple[Any, str]:
+    """The compiled kernels, or None and why there are none: torch then serves every call."""
+    try:
+        module = import_module("weft._native")
+    except ImportError:  # built without a compiler
+        return None, "weft was installed without its native kernels"
+    fields = {*NativeCall.names, *NativeCall.rules, *NativeCall.numbers}
+    if not fields <= set(dir(module.Call)):
+        return None, "the native kernels were built from other sources; run make setup"
+    return module, ""
+
+
+#: The compiled kernels, or None, and why there are none.
+kernels, NO_KERNELS = _load_kernels()
+
+
 def why_not_served(call: AttentionCall) -> str | None:
     """Why the native kernels do not serve a call, or None where they do."""
     if kernels is None:
-        return "weft was installed without its native kernels"
+        return NO_KERNELS
     kinds = {type(tensor) for tensor in (call.queries, call.keys, call.values)}
     if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
         return "the tensors are wrapped, the kernels read memory"
