@@ -9,6 +9,7 @@ import ast
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,10 @@ from weft.mechanism.spectra import singular_values
 
 FOLDER = Path(mechanism.__file__).parent
 
+# For arguments whose types are wrong.
+untyped: Any = weft
+untyped_as_mask: Any = as_mask
+
 
 def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
@@ -36,7 +41,7 @@ def call(
     values: tuple[int, ...] = (2, 2, 7, 3),
     **options: object,
 ) -> object:
-    return weft.attention(zeros(*queries), zeros(*keys), zeros(*values), **options)  # type: ignore[arg-type]
+    return untyped.attention(zeros(*queries), zeros(*keys), zeros(*values), **options)
 
 
 def graph(*leading: int) -> weft.AttentionGraph:
@@ -53,7 +58,7 @@ def big_graph() -> weft.AttentionGraph:
 
 
 def torch_layer(**options: object) -> nn.MultiheadAttention:
-    return nn.MultiheadAttention(4, 2, **options)  # type: ignore[arg-type]
+    return nn.MultiheadAttention(4, 2, **options)
 
 
 def matrix(*shape: int) -> AttentionMatrix:
@@ -114,8 +119,8 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "real numbers",
     ),
     ("sinks list", lambda: call(sinks=[1.0]), "attention", "real numbers"),
-    ("no queries", lambda: weft.attention(None, zeros(1), zeros(1)), "attention", "a tensor"),  # type: ignore[arg-type]
-    ("key list", lambda: weft.attend(zeros(1), [1], zeros(1)), "attend", "a tensor"),  # type: ignore[call-overload]
+    ("no queries", lambda: untyped.attention(None, zeros(1), zeros(1)), "attention", "a tensor"),
+    ("key list", lambda: untyped.attend(zeros(1), [1], zeros(1)), "attend", "a tensor"),
     ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
     ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
     ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
@@ -127,27 +132,27 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ),
     (
         "keep",
-        lambda: weft.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=3),  # type: ignore[call-overload]
+        lambda: untyped.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=3),
         "attend",
         "weft.Top(k)",
     ),
     ("Top", lambda: weft.Top(-1), "Top", "0 or more"),
     ("Top of a bool", lambda: weft.Top(True), "Top", "whole number"),
-    ("Top of a fraction", lambda: weft.Top(2.5), "Top", "whole number"),  # type: ignore[arg-type]
+    ("Top of a fraction", lambda: untyped.Top(2.5), "Top", "whole number"),
     # masks
     ("mask of numbers", lambda: call(mask=zeros(5, 7)), "mask", "bias="),
-    ("mask of another type", lambda: as_mask([[True]]), "mask", "bool tensor"),  # type: ignore[arg-type]
+    ("mask of another type", lambda: untyped_as_mask([[True]]), "mask", "bool tensor"),
     ("mask of 1 dimension", lambda: call(mask=zeros(7).bool()), "mask", "(queries, keys)"),
     ("mask over keys", lambda: call(mask=zeros(2, 7).bool()), "mask", "weft.padding"),
     ("window", lambda: weft.window(-1, 0), "window", "0 or more"),
     ("lengths", lambda: call(mask=weft.padding([1, 2, 3])), "padding", "for each"),
     ("padding columns", lambda: call(mask=weft.padding(zeros(2, 6).bool())), "padding", "column"),
     ("length below 0", lambda: weft.padding([2, -1]), "padding", "0 or more"),
-    ("lengths with a point", lambda: weft.padding([2.0]), "padding", "integers"),  # type: ignore[list-item]
-    ("window fraction", lambda: weft.window(1.5, 0), "window", "0 or more"),  # type: ignore[arg-type]
-    ("padding text", lambda: weft.padding("abc"), "padding", "whole number"),  # type: ignore[arg-type]
-    ("padding None", lambda: weft.padding(None), "padding", "whole number"),  # type: ignore[arg-type]
-    ("padding ragged", lambda: weft.padding([[1], [1, 2]]), "padding", "whole number"),  # type: ignore[list-item]
+    ("lengths with a point", lambda: untyped.padding([2.0]), "padding", "integers"),
+    ("window fraction", lambda: untyped.window(1.5, 0), "window", "0 or more"),
+    ("padding text", lambda: untyped.padding("abc"), "padding", "whole number"),
+    ("padding None", lambda: untyped.padding(None), "padding", "whole number"),
+    ("padding ragged", lambda: untyped.padding([[1], [1, 2]]), "padding", "whole number"),
     ("lengths past", lambda: call(mask=weft.padding([8, 1])), "padding", "or fewer"),
     (
         "bilinear type",
@@ -167,7 +172,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
     ("offset", lambda: weft.causal(2**63), "window", "whole number"),
-    ("offset of Shaw", lambda: weft.Shaw(zeros(3, 8), offset=0.5), "Shaw", "whole number"),  # type: ignore[arg-type]
+    ("offset of Shaw", lambda: untyped.Shaw(zeros(3, 8), offset=0.5), "Shaw", "whole number"),
     ("lengths of 80 bits", lambda: weft.padding([2**80]), "padding", "whole number"),
     ("packed text", lambda: packed("ab"), "packed", "whole numbers"),  # type: ignore[arg-type]
     ("edges or adjacency", lambda: weft.neighbours(torch.eye(2).long()), "neighbours", "nodes=N"),
@@ -293,7 +298,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "to_torch",
         "no alibi positions",
     ),
-    ("packed lengths", lambda: packed([1.5]), "packed", "whole numbers"),
+    ("packed lengths", lambda: untyped.packed([1.5]), "packed", "whole numbers"),
     ("packed sequences", lambda: packed([1], [1, 2]), "packed", "Give both for each sequence"),
     ("packed sizes", lambda: call(mask=packed([4], [7])), "ranges", "must fill the call"),
     ("matrix batch", lambda: matrix(1, 2, 3, 4), "AttentionMatrix", "one sequence of a batch"),

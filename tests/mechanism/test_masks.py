@@ -159,8 +159,9 @@ def test_windows_of_any_size_are_open(far: int) -> None:
     check(weft.window(0, far, 1), torch.ones(4, 6, dtype=torch.bool).triu(1), 4, 6)
     x = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0))
     expected = weft.attention(x, x, x, backend="torch")
-    for backend in (None, "torch"):
-        found = weft.attention(x, x, x, mask=weft.window(far, far), backend=backend)  # type: ignore[arg-type]
+    backends: tuple[Any, ...] = (None, "torch")
+    for backend in backends:
+        found = weft.attention(x, x, x, mask=weft.window(far, far), backend=backend)
         torch.testing.assert_close(found, expected)
 
 
