@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
@@ -15,6 +15,7 @@ from weft.traces import Trace
 from weft.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, rule_of_ranges
 
 
+@settings(deadline=None)
 @given(
     queries=st.integers(1, 7),
     keys=st.integers(1, 7),
@@ -35,6 +36,7 @@ def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset):
         assert not isinstance(rule, Ranges)
 
 
+@settings(deadline=None)
 @given(bits=st.lists(st.integers(0, 15), min_size=1, max_size=5))
 def test_ranges_are_those_of_the_cells_or_none(bits):
     cells = torch.tensor([[bool(row >> key & 1) for key in range(4)] for row in bits])
