@@ -51,23 +51,24 @@ PATTERNS = [previous_token, first_token, duplicate_token, induction]
 def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
     mask = "causal" if causal else "all"
     weights = peaked(causal)
-    said: HeadScores = measure(layer_of_weights(weights, TOKENS, mask=mask))  # type: ignore[arg-type]
+    layer = layer_of_weights(weights, TOKENS, mask=mask)  # type: ignore[arg-type]
+    scores: HeadScores = measure(layer)
     drawn = measure(layer_of_weights(shuffled(weights, causal), TOKENS, mask=mask)).score
     error = drawn.std() / SHUFFLES**0.5
-    assert said.null.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
-    assert said.null_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
+    assert scores.null.item() == pytest.approx(drawn.mean().item(), abs=4 * error.item())
+    assert scores.null_sd.item() == pytest.approx(drawn.std().item(), rel=0.06)
     # The bound of the tail holds, at every height.
     for quantile in (0.5, 0.9, 0.99, 0.999):
         height = drawn.quantile(quantile)
         at = HeadScores(
-            said.measure,
-            said.rows,
-            height[None] * said.rows,
-            height[None] * said.rows,
-            said.null_total,
-            said.null_variance,
-            said.tail_variance,
-            said.cap,
+            scores.measure,
+            scores.rows,
+            height[None] * scores.rows,
+            height[None] * scores.rows,
+            scores.null_total,
+            scores.null_variance,
+            scores.tail_variance,
+            scores.cap,
         )
         share = (drawn >= height).double().mean().item()
         assert at.p.item() >= share - 4 * (share / SHUFFLES) ** 0.5

@@ -184,7 +184,8 @@ def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
     ):
         _, graph = weft.attend(queries, queries, queries, mask=mask, keep=weft.Top(2))
         layer = layer_of_weights(torch.eye(30).repeat(2, 1, 1))
-        unknown = replace(layer, data=replace(layer.data, attention_graph=graph), mask=None)  # type: ignore[type-var]
+        data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
+        unknown = replace(layer, data=data, mask=None)
         assert isinstance(unknown, TraceLayer)
         allowed = allowed_keys(unknown)
         assert allowed.known
@@ -193,7 +194,8 @@ def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
     dilated = torch.zeros(30, 30, dtype=torch.bool)
     dilated[:, ::2] = True
     _, graph = weft.attend(queries, queries, queries, mask=dilated, keep=weft.Top(2))
-    unknown = replace(layer, data=replace(layer.data, attention_graph=graph), mask=None)  # type: ignore[type-var]
+    data = replace(layer.data, attention_graph=graph)  # type: ignore[type-var]
+    unknown = replace(layer, data=data, mask=None)
     assert not allowed_keys(unknown).known
 
 
