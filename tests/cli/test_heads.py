@@ -107,7 +107,7 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
     [
         (("--sort", "size"), "no such column"),
         (("--role", "king"), "no such role"),
-        (("--layer", "7"), "the trace has 0 to 0"),
+        (("--layer", "7"), "the trace has layers 0 to 0"),
         (("--alpha", "0"), "alpha=0"),
         (("--exact",), "not known exactly"),
         (("--needle", "b"), "0 times"),

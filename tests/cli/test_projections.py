@@ -54,7 +54,7 @@ def test_a_pretrained_model(weft_main: Command) -> None:
     assert [round(row["symmetry"], 4) for row in said][:2] == [0.4051, 0.6399]
     result = weft_main("projections", folder, "--history")
     assert result.code == 2
-    assert "--history is of a training run" in result.err
+    assert "--history needs a training run" in result.err
     result = weft_main("projections", folder, "--by", "token")
     assert result.code == 2
     assert "by='token'" in result.err

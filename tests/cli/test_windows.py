@@ -55,7 +55,7 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     elsewhere = ("trace", writer, "--text", text[:9], "-o", tmp_path / "none.weft")
     assert_one_line(weft_main(*elsewhere, "--layers", " , "), "--layers names no layer")
     assert_one_line(weft_main("trace", writer, "--text", text, "-o", folder, "--overlap", 2),
-                    "--overlap is for --window")  # fmt: skip
+                    "--overlap needs --window")  # fmt: skip
 
 
 def test_windows_that_are_killed_go_on(weft_main: Command, writer: Path, tmp_path: Path) -> None:

@@ -108,10 +108,21 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path):
     before = sorted(tmp_path.iterdir())
     one = tmp_path / "one"
     for line, options in {
-        "--parquet and --graphml name one file": {"parquet": one, "graphml": tmp_path / "link"},
-        "--html: the file name is empty": {"html": Path()},
-        "--layer 3: the trace has 0 to 2": {"parquet": one, "graphml": tmp_path / "g", "layer": 3},
-        "--head 4: the trace has 0 to 3": {"parquet": one, "graphml": tmp_path / "g", "head": 4},
+        "--parquet and --graphml name the same file": {
+            "parquet": one,
+            "graphml": tmp_path / "link",
+        },
+        "--html: the name is empty": {"html": Path()},
+        "--layer 3: the layers are 0 to 2": {
+            "parquet": one,
+            "graphml": tmp_path / "g",
+            "layer": 3,
+        },
+        "--head 4: the heads are 0 to 3": {
+            "parquet": one,
+            "graphml": tmp_path / "g",
+            "head": 4,
+        },
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():

@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,8 @@ from weft.errors import DataError
 __all__ = [
     "MARK",
     "NOT_WRITABLE",
+    "JsonMapping",
+    "JsonObject",
     "atomic_file",
     "cannot_read",
     "check_file",
@@ -34,6 +36,10 @@ __all__ = [
     "sync",
     "write_json",
 ]
+
+#: An object of JSON, to be written or as it was read; and one that is only read.
+JsonObject = dict[str, Any]
+JsonMapping = Mapping[str, Any]
 
 #: What a temporary name begins with, after a dot and the name of the file to be.
 MARK = ".weft-part-"

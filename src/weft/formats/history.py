@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import cannot_read
+from weft.formats.files import JsonObject, cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
 
@@ -124,7 +124,7 @@ def _is_layer(entry: Any) -> bool:
     )
 
 
-def _layer(entry: dict[str, Any], tensors: dict[str, Tensor]) -> LayerSnapshot:
+def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
     """A layer from its notes and the tensors of its snapshot.
 
     Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
@@ -179,13 +179,13 @@ class History:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.safetensors"
 
-    def notes(self, step: int) -> dict[str, Any]:
+    def notes(self, step: int) -> JsonObject:
         """Step, loss, layers and measures of a snapshot, without its tensors."""
         notes = read_notes(self._path(step), "snapshot")
         self._check(step, notes)
         return notes
 
-    def _check(self, step: int, notes: dict[str, Any]) -> None:
+    def _check(self, step: int, notes: JsonObject) -> None:
         """Raise a DataError unless the notes are those of a snapshot of this step."""
         layers, loss = notes.get("layers"), notes.get("loss")
         if (
@@ -216,7 +216,7 @@ class History:
         for step in self.steps:
             yield self[step]
 
-    def measures(self) -> list[dict[str, Any]]:
+    def measures(self) -> list[JsonObject]:
         """One row a step, layer and head: `step`, `layer`, `kind`, `head` and MEASURES."""
         rows = []
         for step in self.steps:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from weft.formats.files import cannot_read
+from weft.formats.files import JsonObject, cannot_read
 from weft.formats.terms import TENSORS
 from weft.formats.trace_writer import (
     EDGES,
@@ -44,7 +44,7 @@ _NOT_TRACED = ("name", "class", "reason")
 _MOST, _MOST_HEADS = 2**31 - 1, 2**15 - 1
 
 
-def manifest_problem(folder: Path, manifest: dict[str, Any]) -> str | None:
+def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
     """What is wrong with a manifest or with the files it names; None: nothing.
 
     Raises: DataError: a file is there and cannot be read.
@@ -126,7 +126,7 @@ def _positions_fit(positions: Any, sequences: dict[str, list[str]]) -> bool:
 
 
 #: What is known of a token, and whether an entry is of its kind.
-_POSITIONS: dict[str, Any] = {
+_POSITIONS: JsonObject = {
     "offsets": lambda entry: (
         isinstance(entry, list)
         and len(entry) == 2
@@ -190,7 +190,7 @@ def _layer_problem(layer: Any, sequences: dict[str, list[str]]) -> str | None:
     return _terms_problem(layer, shape[0])
 
 
-def _terms_problem(layer: dict[str, Any], heads: int) -> str | None:
+def _terms_problem(layer: JsonObject, heads: int) -> str | None:
     """What is wrong with what a layer says of its mask, terms and values, if it says anything."""
     window, terms = layer.get("window"), layer.get("terms")
     if window is not None and not (

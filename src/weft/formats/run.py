@@ -24,6 +24,7 @@ from typing import Any
 from weft.errors import DataError, InputError
 from weft.formats.files import (
     NOT_WRITABLE,
+    JsonObject,
     atomic_file,
     is_there,
     parse_json,
@@ -76,7 +77,7 @@ class RunFolder:
         return self.path / "history"
 
     @classmethod
-    def create_or_open(cls, path: Path, config: dict[str, Any]) -> RunFolder:
+    def create_or_open(cls, path: Path, config: JsonObject) -> RunFolder:
         """A new run's folder, or the folder of the same run to go on with.
 
         Raises: InputError: there is a run with another configuration, or something else.
@@ -175,7 +176,7 @@ class RunFolder:
                 f"{_VERSION}. Install a newer weft."
             )
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The run's configuration."""
         content = read_json(self.path / "config.json", "configuration")
         if not isinstance(content, dict):
@@ -192,7 +193,7 @@ class RunFolder:
         """Write the state."""
         write_json(self.path / "run.json", {"format": _FORMAT, "version": _VERSION, "state": state})
 
-    def append_metrics(self, report: dict[str, Any]) -> None:
+    def append_metrics(self, report: JsonObject) -> None:
         """Add a report."""
         try:
             with self.metrics.open("a", encoding="utf-8") as file:
@@ -203,7 +204,7 @@ class RunFolder:
                 "command again: it goes on."
             ) from error
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[JsonObject]:
         """All reports; a last line that was cut off is left out."""
         if not is_there(self.metrics, "metrics"):
             return []

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import atomic_file, cannot_read, check_file, parse_json
+from weft.formats.files import JsonObject, atomic_file, cannot_read, check_file, parse_json
 
 __all__ = ["DTYPES", "header_of", "load_tensors", "read_notes", "save_tensors"]
 
@@ -35,7 +35,7 @@ DTYPES = {
 }
 
 
-def header_of(contents: dict[str, Any]) -> bytes:
+def header_of(contents: JsonObject) -> bytes:
     """The table of contents as a safetensors file has it, without its length: JSON, in the order
     given, with spaces up to a multiple of 8.
     """
@@ -57,7 +57,7 @@ def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor], notes: JsonObject) -> None:
     """Write tensors and notes (anything JSON holds), whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(notes, ensure_ascii=False)
@@ -80,13 +80,13 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
             file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
 
 
-def read_notes(path: Path, what: str) -> dict[str, Any]:
+def read_notes(path: Path, what: str) -> JsonObject:
     """The notes alone, without reading the tensors."""
     _, notes = _read(path, what, names=[])
     return notes
 
 
-def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], JsonObject]:
     """All tensors and the notes.
 
     Args:
@@ -98,9 +98,7 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, An
     return _read(path, what, names=None)
 
 
-def _read(
-    path: Path, what: str, names: list[str] | None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, what: str, names: list[str] | None) -> tuple[dict[str, Tensor], JsonObject]:
     check_file(path, what)
     try:
         with safe_open(path, framework="pt") as file:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, optional_package
+from weft.formats.files import JsonMapping
 from weft.formats.terms import Terms
 from weft.formats.tokens import Tokens
 from weft.formats.verification import in_words
@@ -273,9 +274,9 @@ class TraceData:
 
     sequences: Mapping[str, list[str]]
     layers: tuple[TraceLayer, ...]
-    model: Mapping[str, Any] = field(default_factory=dict)
+    model: JsonMapping = field(default_factory=dict)
     positions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
-    verification: Mapping[str, Any] | None = None
+    verification: JsonMapping | None = None
     not_traced: tuple[Mapping[str, str], ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import cannot_read, check_file, is_there, read_json
+from weft.formats.files import JsonMapping, JsonObject, cannot_read, check_file, is_there, read_json
 from weft.formats.folders import AGAIN, check_there
 from weft.formats.manifest import manifest_problem
 from weft.formats.terms import TENSORS, Terms
@@ -42,7 +42,7 @@ _REMEDY = "Trace the model again."
 _MAKE = "Check the path, or make a trace: weft trace."
 
 
-def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
+def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
     """Check a trace folder as far as can be done without reading its tables.
 
     Returns: the folder and its manifest.
@@ -80,7 +80,7 @@ def open_folder(path: Path | str) -> tuple[Path, dict[str, Any]]:
 class Digests:
     """The digests of the files of a trace, each verified once, when the file is first read."""
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: JsonMapping) -> None:
         self._folder = folder
         self._open = {
             name: entry["sha256"]
@@ -104,7 +104,7 @@ class StoredLayer:
 
     folder: Path
     number: int
-    entry: dict[str, Any]
+    entry: JsonObject
     digests: Digests
 
     @property

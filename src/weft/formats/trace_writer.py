@@ -23,13 +23,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
+from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.folders import atomic_folder
 from weft.formats.terms import Terms
 from weft.formats.trace_files import (
@@ -76,7 +76,7 @@ ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
 KEY_COLUMNS = ("layer", "kv_head", "key", "value_norm")
 
 
-def manifest_digest(manifest: Mapping[str, Any]) -> str:
+def manifest_digest(manifest: JsonMapping) -> str:
     """SHA-256 of what a manifest says, besides its own digest: of its JSON, in one writing."""
     # Read back, so that keys are texts, as they are for who reads the file.
     said = json.loads(json.dumps({k: v for k, v in manifest.items() if k != "sha256"}))
@@ -91,18 +91,18 @@ class TraceWriter:
         self,
         folder: Path,
         sequences: Mapping[str, Sequence[str]],
-        model: Mapping[str, Any],
+        model: JsonMapping,
         dtype: torch.dtype | None,
     ) -> None:
         self._folder = folder
         self._sequences = {name: list(tokens) for name, tokens in sequences.items()}
         self._model, self._dtype = dict(model), dtype
-        self._positions: dict[str, Mapping[str, Any]] = {}
+        self._positions: dict[str, JsonMapping] = {}
         #: See Trace.verification.
-        self.verification: Mapping[str, Any] | None = None
+        self.verification: JsonMapping | None = None
         #: Attention modules that ran and are not among the layers: see Trace.not_traced.
         self.not_traced: Sequence[Mapping[str, str]] = ()
-        self._layers: list[dict[str, Any]] = []
+        self._layers: list[JsonObject] = []
         self._tables: dict[str, TableFile] = {}
         self._tensors: TensorFile | None = None
         # One layer is written while the model computes the next.
@@ -113,7 +113,7 @@ class TraceWriter:
         """Name a sequence that is known only while the model runs, before its first layer."""
         self._sequences[name] = list(tokens)
 
-    def describe(self, name: str, known: Mapping[str, Any]) -> None:
+    def describe(self, name: str, known: JsonMapping) -> None:
         """Say more of the tokens of a sequence: see Trace.positions."""
         self._positions[name] = dict(known)
 
@@ -245,7 +245,7 @@ class TraceWriter:
         if not self._layers:
             raise InputError("a trace needs at least one layer; none was written.")
         self._wait()
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, JsonObject] = {}
         for name, table in self._tables.items():
             table.close()
             size = (self._folder / name).stat().st_size
@@ -309,7 +309,7 @@ def not_a_trace(path: Path) -> str | None:
 def writing_trace(
     path: Path | str,
     sequences: Mapping[str, Sequence[str]],
-    model: Mapping[str, Any] | None = None,
+    model: JsonMapping | None = None,
     *,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,

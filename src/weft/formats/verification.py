@@ -11,8 +11,9 @@ or, of what could not be verified, {"unverified": why}.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from weft.formats.files import JsonMapping
 
 __all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
 
@@ -20,7 +21,7 @@ __all__ = ["ON_ANOTHER_TEXT", "in_words", "is_verification"]
 ON_ANOTHER_TEXT = {"unverified": "its model was verified, on another text"}
 
 
-def in_words(verification: Mapping[str, Any]) -> str:
+def in_words(verification: JsonMapping) -> str:
     """A verification in a few words.
 
     >>> in_words({"tokens": 64, "whole": False, "layers": 12, "difference": 3e-7})

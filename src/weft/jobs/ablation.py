@@ -50,9 +50,9 @@ def effects_of_heads(
     Raises: InputError: options that do not fit each other or the model.
     """
     if question.against is not None and question.logit is None:
-        raise InputError("--against: needs --logit, whose logit it is taken from.")
+        raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
     if question.patch is not None and question.text is None:
-        raise InputError("--patch: needs --text, the text whose heads are replaced.")
+        raise InputError("--patch needs --text, the text on which the heads are replaced.")
     model = open_model(name, predicting=True)
     measure = _measure(model, question, question.text)
     heads = _heads(model, question, measure)
@@ -77,7 +77,7 @@ def _heads(model: Model, question: HeadQuestion, measure: Measure) -> list[Group
     """The heads that are asked about, those of a layer alone or together."""
     layers = attention_layers(model.network, measure.run)
     if question.layer is not None and question.layer >= len(layers):
-        raise InputError(f"--layer {question.layer}: the model has 0 to {len(layers) - 1}.")
+        raise InputError(f"--layer {question.layer}: the model has layers 0 to {len(layers) - 1}.")
     heads: list[Group] = []
     for number, layer in enumerate(layers):
         if question.layer in (None, number):

@@ -12,10 +12,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from weft.errors import DataError, InputError
-from weft.formats.files import read_json, read_text, remove_leftovers, write_json
+from weft.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
 from weft.jobs.model import Model, TraceOptions, check_text
@@ -60,7 +59,7 @@ def read_corpus(path: Path) -> dict[str, str]:
         texts = {f"{number:06d}": line.removesuffix("\r") for number, line in enumerate(lines, 1)}
     texts = {name: text for name, text in texts.items() if text.strip()}
     if not texts:
-        raise DataError(f"{path}: no text in it; expected a text a line, or .txt files.")
+        raise DataError(f"{path}: no text in it; expected a text on each line, or .txt files.")
     return texts
 
 
@@ -128,14 +127,14 @@ def _remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, 
         if name not in ("overwrite", "verify")
     }
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    content: dict[str, Any] = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
+    content: JsonObject = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
                                "texts": digests}  # fmt: skip
     path = folder / _LIST
     remove_leftovers(folder)
     if path.exists():
         before = read_json(path, "list of a corpus")
         if not isinstance(before, dict) or before.get("format") != _FORMAT:
-            raise DataError(f"{path}: not a list of weft's. Choose another folder.")
+            raise DataError(f"{path}: not a list that weft wrote. Choose another folder.")
         for name in ("model", "options"):
             if before.get(name) != content[name]:
                 raise DataError(

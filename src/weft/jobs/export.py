@@ -19,10 +19,14 @@ def _check_outputs(outputs: dict[str, Path | None]) -> None:
         if output is None:
             continue
         if not output.name:
-            raise InputError(f"{option}: the file name is empty or a folder. Give one.")
+            raise InputError(
+                f"{option}: the name is empty, or of a folder. Give the name of a file."
+            )
         place = os.path.realpath(output)
         if place in seen:
-            raise InputError(f"{seen[place]} and {option} name one file, {output}. Give two names.")
+            raise InputError(
+                f"{seen[place]} and {option} name the same file, {output}. Give two names."
+            )
         seen[place] = option
 
 
@@ -56,12 +60,12 @@ def export_trace(
     trace = TraceData.open(path)
     if graphml is not None:
         # Before anything is written.
-        for option, number, count in (
-            ("--layer", layer, len(trace.layers)),
-            ("--head", head, trace.layers[layer].heads if layer < len(trace.layers) else 0),
+        for what, number, count in (
+            ("layer", layer, len(trace.layers)),
+            ("head", head, trace.layers[layer].heads if layer < len(trace.layers) else 0),
         ):
             if not 0 <= number < count:
-                raise InputError(f"{option} {number}: the trace has 0 to {count - 1}.")
+                raise InputError(f"--{what} {number}: the {what}s are 0 to {count - 1}.")
     written = []
     if html is not None:
         from weft.studio.page import export_page

@@ -87,7 +87,7 @@ def head_table(
         raise InputError(f"--role {choice.role}: no such role; there are {', '.join(roles)}.")
     traces = find_traces(paths)
     if len(traces) > 1 and (choice.clusters is not None or choice.needle is not None):
-        raise InputError("--clusters, --needle: are of one text; give one trace.")
+        raise InputError("--clusters and --needle work on one text. Give one trace.")
     table = heads(traces, exact=exact, reach=reach, alpha=alpha, least=least)
     added: list[str] = []
     if choice.clusters is not None:
@@ -111,7 +111,7 @@ def _chosen(
     if choice.layer is not None:
         if not (table["layer"] == choice.layer).any():
             last = int(table["layer"].max())
-            raise InputError(f"--layer {choice.layer}: the trace has 0 to {last}.")
+            raise InputError(f"--layer {choice.layer}: the trace has layers 0 to {last}.")
         table = table[table["layer"] == choice.layer]
     counts = {str(role): int(count) for role, count in table["role"].value_counts().items()}
     if choice.role is not None:
@@ -153,7 +153,7 @@ def _history(path: Path) -> History:
     """
     past = History(RunFolder.open(path).history)
     if not past.steps:
-        raise DataError(f"{path}: this run has no snapshots; it was trained without a history.")
+        raise DataError(f"{path}: this run has no snapshots. Train with training.history = true.")
     return past
 
 
@@ -174,11 +174,11 @@ def heads_in_training(
     named = [name for name, value in options.items() if value is not None]
     if named:
         raise InputError(
-            f"--history: prints every head of a run, and takes no {', '.join(named)}. Leave "
+            f"--history prints every head of a run, and takes no {', '.join(named)}. Leave "
             f"{'it' if len(named) == 1 else 'them'} out."
         )
     if len(paths) != 1:
-        raise InputError("--history: of one run; give one path.")
+        raise InputError("--history works on one run. Give one path.")
     return formation(_history(paths[0]), measure)
 
 

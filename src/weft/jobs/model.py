@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping
 
 if TYPE_CHECKING:
     import torch
@@ -144,9 +145,9 @@ class Model(Protocol):
         output: Path,
         options: TraceOptions,
         *,
-        description: Mapping[str, Any] | None = None,
+        description: JsonMapping | None = None,
         progress: Progress | None = None,
-        verification: Mapping[str, Any] | None = None,
+        verification: JsonMapping | None = None,
     ) -> TraceData:
         """Trace the model on inputs into a folder.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,7 @@ from torch import nn
 from weft.errors import InputError
 from weft.experiments.ablation import chosen_logit, next_token_loss
 from weft.experiments.prediction import masked_loss, output_change, target_loss
+from weft.formats.files import JsonMapping
 from weft.formats.history import History
 from weft.formats.trace import TraceData
 from weft.jobs.model import (
@@ -54,7 +55,7 @@ class PretrainedModel:
     def history(self) -> History:
         """Raises an InputError: a model of Hugging Face has no snapshots."""
         raise InputError(
-            f"{self.name}: --history is of a training run; this is none. Give a run's folder."
+            f"{self.name}: --history needs a training run. Give a run's folder, or leave it out."
         )
 
     def inputs(self, text: str, options: TraceOptions) -> Inputs:
@@ -83,9 +84,9 @@ class PretrainedModel:
         output: Path,
         options: TraceOptions,
         *,
-        description: Mapping[str, Any] | None = None,
+        description: JsonMapping | None = None,
         progress: Progress | None = None,
-        verification: Mapping[str, Any] | None = None,
+        verification: JsonMapping | None = None,
     ) -> TraceData:
         """See Model."""
         traced = trace_huggingface(
@@ -113,7 +114,9 @@ class PretrainedModel:
         network: Any = self.network
         if self._is_pair:
             if target is None:
-                raise InputError("an encoder-decoder is measured by its loss on a --target.")
+                raise InputError(
+                    "an encoder-decoder is measured by its loss. Give a --target, and no --logit."
+                )
             labels = self.tokenizer(text_target=target, return_tensors="pt", verbose=False)
             loss = target_loss(self.network, inputs, labels["input_ids"])
             return Measure("loss of the target", loss)
@@ -125,7 +128,7 @@ class PretrainedModel:
             return Measure("change of the output", output_change(network, inputs))
         ids = inputs["input_ids"]
         if ids.shape[1] < 2:
-            raise InputError("the text has one token; the loss needs two or more.")
+            raise InputError("the text has one token; the loss needs two or more. Give more text.")
         return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids))
 
     def logit_of(
@@ -134,10 +137,14 @@ class PretrainedModel:
         """See Model."""
         text = self._required(text)
         if self._is_pair:
-            raise InputError("an encoder-decoder is measured by its loss on a --target.")
+            raise InputError(
+                "an encoder-decoder is measured by its loss. Give a --target, and no --logit."
+            )
         self._refuse_target(target)
         if not self._predicts_tokens:
-            raise InputError(f"--logit: {type(self.network).__name__} predicts no tokens.")
+            raise InputError(
+                f"--logit: {type(self.network).__name__} predicts no tokens. Leave it out."
+            )
         inputs = dict(self.tokenizer(text, return_tensors="pt", verbose=False))
         self._drop_unread(inputs)
         ids = inputs["input_ids"][0].tolist()
@@ -159,7 +166,7 @@ class PretrainedModel:
         self._drop_unread(given)
         ids = given["input_ids"][0].tolist()
         if not ids:
-            raise InputError("the text is empty; expected at least one token.")
+            raise InputError("the text is empty; give at least one token.")
         tokens = token_names(ids, self.tokenizer)
         kind = type(self.network).__name__
         if kind.endswith("ForSequenceClassification"):
@@ -212,7 +219,7 @@ class PretrainedModel:
     def _refuse_target(self, target: str | None) -> None:
         if target is not None:
             kind = self._config.model_type
-            raise InputError(f"--target: a {kind} reads one text and has no target.")
+            raise InputError(f"--target: a {kind} reads one text and has no target. Leave it out.")
 
     def _drop_unread(self, inputs: dict[str, Any]) -> None:
         """Take out the types of the tokens, where the model does not read them."""
@@ -228,11 +235,13 @@ class PretrainedModel:
         """The number of a label of a classifier."""
         labels = {str(label): number for number, label in self._config.id2label.items()}
         if name not in labels:
-            raise InputError(f"no label {name!r}; there are {', '.join(labels)}.")
+            raise InputError(f"--logit {name}: no such label; there are {', '.join(labels)}.")
         return [labels[name]]
 
     def _masked_place(self, option: str, ids: list[int]) -> int:
         """The position of the first mask of a text."""
         if self.tokenizer.mask_token_id not in ids:
-            raise InputError(f"{option}: put {self.tokenizer.mask_token} into the text.")
+            raise InputError(
+                f"{option}: put {self.tokenizer.mask_token} where the token is predicted."
+            )
         return ids.index(self.tokenizer.mask_token_id)

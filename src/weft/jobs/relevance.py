@@ -60,7 +60,7 @@ def relevance_of_tokens(
     if text is None:
         raise InputError("relevance: give the text that the model reads, by --text or --file.")
     if against is not None and logit is None:
-        raise InputError("--against: needs --logit, whose logit it is taken from.")
+        raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
     model = open_model(name, predicting=True, labelling=True)
     prediction = model.prediction(text, target, position)
     tell_unknown("the text", model.unknown_characters(text + (target or "")))

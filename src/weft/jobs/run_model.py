@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.experiments.ablation import chosen_logit
+from weft.formats.files import JsonMapping
 from weft.formats.history import History
 from weft.formats.trace import TraceData
 from weft.jobs.model import (
@@ -62,7 +63,9 @@ class RunModel:
     def inputs(self, text: str, options: TraceOptions) -> Inputs:
         """See Model. A translator without a target reads the translation that it writes itself."""
         if self.run.translates and options.generate is not None:
-            raise InputError("--generate: this run translates; its translation is traced anyway.")
+            raise InputError(
+                "--generate: a translator writes its translation anyway. Leave it out."
+            )
         return self._ids(text, options.target)
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
@@ -112,9 +115,9 @@ class RunModel:
         output: Path,
         options: TraceOptions,
         *,
-        description: Mapping[str, Any] | None = None,
+        description: JsonMapping | None = None,
         progress: Progress | None = None,
-        verification: Mapping[str, Any] | None = None,
+        verification: JsonMapping | None = None,
     ) -> TraceData:
         """See Model."""
         traced = cast(
@@ -143,7 +146,7 @@ class RunModel:
         """See Model."""
         if text is None:
             if target is not None:
-                raise InputError("--logit, --target: need --text.")
+                raise InputError("--logit and --target need --text.")
             batches = self._validation(tokens)
         elif self.run.translates:
             ids = self._ids(text, target)
@@ -155,7 +158,9 @@ class RunModel:
         else:
             read = self._ids(text, target)["tokens"]
             if read.shape[1] < 2:
-                raise InputError("the text has one token; the loss needs two or more.")
+                raise InputError(
+                    "the text has one token; the loss needs two or more. Give more text."
+                )
             batches = [Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])]
         filler = self.run.vocabulary.pad
         return Measure("loss", lambda: evaluate_batches(self.run.model, batches, filler).loss)
@@ -165,9 +170,11 @@ class RunModel:
     ) -> Measure:
         """See Model."""
         if text is None:
-            raise InputError("--logit, --target: need --text.")
+            raise InputError("--logit and --target need --text.")
         if self.run.translates:
-            raise InputError("--logit: is for language models; this run is a translator.")
+            raise InputError(
+                "--logit is for language models; this run is a translator. Leave it out."
+            )
         inputs = self._ids(text, target)
         encode = self.run.vocabulary.encode
         token = one_token("--logit", encode(word))
@@ -199,7 +206,9 @@ class RunModel:
             raise InputError("the text is empty; give at least one character.")
         if not self.run.translates:
             if target is not None:
-                raise InputError("--target: this run is a language model, which has no target.")
+                raise InputError(
+                    "--target: this run is a language model, which has no target. Leave it out."
+                )
             return {"tokens": torch.tensor([ids])}
         if target is None:
             (target,) = translate(self.run.model, words, [text], beam=self.beam)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.formats.tokens import shown, visible
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
@@ -49,7 +50,7 @@ class Report:
     """What was traced: in lines, and by names. failed: why not everything was."""
 
     lines: list[str]
-    content: dict[str, Any]
+    content: JsonObject
     failed: str | None = None
 
 
@@ -59,21 +60,21 @@ def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Repor
     Raises: InputError: options that do not go together, or no text.
     """
     if request.overlap is not None and request.window is None:
-        raise InputError("--overlap is for --window: the tokens that windows share.")
+        raise InputError("--overlap needs --window: it says how many tokens two windows share.")
     if request.workers != 1 and request.corpus is None:
-        raise InputError("--workers is for --corpus, which has a text for each.")
+        raise InputError("--workers needs --corpus: each process traces texts of it.")
     if request.corpus is not None:
         if options.overwrite or (request.text, request.image, request.window) != (None, None, None):
             raise InputError(
-                "--corpus has its own texts: leave --text, --file, --stdin, --image, --window and "
-                "--overwrite out."
+                "--corpus brings its own texts and keeps what is there: leave out --text, --file, "
+                "--stdin, --image, --window and --overwrite."
             )
         return _corpus(request, request.corpus, options, show)
     if request.text is None and (request.image is None or request.window is not None):
         raise InputError("trace: give the text by one of --text, --file and --stdin.")
     if request.window is not None:
         if (request.image, options.generate, options.target) != (None, None, None):
-            raise InputError("--window splits one text: leave --image, --generate, --target out.")
+            raise InputError("--window splits one text: leave out --image, --generate, --target.")
         return _windows(request, request.text or "", request.window, options, show)
     return _one(request, options, show)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from weft.errors import DataError
+from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import not_a_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
@@ -28,7 +27,7 @@ class VerifiedOnce:
     def __init__(self, model: Model, options: TraceOptions) -> None:
         self._model, self._options, self._done = model, options, options.verify is False
 
-    def check(self, inputs: Inputs) -> Mapping[str, Any] | None:
+    def check(self, inputs: Inputs) -> JsonMapping | None:
         """Verify the model on inputs, unless it is verified.
 
         Returns: what a trace says of it. Raises: VerificationError.

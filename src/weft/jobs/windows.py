@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import DataError
-from weft.formats.files import reason_of
+from weft.formats.files import JsonObject, reason_of
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
 from weft.formats.trace_writer import not_a_trace
@@ -116,7 +116,7 @@ def _requests(model: Model, parts: list[dict[str, Any]], options: TraceOptions) 
     return digests
 
 
-def _is_there(path: Path, description: dict[str, Any], overwrite: bool) -> bool:
+def _is_there(path: Path, description: JsonObject, overwrite: bool) -> bool:
     """Whether the whole trace of a window is at a path; False: it is to be written.
 
     Raises: DataError: what is there must stay.

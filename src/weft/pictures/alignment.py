@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +14,7 @@ from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.pictures.canvas import (
+    Array,
     axes_of_cells,
     bare,
     new_figure,
@@ -36,7 +36,7 @@ _QUERIES = "queries ↓ (just read or written)"
 
 
 def alignment(
-    what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any],
+    what: TraceLayer | AttentionGraph | Tensor | Array,
     head: int | None = None,
     *,
     query_tokens: Sequence[str] | None = None,

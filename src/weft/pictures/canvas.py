@@ -21,6 +21,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.pictures.palette import Palette
 
 __all__ = [
+    "Array",
     "axes_of_cells",
     "bare",
     "new_figure",
@@ -31,6 +32,8 @@ __all__ = [
     "weight_scale",
     "weights_of",
 ]
+
+Array = np.ndarray[Any, Any]
 
 #: Cells above which a single matrix is no picture any more.
 _CELLS = 2**24
@@ -109,8 +112,8 @@ def weight_scale(
 
 
 def weights_of(
-    what: TraceLayer | AttentionGraph | Tensor | np.ndarray[Any, Any], head: int | None
-) -> tuple[np.ndarray[Any, Any], float]:
+    what: TraceLayer | AttentionGraph | Tensor | Array, head: int | None
+) -> tuple[Array, float]:
     """The weights of a head as a matrix (queries, keys), and the share of their mass not in it.
 
     head: None: the mean of all heads. Of a layer that has its queries and keys, the weights are

@@ -15,13 +15,13 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.pictures.canvas import axes_of_cells, bare, new_figure, weight_norm
+from weft.pictures.canvas import Array, axes_of_cells, bare, new_figure, weight_norm
 from weft.pictures.fonts import lettering
 from weft.pictures.palette import Palette, Theme, palette
 
 __all__ = ["history"]
 
-Matrix = Tensor | np.ndarray[Any, Any] | Sequence[Sequence[float]]
+Matrix = Tensor | Array | Sequence[Sequence[float]]
 Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
 
 
@@ -151,7 +151,7 @@ def _draw_row(
 def _draw_curves(
     figure: Figure,
     sheet: _Sheet,
-    curves: Mapping[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]],
+    curves: Mapping[str, tuple[Array, Array]],
     steps: Sequence[int],
     at: Sequence[int],
     colours: Palette,
@@ -192,13 +192,13 @@ class _Row:
     """Snapshots that share a scale."""
 
     name: str
-    matrices: Sequence[np.ndarray[Any, Any]]
+    matrices: Sequence[Array]
     norm: Normalize
     ramp: ListedColormap
     legend: str
 
 
-def _matrix(matrix: Matrix) -> np.ndarray[Any, Any]:
+def _matrix(matrix: Matrix) -> Array:
     numbers = np.asarray(
         matrix.detach().cpu().float() if isinstance(matrix, Tensor) else matrix, dtype=float
     )
@@ -207,9 +207,7 @@ def _matrix(matrix: Matrix) -> np.ndarray[Any, Any]:
     return numbers
 
 
-def _check(
-    steps: Sequence[int], matrices: Sequence[np.ndarray[Any, Any]], measures: Mapping[str, Series]
-) -> None:
+def _check(steps: Sequence[int], matrices: Sequence[Array], measures: Mapping[str, Series]) -> None:
     if not steps or len(steps) != len(matrices):
         raise InputError(
             f"history: {len(steps)} steps for {len(matrices)} matrices; expected one each, and "
@@ -222,9 +220,7 @@ def _check(
         raise InputError(f"history: matrices of different shapes: {shapes}.")
 
 
-def _series(
-    name: str, series: Series, steps: Sequence[int]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _series(name: str, series: Series, steps: Sequence[int]) -> tuple[Array, Array]:
     x: Any = steps
     y: Any = series
     if isinstance(series, tuple) and len(series) == 2 and np.ndim(series[0]) == 1:
@@ -244,7 +240,7 @@ def _square(values: Any) -> Any:
 
 
 def _scale(
-    matrices: Sequence[np.ndarray[Any, Any]], colours: Palette, linear: bool = False
+    matrices: Sequence[Array], colours: Palette, linear: bool = False
 ) -> tuple[Normalize, ListedColormap, str]:
     finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in matrices])
     if finite.size and finite.min() < 0:
@@ -283,8 +279,8 @@ def _ticks(steps: Sequence[int], axes: Axes) -> tuple[list[int], list[str]]:
 
 def _curve(
     axes: Axes,
-    x: np.ndarray[Any, Any],
-    y: np.ndarray[Any, Any],
+    x: Array,
+    y: Array,
     name: str,
     colours: Palette,
     families: list[str],

@@ -14,13 +14,11 @@ from matplotlib.path import Path as Curve
 from weft.errors import InputError
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceLayer
-from weft.pictures.canvas import bare, new_figure, not_shown, weights_of
+from weft.pictures.canvas import Array, bare, new_figure, not_shown, weights_of
 from weft.pictures.fonts import Lettering, lettering
 from weft.pictures.palette import Palette, Theme, palette
 
 __all__ = ["threads"]
-
-Matrix = np.ndarray[Any, Any]
 
 #: Tokens of a column at most.
 _MOST_TOKENS = 200
@@ -113,7 +111,7 @@ class _Sheet:
         )
 
     def draw_threads(
-        self, chosen: Sequence[int], matrices: Sequence[Matrix], query: int | None, scale: float
+        self, chosen: Sequence[int], matrices: Sequence[Array], query: int | None, scale: float
     ) -> None:
         """A curve for each weight; those of a query that is brought forward come last."""
         colours = self.colours
@@ -161,7 +159,7 @@ class _Sheet:
                 fontweight="bold" if query == i else "normal",
             )  # fmt: skip
 
-    def name_keys(self, tokens: Sequence[str], received: Matrix) -> None:
+    def name_keys(self, tokens: Sequence[str], received: Array) -> None:
         """The tokens at the right, each with a bar and a number of the mean weight it receives."""
         right, colours = self.left + self.middle, self.colours
         strongest = max(float(received.max(initial=0)), 1e-9)

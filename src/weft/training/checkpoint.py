@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import DataError
+from weft.formats.files import JsonObject
 from weft.formats.tensors import load_tensors, save_tensors
 
 __all__ = ["Position", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
@@ -99,7 +100,7 @@ def load_checkpoint(
         raise DataError(f"{path}: this checkpoint is of another version of weft.") from error
 
 
-def _position(notes: dict[str, Any]) -> Position:
+def _position(notes: JsonObject) -> Position:
     """A position from the notes of a checkpoint. Raises: ValueError, TypeError: it is none."""
     position = Position(**notes)
     numbers = asdict(position)
@@ -116,12 +117,12 @@ def _position(notes: dict[str, Any]) -> Position:
     return position
 
 
-def save_weights(path: Path, weights: dict[str, Tensor], notes: dict[str, Any]) -> None:
+def save_weights(path: Path, weights: dict[str, Tensor], notes: JsonObject) -> None:
     """Write a model's weights, whole or not at all."""
     save_tensors(path, weights, notes)
 
 
-def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
+def load_weights(path: Path, model: nn.Module) -> JsonObject:
     """Fill a model with saved weights; returns the notes."""
     tensors, notes = load_tensors(path, "checkpoint")
     _fill(path, model, tensors)

@@ -6,12 +6,12 @@ import difflib
 import reprlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.errors import InputError
-from weft.formats.files import read_text
+from weft.formats.files import JsonObject, read_text
 from weft.models.configuration import Architecture, PositionKind
 from weft.training.optimisation import Schedule
 
@@ -198,7 +198,7 @@ def _explain(source: str, error: ValidationError) -> str:
     return f"{source}: {key} = {reprlib.repr(first['input'])}: {message}.{also}"
 
 
-def check_config(content: dict[str, Any], source: str) -> RunConfig:
+def check_config(content: JsonObject, source: str) -> RunConfig:
     """A configuration from nested dictionaries.
 
     Raises: InputError: one line that names the key, what is wrong and the nearest known.
@@ -211,7 +211,7 @@ def check_config(content: dict[str, Any], source: str) -> RunConfig:
         raise InputError(f"{source}: its values are nested too deeply.") from None
 
 
-def _as_json(content: dict[str, Any]) -> str:
+def _as_json(content: JsonObject) -> str:
     import json
 
     return json.dumps(content, default=str)
@@ -266,7 +266,7 @@ def defaults_of(path: Path, config: RunConfig) -> list[str]:
     return lines
 
 
-def _override(content: dict[str, Any], override: str) -> None:
+def _override(content: JsonObject, override: str) -> None:
     name, equals, value = override.partition("=")
     if not equals or not name.strip():
         raise InputError(f"--set {override!r}: expected section.key=value, as in training.seed=2.")

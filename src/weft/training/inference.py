@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from weft.errors import DataError, InputError
+from weft.formats.files import JsonObject
 from weft.formats.run import RunFolder
 from weft.models.decoding import sample
 from weft.models.language_model import LanguageModel
@@ -124,7 +124,7 @@ def generate_text(
 
 def evaluate_run(
     run: TrainedRun, *, split: str | None, beam: int, progress: Callable[[int, int], None]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Measures of a run on held-out data, read again from where its configuration says.
 
     Args:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import DataError, InputError
+from weft.formats.files import JsonObject
 from weft.formats.history import History, write_snapshot
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
@@ -49,7 +50,7 @@ class Listener(Protocol):
     def stepped(self, position: Position, loss: float, rate: float) -> None:
         """A step was done; loss: mean of its tokens, in nats, smoothed labels included."""
 
-    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """The validation data were looked at."""
 
 

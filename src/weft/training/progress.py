@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +16,7 @@ from rich.progress import (
 )
 from torch import nn
 
+from weft.formats.files import JsonObject
 from weft.mechanism.watching import layers_of
 from weft.training.checkpoint import Position
 from weft.training.tasks.task import Task
@@ -33,7 +33,7 @@ class SilentListener:
     def stepped(self, position: Position, loss: float, rate: float) -> None:
         """See Listener.stepped."""
 
-    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """See Listener.validated."""
 
 
@@ -100,7 +100,7 @@ class ConsoleListener:
                 self._bar, completed=position.step, loss=self._mean_loss, speed=speed
             )
 
-    def validated(self, position: Position, report: dict[str, Any], better: bool) -> None:
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """See Listener.validated."""
         self.console.print(
             f"step {position.step:>6,}  epoch {position.epoch:>3}  "

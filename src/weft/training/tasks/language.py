@@ -6,13 +6,12 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.files import read_text
+from weft.formats.files import JsonObject, read_text
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
 from weft.training.tasks.task import Plan, Probe, Task
@@ -70,7 +69,7 @@ class LanguageTask(Task):
 
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Loss and perplexity on the held-out text."""
         result = self.evaluation(model, split, progress)
         return {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.models.decoding import Hypothesis, beam_search, greedy
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
@@ -113,7 +113,7 @@ class PairsTask(Task):
 
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """The task's measures on the translations of a split."""
         pairs = self.texts[split]
         if not pairs:
@@ -131,7 +131,7 @@ class PairsTask(Task):
 
     def measures(
         self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """How good translations are."""
         exact = sum(map(str.__eq__, found, expected)) / max(1, len(expected))
         return {"exact_match": exact}

@@ -14,12 +14,12 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.training.batches import Batch
 from weft.training.config import RepeatsConfig
 from weft.training.tasks.task import Plan, Probe, Task
@@ -92,7 +92,7 @@ class RepeatsTask(Task):
 
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Loss and accuracy on the repeated half, of all lengths together."""
         result = self.evaluation(model, split, progress)
         return {

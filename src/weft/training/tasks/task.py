@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.mechanism.multihead import LayerKind
 from weft.training.batches import Batch
 from weft.training.text import Vocabulary
@@ -73,7 +73,7 @@ class Task(ABC):
     @abstractmethod
     def evaluate(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Measures of a trained model on held-out data.
 
         Args:

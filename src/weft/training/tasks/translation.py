@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from weft.errors import InputError
-from weft.formats.files import read_text
+from weft.formats.files import JsonObject, read_text
 from weft.training.config import TranslationConfig
 from weft.training.tasks.pairs import PairsTask, TextPairs
 from weft.training.text import Vocabulary
@@ -70,7 +69,7 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
     return pairs
 
 
-def bleu_measures(found: Sequence[str], expected: Sequence[str]) -> dict[str, Any]:
+def bleu_measures(found: Sequence[str], expected: Sequence[str]) -> JsonObject:
     """BLEU and chrF by sacreBLEU, with their signatures.
 
     `bleu` is cased, on detokenised text; `bleu_lowercase_tokenised` ignores case, as results on
@@ -99,7 +98,7 @@ class TranslationTask(PairsTask):
 
     def measures(
         self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """BLEU and chrF, see bleu_measures."""
         return bleu_measures(found, expected)
 
