@@ -105,10 +105,6 @@ class LayerInMemory:
         return self.norms
 
 
-#: The old name, for one version.
-Held = LayerInMemory
-
-
 @dataclass(frozen=True, eq=False)
 class TraceLayer:
     """One attention call of a model.
