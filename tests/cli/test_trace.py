@@ -65,7 +65,7 @@ def test_generate_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Pa
     result = weft_main(
         "trace", runs / "translation", "--text", "the", "--generate", 4, "-o", tmp_path / "u"
     )
-    assert_one_line(result, "--generate: this run translates")
+    assert_one_line(result, "--generate: a translator writes its translation")
 
 
 def test_an_image(weft_main: Command, seer: Path, picture: Path, tmp_path: Path) -> None:
