@@ -187,7 +187,7 @@ def walks() -> dict[str, list[str]]:
 
     query: from `weft train` to the native kernel.
     edge: from the kernel, through the file of edges, to the studio's answer to a browser. The
-        files of the model and of the command line, which only stand above, are left out.
+        files of the model and of the command, which only stand above, are left out.
     """
     import os
 
@@ -227,7 +227,7 @@ def walks() -> dict[str, list[str]]:
             put_back()
         os.chdir(before)
     passed = dict.fromkeys((*reversed(calls[-1]), *writes[0], *reads[0]))
-    edge = [name for name in passed if not name.startswith(("cli/", "models/"))]
+    edge = [name for name in passed if not name.startswith(("cli/", "jobs/", "models/"))]
     return {"query": query, "edge": edge}
 
 
