@@ -15,7 +15,7 @@ pytest.importorskip("pandas")
 
 
 @pytest.fixture
-def traces(language_model):
+def traces(language_model) -> tuple[weft.Trace, weft.Trace, list[list[torch.Tensor]]]:
     """The same tokens read by a model before and after its second layer changed, and dense."""
     tokens = torch.randint(1, 50, (40,), generator=torch.Generator().manual_seed(8))
     before = weft.trace(language_model, tokens, keep=weft.Top(6))
@@ -26,7 +26,7 @@ def traces(language_model):
     return before, after, dense
 
 
-def test_the_head_that_changed_is_found(traces):
+def test_the_head_that_changed_is_found(traces) -> None:
     before, after, dense = traces
     found = compare(before, after)
     expected = torch.stack(
@@ -44,7 +44,7 @@ def test_the_head_that_changed_is_found(traces):
     assert table.iloc[0]["entropy_change"] == pytest.approx(float(difference))
 
 
-def test_kept_edges_give_bounds(traces):
+def test_kept_edges_give_bounds(traces) -> None:
     before, after, dense = traces
     for layer, (a, b) in enumerate(zip(*dense, strict=True)):
         expected = (a - b).abs().sum(-1).mean(-1) / 2
@@ -54,7 +54,7 @@ def test_kept_edges_give_bounds(traces):
         assert bool((found.upper <= 1).all())
 
 
-def test_the_edge_that_changed_most_is_found(traces):
+def test_the_edge_that_changed_most_is_found(traces) -> None:
     before, after, dense = traces
     found = compare(before, after, edges=5)
     change = (dense[1][1] - dense[0][1])[1]
@@ -75,7 +75,7 @@ def test_the_edge_that_changed_most_is_found(traces):
     assert table.iloc[0]["query_token"] == before.tokens[largest[0]]
 
 
-def test_all_edges_leave_no_doubt(minilm_trace, minilm_top):
+def test_all_edges_leave_no_doubt(minilm_trace, minilm_top) -> None:
     for one, two in zip(minilm_trace.layers, minilm_top.layers, strict=True):
         assert float(distance(one, two).upper.max()) < 1e-6
         assert float(distance(one, one, exact=False).upper.max()) < 1e-6
@@ -83,7 +83,7 @@ def test_all_edges_leave_no_doubt(minilm_trace, minilm_top):
         assert float(distance(one, two, exact=False).upper.max()) > 0.01
 
 
-def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace):
+def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
     with pytest.raises(weft.InputError, match="Compare traces of as many tokens"):
         compare(make_trace(["a", "b"]), make_trace(["a"]))
     with pytest.raises(weft.InputError, match="2 heads, the other trace 3"):
@@ -96,7 +96,7 @@ def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace):
         matched_layers(minilm_trace, part)
 
 
-def test_the_command(traces, tmp_path, capsys):
+def test_the_command(traces, tmp_path, capsys) -> None:
     for name, trace in zip("ab", traces[:2], strict=True):
         trace.save(tmp_path / name)
     try:

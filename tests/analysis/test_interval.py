@@ -28,7 +28,7 @@ MEASURES = {
 
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("kept", [False, True])
-def test_weights_that_are_not_numbers_are_refused(measure, kept):
+def test_weights_that_are_not_numbers_are_refused(measure, kept) -> None:
     tokens = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
     broken = tokens.clone()
     broken[1, 3] = torch.nan

@@ -72,7 +72,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_sequence(case):
+def test_one_sequence(case) -> None:
     model = build(*CASES[case])
     output = model(input_ids=IDS, output_attentions=True)
     classifies = output.logits.ndim == 2
@@ -96,7 +96,7 @@ def test_one_sequence(case):
      {"vocab_size": 40, "d_model": 24, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 4,
       "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}),
 ])  # fmt: skip
-def test_two_sequences(name, config, options):
+def test_two_sequences(name, config, options) -> None:
     model = build(name, config, options)
     target = torch.tensor([[1, 12, 30, 8]])
     inputs = {"input_ids": IDS, "decoder_input_ids": target}
@@ -138,7 +138,7 @@ class Reader(nn.Module):
         return state @ self.embedding.weight.T
 
 
-def test_wefts_own_layers_by_finite_differences():
+def test_wefts_own_layers_by_finite_differences() -> None:
     """A = P * max(0, dy/dP): each cell's slope from scaling what key j gives to query i alone."""
     torch.manual_seed(2)
     model = Reader().double()
@@ -183,7 +183,7 @@ def finite_slopes(model: Reader, number: int, head: int, step: float = 1e-4) -> 
     return slopes
 
 
-def test_long_layers_are_made_some_rows_at_a_time(monkeypatch):
+def test_long_layers_are_made_some_rows_at_a_time(monkeypatch) -> None:
     model = build(*CASES["decoder"])
     whole = relevance(model, {"input_ids": IDS}, 3)
     monkeypatch.setattr(module, "KEPT_CELLS", 0)
@@ -191,7 +191,7 @@ def test_long_layers_are_made_some_rows_at_a_time(monkeypatch):
     assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), whole, rtol=1e-5, atol=1e-7)
 
 
-def test_the_largest_logit_and_a_function():
+def test_the_largest_logit_and_a_function() -> None:
     model = build(*CASES["classifier"])
     with torch.no_grad():
         best = int(model(input_ids=IDS).logits.argmax())
@@ -201,14 +201,14 @@ def test_the_largest_logit_and_a_function():
     assert torch.equal(asked, named)
 
 
-def test_frozen_models_can_be_asked():
+def test_frozen_models_can_be_asked() -> None:
     model = build(*CASES["decoder"])
     expected = relevance(model, {"input_ids": IDS}, 3)
     model.requires_grad_(False)
     assert torch.allclose(relevance(model, {"input_ids": IDS}, 3), expected, rtol=1e-5)
 
 
-def test_blocks_are_computed_again_and_left_as_they_were():
+def test_blocks_are_computed_again_and_left_as_they_were() -> None:
     model = build(*CASES["decoder"])
     runs: list[int] = []
     for number, block in enumerate(model.transformer.h):
@@ -243,7 +243,7 @@ class Alone(nn.Module):
         return state @ self.embedding.weight.T
 
 
-def test_layers_that_are_no_blocks_or_not_needed():
+def test_layers_that_are_no_blocks_or_not_needed() -> None:
     torch.manual_seed(2)
     model = Alone()
     layers, _ = weighted_layers(model, IDS, 17)
@@ -262,7 +262,7 @@ def test_layers_that_are_no_blocks_or_not_needed():
 
 @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
 @pytest.mark.parametrize("mask", [None, weft.causal(), weft.window(2, 1)])
-def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch):
+def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch) -> None:
     """A of one layer, in tiles, against autograd through a dense softmax of the same scores."""
     monkeypatch.setattr(module, "TILE", (3, 2))
     torch.manual_seed(4)
@@ -297,7 +297,7 @@ def test_each_way_of_scoring_against_dense_gradients(relative, mask, monkeypatch
     assert torch.allclose(found.transposed(asked), expected.T @ asked, rtol=1e-6, atol=1e-9)
 
 
-def test_what_cannot_be_asked(minilm):
+def test_what_cannot_be_asked(minilm) -> None:
     with pytest.raises(weft.InputError, match="has no logits"):
         relevance(minilm[0], minilm[1]("a dog", return_tensors="pt"))
     model = build(*CASES["classifier"])

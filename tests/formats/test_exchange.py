@@ -22,7 +22,7 @@ from weft.formats.exchange import (
 from weft.jobs.export import export_trace
 
 
-def test_every_format_holds_the_same_weights(pair_trace, tmp_path):
+def test_every_format_holds_the_same_weights(pair_trace, tmp_path) -> None:
     layer, head = pair_trace.layer("cross", 0), 2
     dense = layer.graph.dense().numpy()[head]
     assert np.array_equal(to_numpy(layer, head), dense)
@@ -48,7 +48,7 @@ def test_every_format_holds_the_same_weights(pair_trace, tmp_path):
     assert graph.nodes["key3"]["token"] == layer.key_tokens[3]
 
 
-def test_a_whole_layer_as_npz(pair_trace, tmp_path):
+def test_a_whole_layer_as_npz(pair_trace, tmp_path) -> None:
     layer = pair_trace.layer("decoder", 0)
     export_layer(layer, tmp_path / "layer.npz")
     with np.load(tmp_path / "layer.npz", allow_pickle=False) as found:
@@ -57,7 +57,7 @@ def test_a_whole_layer_as_npz(pair_trace, tmp_path):
         assert json.loads(str(found["key_tokens"])) == layer.key_tokens
 
 
-def test_all_layers_in_one_table(pair_trace, tmp_path):
+def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
     write_trace_parquet(pair_trace, tmp_path / "all.parquet")
     table = pandas.read_parquet(tmp_path / "all.parquet")
     plain = pair_trace.to_pandas()
@@ -65,7 +65,7 @@ def test_all_layers_in_one_table(pair_trace, tmp_path):
     assert list(table["kind"].unique()) == ["encoder", "decoder", "cross"]
 
 
-def test_networkx_nodes_carry_their_tokens(pair_trace):
+def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
     self_attention = to_networkx(pair_trace.layer("decoder", 0), 0)
     assert [self_attention.nodes[i]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
     # Causal: nobody looks ahead.
@@ -73,7 +73,7 @@ def test_networkx_nodes_carry_their_tokens(pair_trace):
     assert to_networkx(pair_trace.layer("cross", 0), 0).nodes["key", 6]["sequence"] == "source"
 
 
-def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_path):
+def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_path) -> None:
     layer = make_trace(hostile_tokens).layers[0]
     write_graphml(layer, 0, tmp_path / "a.graphml")
     graph = networkx.read_graphml(tmp_path / "a.graphml")
@@ -87,7 +87,7 @@ def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_pat
     assert table.loc[table["query"] == 8, "query_token"].iloc[0] == "x" * 100_000
 
 
-def test_wrong_requests(pair_trace, tmp_path):
+def test_wrong_requests(pair_trace, tmp_path) -> None:
     layer = pair_trace.layers[0]
     with pytest.raises(weft.InputError, match=r"ends in \.graphml, \.parquet, \.npy, \.npz"):
         export_layer(layer, tmp_path / "a.xlsx")
@@ -100,7 +100,7 @@ def test_wrong_requests(pair_trace, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path):
+def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     (tmp_path / "link").symlink_to("one")
     os.mkfifo(tmp_path / "pipe")

@@ -27,12 +27,12 @@ from weft.formats.tokens import visible
         ("\u200d", "‹200D›"),
     ],
 )
-def test_what_is_shown(token, shown):
+def test_what_is_shown(token, shown) -> None:
     assert visible(token) == shown
 
 
 @given(st.text(st.characters(), max_size=60))
-def test_nothing_hides_and_nothing_runs_on(token):
+def test_nothing_hides_and_nothing_runs_on(token) -> None:
     shown = visible(token, 20)
     assert shown.strip()
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
@@ -41,5 +41,5 @@ def test_nothing_hides_and_nothing_runs_on(token):
     assert (len(token) > 20) == (shown.endswith("…") and not token.endswith("…")) or "…" in token
 
 
-def test_a_very_long_token_is_cut():
+def test_a_very_long_token_is_cut() -> None:
     assert visible("x" * 10**6, 8) == "xxxxxxx…"

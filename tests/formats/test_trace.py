@@ -25,7 +25,7 @@ from weft.formats.trace_writer import writing_trace
 from weft.traces import Trace
 
 
-def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):
+def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t.weft")
     assert_same(pair_trace, weft.open(tmp_path / "t.weft"))
     assert sorted(path.name for path in (tmp_path / "t.weft").iterdir()) == [
@@ -39,7 +39,7 @@ def test_a_trace_comes_back_as_it_was(pair_trace, tmp_path):
         ).read_bytes()
 
 
-def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path):
+def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_path) -> None:
     trace = make_trace(hostile_tokens)
     trace.save(tmp_path / "t")
     assert weft.open(tmp_path / "t").tokens == hostile_tokens
@@ -48,7 +48,7 @@ def test_hostile_tokens_come_back_as_they_were(make_trace, hostile_tokens, tmp_p
 
 @settings(max_examples=30, deadline=None)
 @given(tokens=st.lists(st.text(), min_size=0, max_size=6), keep=st.integers(0, 8))
-def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep):
+def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep) -> None:
     length = len(tokens)
     queries = torch.randn(2, length, 4)
     # The last query may look at no key: minus infinity, and no edges.
@@ -81,7 +81,7 @@ def test_any_tokens_and_sizes_come_back(tmp_path_factory, tokens, keep):
     assert found.layers[0].queries is None
 
 
-def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path):
+def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     trace = weft.open(path)
@@ -92,7 +92,7 @@ def test_layers_are_read_when_they_are_asked_for(pair_trace, tmp_path):
         _ = trace.layers[1].graph
 
 
-def test_a_tile_needs_no_edges(pair_trace, tmp_path):
+def test_a_tile_needs_no_edges(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     (path / "edges.parquet").write_bytes(bytes((path / "edges.parquet").stat().st_size))
@@ -102,14 +102,14 @@ def test_a_tile_needs_no_edges(pair_trace, tmp_path):
         _ = layer.graph
 
 
-def test_a_fresh_process_reads_it(pair_trace, tmp_path):
+def test_a_fresh_process_reads_it(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     code = f"import weft; print(weft.open({str(tmp_path / 't')!r}).layers[2].graph)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout == "AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", result.stderr
 
 
-def test_one_row_group_a_layer(pair_trace, tmp_path):
+def test_one_row_group_a_layer(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     for name in ("edges.parquet", "rows.parquet"):
         with pq.ParquetFile(tmp_path / "t" / name) as file:
@@ -117,7 +117,7 @@ def test_one_row_group_a_layer(pair_trace, tmp_path):
             assert file.read_row_group(2)["layer"].unique().to_pylist() == [2]
 
 
-def test_other_tools_read_it_without_weft(pair_trace, tmp_path):
+def test_other_tools_read_it_without_weft(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     edges, rows = (pandas.read_parquet(path / f"{name}.parquet") for name in ("edges", "rows"))
@@ -152,7 +152,7 @@ def test_other_tools_read_it_without_weft(pair_trace, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype):
+def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype) -> None:
     pair_trace.save(tmp_path / "t", dtype=dtype)
     layer = weft.open(tmp_path / "t").layers[2]
     assert layer.queries.dtype == layer.keys.dtype == dtype
@@ -161,7 +161,7 @@ def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype):
         pair_trace.save(tmp_path / "u", dtype=torch.float64)
 
 
-def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_path):
+def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     with pytest.raises(weft.DataError, match="exists already"):
         pair_trace.save(tmp_path / "t")
@@ -170,7 +170,7 @@ def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch):
+def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch) -> None:
     trace = make_trace(["a"])
     dear = tmp_path / "dear"
     dear.mkdir()
@@ -196,11 +196,11 @@ def test_overwriting_replaces_traces_only(make_trace, tmp_path, monkeypatch):
         trace.save(tmp_path / "t", overwrite=True)
 
 
-def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path):
+def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path) -> None:
     graph = pair_trace.layers[0].graph
     sequences = pair_trace.sequences
 
-    def write(*layers, fail=None):
+    def write(*layers, fail=None) -> None:
         with writing_trace(tmp_path / "t", sequences) as writer:
             for layer in layers:
                 writer.append("a", "encoder", 0, layer, queries_from="source",
@@ -219,7 +219,7 @@ def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path):
+def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path) -> None:
     code = textwrap.dedent(f"""
         import time, torch, weft
         from weft.formats.trace_writer import writing_trace
@@ -244,7 +244,7 @@ def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_not_writable(pair_trace, tmp_path):
+def test_a_folder_that_is_not_writable(pair_trace, tmp_path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(weft.DataError, match="permission denied"):
         pair_trace.save(tmp_path / "t")

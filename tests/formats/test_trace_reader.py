@@ -56,7 +56,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("line", DAMAGE)
-def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line):
+def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     DAMAGE[line](path)
@@ -67,7 +67,7 @@ def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line):
     assert "\n" not in str(caught.value)
 
 
-def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path):
+def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
     """The tables carry checksums: no flipped bit comes back as another number."""
     path = tmp_path / "t"
     pair_trace.save(path)
@@ -90,7 +90,7 @@ def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tm
         (path / name).write_bytes(whole)
 
 
-def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path):
+def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     file = path / "queries_keys.safetensors"
@@ -102,7 +102,7 @@ def test_every_flipped_bit_of_queries_and_keys_is_noticed(pair_trace, tmp_path):
             _ = layer.queries
 
 
-def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tmp_path):
+def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     whole = (path / "trace.json").read_bytes()
@@ -122,11 +122,11 @@ def test_every_flipped_bit_of_the_manifest_is_noticed_or_harmless(pair_trace, tm
     assert noticed > len(whole) // 12
 
 
-def test_a_trace_without_digests_opens(pair_trace, tmp_path):
+def test_a_trace_without_digests_opens(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
 
-    def strip(content):
+    def strip(content) -> None:
         for entry in (content, *content["files"].values()):
             del entry["sha256"]
 
@@ -134,11 +134,11 @@ def test_a_trace_without_digests_opens(pair_trace, tmp_path):
     assert_same(pair_trace, weft.open(path))
 
 
-def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp_path):
+def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
 
-    def strip(content):
+    def strip(content) -> None:
         del content["sha256"], content["files"]["keys.parquet"]
         for entry in content["files"].values():
             del entry["sha256"]
@@ -162,14 +162,14 @@ def test_a_trace_without_terms_and_norms_opens_and_has_no_matrix(pair_trace, tmp
         ("layer 0: value_norms are of the wrong type", {"value_norms": 3}),
     ],
 )
-def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change):
+def test_terms_that_make_no_sense_are_refused(pair_trace, tmp_path, line, change) -> None:
     pair_trace.save(tmp_path / "t")
     manifest(tmp_path / "t", lambda m: m["layers"][0].update(change))
     with pytest.raises(weft.DataError, match=line):
         weft.open(tmp_path / "t")
 
 
-def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path):
+def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
     path = tmp_path / "t"
     pair_trace.save(path)
     size = (path / "queries_keys.safetensors").stat().st_size

@@ -6,20 +6,20 @@ import pytest
 from weft.pictures.palette import palette
 
 
-def luminance(colours):
+def luminance(colours) -> np.ndarray:
     """Relative luminance of sRGB colours (WCAG 2.1)."""
     colours = np.asarray(colours)[..., :3]
     linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
     return linear @ [0.2126, 0.7152, 0.0722]
 
 
-def contrast(one, other):
+def contrast(one, other) -> np.ndarray:
     high, low = sorted((luminance(one), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_more_weight_is_always_further_from_the_ground(theme):
+def test_more_weight_is_always_further_from_the_ground(theme) -> None:
     ramp = luminance(palette(theme).weight(np.linspace(0, 1, 256)))
     assert (np.diff(ramp) < 1e-4).all() if theme == "light" else (np.diff(ramp) > -1e-4).all()
     # Equal steps look equal: lightness (the cube root of luminance) is nearly linear.
@@ -29,7 +29,7 @@ def test_more_weight_is_always_further_from_the_ground(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_signs_of_a_difference_stand_out_alike(theme):
+def test_both_signs_of_a_difference_stand_out_alike(theme) -> None:
     colours = palette(theme).difference(np.linspace(0, 1, 256))
     ramp = luminance(colours)
     assert np.abs(ramp - ramp[::-1]).max() < 0.1
@@ -38,7 +38,7 @@ def test_both_signs_of_a_difference_stand_out_alike(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_can_be_read_on_their_ground(theme):
+def test_texts_can_be_read_on_their_ground(theme) -> None:
     from matplotlib.colors import to_rgb
 
     colours = palette(theme)

@@ -31,7 +31,7 @@ def colour_of(figure, text: str) -> str:
     return next(to_hex(t.get_color()) for t in texts(figure) if t.get_text().startswith(text))
 
 
-def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace):
+def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
     figure = alignment(layer, 2)
     axes = figure.axes[0]
@@ -48,7 +48,7 @@ def test_alignment_has_queries_as_rows_and_keys_as_columns(pair_trace):
     assert colour_of(figure, "keys") == palette().key
 
 
-def test_alignment_of_all_heads_is_their_mean(pair_trace):
+def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
     expected = layer.graph.dense().mean(0)
     for what in (layer, layer.graph, layer.graph.dense(), layer.graph.dense().numpy()):
@@ -57,7 +57,7 @@ def test_alignment_of_all_heads_is_their_mean(pair_trace):
     assert "queries ↓ (just read or written)" in words(alignment(layer))
 
 
-def test_alignment_without_names_shows_positions():
+def test_alignment_without_names_shows_positions() -> None:
     figure = alignment(torch.eye(3))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
     long = alignment(np.eye(700))
@@ -69,7 +69,7 @@ def test_alignment_without_names_shows_positions():
 @pytest.mark.parametrize(
     ("length", "least"), [(10, 9.0), (30, 8.0), (60, 5.5)], ids=["10", "30", "60"]
 )
-def test_token_labels_are_readable_and_apart(make_trace, length, least):
+def test_token_labels_are_readable_and_apart(make_trace, length, least) -> None:
     layer = make_trace([f"word{i}" for i in range(length)]).layers[0]
     figure = alignment(layer, 0)
     renderer = FigureCanvasAgg(figure).get_renderer()
@@ -84,7 +84,7 @@ def test_token_labels_are_readable_and_apart(make_trace, length, least):
     assert top <= figure.bbox.height
 
 
-def test_heads_shows_each_head_once_kinds_apart(pair_trace):
+def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
     figure = heads(pair_trace)
     tiles = images(figure)
     assert len(tiles) == 12
@@ -100,14 +100,14 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace):
     assert places[0].y0 == places[1].y0 > places[4].y0 > places[8].y0
 
 
-def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace):
+def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
     figure = heads(make_trace([str(i) for i in range(192)], keep=192))
     tile = images(figure)[0].get_array()
     assert tile.shape == (64, 64)
     assert np.allclose(tile.sum(1), 1, atol=1e-5)
 
 
-def test_history_draws_the_first_and_the_last_on_one_scale():
+def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     matrices = [torch.eye(4) * (step - 100) for step in steps]
     figure = history(
@@ -131,7 +131,7 @@ def test_history_draws_the_first_and_the_last_on_one_scale():
     assert images(weights)[0].norm.vmax == 1
 
 
-def test_threads_lead_from_queries_to_keys(pair_trace):
+def test_threads_lead_from_queries_to_keys(pair_trace) -> None:
     layer = pair_trace.layer("cross", 0)
     figure = threads(layer, 1)
     weights = layer.graph.dense()[1]
@@ -151,7 +151,9 @@ def test_threads_lead_from_queries_to_keys(pair_trace):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_hostile_tokens_are_drawn_without_a_warning(make_trace, hostile_tokens, tmp_path, theme):
+def test_hostile_tokens_are_drawn_without_a_warning(
+    make_trace, hostile_tokens, tmp_path, theme
+) -> None:
     trace = make_trace(hostile_tokens)
     figures = (
         alignment(trace.layers[0], 0, theme=theme),
@@ -167,7 +169,7 @@ def test_hostile_tokens_are_drawn_without_a_warning(make_trace, hostile_tokens, 
     assert "∅" in labels
 
 
-def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path):
+def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> None:
     layer = pair_trace.layers[0]
     for suffix, start in (("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")):
         for name in ("a", "b"):
@@ -180,7 +182,7 @@ def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path):
     assert np.allclose(ground, 1)
 
 
-def test_pictures_leave_matplotlib_as_it_was(pair_trace, tmp_path):
+def test_pictures_leave_matplotlib_as_it_was(pair_trace, tmp_path) -> None:
     import subprocess
     import sys
 
@@ -193,7 +195,7 @@ def test_pictures_leave_matplotlib_as_it_was(pair_trace, tmp_path):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_wrong_requests(pair_trace, tmp_path):
+def test_wrong_requests(pair_trace, tmp_path) -> None:
     layer = pair_trace.layers[0]
     with pytest.raises(weft.InputError, match="head 4; the graph has heads 0 to 3"):
         alignment(layer, 4)

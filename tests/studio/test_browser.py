@@ -35,7 +35,7 @@ def until(page, condition: str) -> None:
     raise AssertionError(f"{condition} never came true")
 
 
-def test_heads_to_threads_to_matrix_and_back(studio, pair_trace):
+def test_heads_to_threads_to_matrix_and_back(studio, pair_trace) -> None:
     page = studio.file(collect([pair_trace]))
     tiles = page.locator(".stage .tile")
     tiles.first.wait_for()
@@ -79,7 +79,7 @@ def test_heads_to_threads_to_matrix_and_back(studio, pair_trace):
     assert page.locator(".stage .tile").count() == 12
 
 
-def test_the_address_restores_a_view(studio, pair_trace):
+def test_the_address_restores_a_view(studio, pair_trace) -> None:
     page = studio.file(collect([pair_trace]), "#view=matrix&layer=2&head=3&query=1&key=5")
     page.locator(".value").wait_for()
     assert "Cross L0 H3" in panel(page)
@@ -94,7 +94,7 @@ def test_the_address_restores_a_view(studio, pair_trace):
     assert page.locator(".notices p").count() == 3
 
 
-def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace):
+def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace) -> None:
     page = studio.file(collect([pair_trace]), "#view=matrix&layer=1&head=0&query=0&key=3")
     page.locator(".value", has_text="hidden").wait_for()
     trace = make_trace([f"t{i}" for i in range(9)], keep=2)
@@ -105,7 +105,7 @@ def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace):
     assert "Not among the kept edges" in panel(page)
 
 
-def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
+def test_threads_of_several_heads_without_sinks(studio, minilm_trace) -> None:
     page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3", "dark")
     page.locator(".short-threads").wait_for()
     front = page.locator(".lines canvas.front")
@@ -137,7 +137,7 @@ def test_threads_of_several_heads_without_sinks(studio, minilm_trace):
     page.locator(".stage.heads").wait_for()
 
 
-def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history_of):
+def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history_of) -> None:
     page = studio.file(collect([pair_trace], history=history_of(pair_trace)), "#view=training")
     canvas = page.locator(".stage .tile").nth(8).locator("canvas")
     canvas.wait_for()
@@ -163,7 +163,7 @@ def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history
     assert page.locator("#now").inner_text() == "step 0: random matrices"
 
 
-def test_the_dot_rides_on_the_reported_curve(studio, pair_trace, history_of):
+def test_the_dot_rides_on_the_reported_curve(studio, pair_trace, history_of) -> None:
     """A snapshot's loss is of one batch: beside a curve of averages it would jump."""
     snapshots = [{**snapshot, "loss": 9.0} for snapshot in history_of(pair_trace)]
     curves = {"training loss": [(100, 3.0), (300, 2.0), (500, 1.0)]}
@@ -180,7 +180,9 @@ def test_the_dot_rides_on_the_reported_curve(studio, pair_trace, history_of):
 
 @pytest.mark.parametrize("view", ["heads", "threads", "matrix"])
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
-def test_hostile_tokens_in_every_view(studio, make_trace, hostile_tokens, view, theme, width):
+def test_hostile_tokens_in_every_view(
+    studio, make_trace, hostile_tokens, view, theme, width
+) -> None:
     page = studio.file(collect([make_trace(hostile_tokens)]), f"#view={view}", theme, width)
     page.locator(f".stage.{view}").wait_for()
     assert page.evaluate("document.documentElement.dataset.theme") == theme
@@ -193,7 +195,7 @@ def test_hostile_tokens_in_every_view(studio, make_trace, hostile_tokens, view, 
         assert shown[6] == "‹202E›gnp.exe"
 
 
-def test_several_examples(studio, make_trace):
+def test_several_examples(studio, make_trace) -> None:
     traces = [make_trace(["a", "b"]), make_trace(["c", "d", "e"])]
     page = studio.file(collect(traces, names=["first", "second"]))
     page.locator(".stage .tile").first.wait_for()
@@ -203,7 +205,7 @@ def test_several_examples(studio, make_trace):
     assert chosen == "second"
 
 
-def test_an_empty_and_a_single_token(studio, make_trace, language_model):
+def test_an_empty_and_a_single_token(studio, make_trace, language_model) -> None:
     empty = weft.trace(language_model, torch.tensor([0]))
     for view in ("heads", "threads", "matrix"):
         for trace in (empty, make_trace(["a"])):
@@ -211,7 +213,7 @@ def test_an_empty_and_a_single_token(studio, make_trace, language_model):
             page.locator(f".stage.{view}").wait_for()
 
 
-def test_a_narrow_window_cuts_no_head_and_no_caption(studio, minilm_trace):
+def test_a_narrow_window_cuts_no_head_and_no_caption(studio, minilm_trace) -> None:
     page = studio.file(collect([minilm_trace]), width=800)
     page.locator(".stage .tile small").nth(71).wait_for()
     cut = """() => [...document.querySelectorAll(".stage.heads .tile small, .stage.heads")]

@@ -34,7 +34,7 @@ def texts(path: Path) -> list[str]:
 
 
 @pytest.fixture
-def page(studio, pair_trace, history_of):
+def page(studio, pair_trace, history_of) -> Any:
     collection = collect([pair_trace], "a pair", history=history_of(pair_trace))
     page = studio.file(collection)
     page.locator(".stage .tile").first.wait_for()

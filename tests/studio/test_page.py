@@ -26,17 +26,17 @@ class Reader(HTMLParser):
         self.title = ""
         self.feed(page)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag, attrs) -> None:
         self.elements.append((tag, dict(attrs)))
         self._open = (tag, dict(attrs))
 
-    def handle_data(self, data):
+    def handle_data(self, data) -> None:
         if self._open and self._open[0] in ("script", "style"):
             self.inside.append((*self._open, data))
         if self._open and self._open[0] == "title" and not self.title:
             self.title = data
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag) -> None:
         self._open = None
 
 
@@ -58,7 +58,7 @@ def bytes_of(piece) -> bytes:
     return b"".join(parts)
 
 
-def edges_of(pack, path, rows, kept):
+def edges_of(pack, path, rows, kept) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys, weights and lse of a head's first block of rows."""
     content = bytes_of(pack[f"{path}/edges/0"])
     weights = np.frombuffer(content, "<f4", rows * kept).reshape(rows, kept)
@@ -67,7 +67,7 @@ def edges_of(pack, path, rows, kept):
     return keys, weights, lse
 
 
-def test_the_page_holds_the_exact_weights(pair_trace):
+def test_the_page_holds_the_exact_weights(pair_trace) -> None:
     pack = pack_of(page_html(collect([pair_trace], "A page")))
     assert pack["open"][1]["title"] == "A page"
     description = pack["examples/0"][1]
@@ -95,7 +95,7 @@ def test_the_page_holds_the_exact_weights(pair_trace):
             assert np.allclose(scores[there], expected[there], atol=1e-5)
 
 
-def test_a_large_page_keeps_five_digits_and_every_key(long_trace):
+def test_a_large_page_keeps_five_digits_and_every_key(long_trace) -> None:
     trace = long_trace(14_000)
     pack = pack_of(page_html(collect([trace])))
     assert pack["open"][1]["digits"] == 5
@@ -108,7 +108,7 @@ def test_a_large_page_keeps_five_digits_and_every_key(long_trace):
     assert not np.array_equal(weights, exact)
 
 
-def test_nothing_from_outside_and_only_its_own_script(pair_trace):
+def test_nothing_from_outside_and_only_its_own_script(pair_trace) -> None:
     page = page_html(collect([pair_trace], "A page"))
     reader = Reader(page)
     for tag, attributes in reader.elements:
@@ -132,7 +132,7 @@ def test_nothing_from_outside_and_only_its_own_script(pair_trace):
     assert not re.search(r"\beval\(|new Function\(", page)
 
 
-def test_hostile_tokens_stay_data(make_trace, hostile_tokens):
+def test_hostile_tokens_stay_data(make_trace, hostile_tokens) -> None:
     trace = make_trace(hostile_tokens)
     evil = "</title><script>alert(3)</script>{data}"
     page = page_html(
@@ -151,7 +151,7 @@ def test_hostile_tokens_stay_data(make_trace, hostile_tokens):
     page.encode("utf-8")
 
 
-def snapshots(trace, steps):
+def snapshots(trace, steps) -> list[dict[str, object]]:
     return [
         {
             "step": step,
@@ -171,7 +171,7 @@ def snapshots(trace, steps):
     ]
 
 
-def test_history_is_quantised_as_it_says(pair_trace):
+def test_history_is_quantised_as_it_says(pair_trace) -> None:
     history = snapshots(pair_trace, [0, 10, 100])
     curve = [(s, 1 / s) for s in range(1, 5000)]
     pack = pack_of(page_html(collect([pair_trace], history=history, curves={"loss": curve})))
@@ -199,7 +199,7 @@ def test_history_is_quantised_as_it_says(pair_trace):
     assert value * layer["product_scale"] == pytest.approx(furthest, rel=0.05)
 
 
-def test_measures_may_be_missing(pair_trace):
+def test_measures_may_be_missing(pair_trace) -> None:
     history = [
         {"step": s, "layers": {layer.name: {} for layer in pair_trace.layers}} for s in (0, 1)
     ]
@@ -209,7 +209,7 @@ def test_measures_may_be_missing(pair_trace):
     assert "history/layers/0/weights" not in pack
 
 
-def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path):
+def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path) -> None:
     good = snapshots(pair_trace, [0, 1])
     with pytest.raises(weft.InputError, match="nothing to show"):
         collect([])
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused(pair_trace, make_trace, tmp_path):
         export_page(tmp_path / "missing" / "page.html", [pair_trace])
 
 
-def test_the_file_is_whole_and_replaced(pair_trace, make_trace, tmp_path):
+def test_the_file_is_whole_and_replaced(pair_trace, make_trace, tmp_path) -> None:
     path = tmp_path / "page.html"
     export_page(path, [pair_trace], "One")
     export_page(path, [make_trace(["a", "b"])], "Two")

@@ -11,11 +11,11 @@ from weft.studio.arrays import LayerCache
 from weft.studio.tiles import MatrixTiles, top_level
 
 
-def tiles_of(trace):
+def tiles_of(trace) -> MatrixTiles:
     return MatrixTiles(trace, LayerCache(trace))
 
 
-def whole(tiles, level, of="max", head=0, length=1_300):
+def whole(tiles, level, of="max", head=0, length=1_300) -> np.ndarray:
     """All tiles of a level, put together."""
     blocks = -(-length // 2**level)
     found = np.zeros((blocks, blocks), np.float32)
@@ -30,7 +30,7 @@ def whole(tiles, level, of="max", head=0, length=1_300):
 
 
 @pytest.mark.parametrize("level", [0, 2, 4, 5])
-def test_tiles_are_the_exact_matrix(long_trace, level):
+def test_tiles_are_the_exact_matrix(long_trace, level) -> None:
     length = 1_300
     trace = long_trace(length)
     assert top_level(length, length) == 3
@@ -54,7 +54,7 @@ def test_tiles_are_the_exact_matrix(long_trace, level):
     assert np.allclose(found.sum(1), 1, atol=0.01)
 
 
-def test_cells_have_weight_score_and_rank(long_trace):
+def test_cells_have_weight_score_and_rank(long_trace) -> None:
     trace = long_trace(1_000)
     tiles = tiles_of(trace)
     layer = trace.layers[0]
@@ -69,7 +69,7 @@ def test_cells_have_weight_score_and_rank(long_trace):
     assert hidden["hidden"] and hidden["weight"] is None
 
 
-def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace):
+def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     trace = long_trace(1_000)
     layer = dataclasses.replace(trace.layers[0], data=LayerInMemory(trace.layers[0].graph))
     bare = dataclasses.replace(trace, layers=(layer,))

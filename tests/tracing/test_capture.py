@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Never
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ def one(found) -> Trace:
     return found
 
 
-def test_layers_of_an_encoder_decoder(pair_trace):
+def test_layers_of_an_encoder_decoder(pair_trace) -> None:
     kinds = [(layer.name, layer.kind, layer.index, layer.shape) for layer in pair_trace.layers]
     assert kinds == [
         ("encoder", "encoder", 0, (4, 7, 7)),
@@ -32,7 +34,7 @@ def test_layers_of_an_encoder_decoder(pair_trace):
         pair_trace.layer("cross", 1)
 
 
-def test_everything_kept_is_the_dense_matrix_of_the_layer(translator):
+def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
     source, target = torch.tensor([[3, 9, 14, 27]]), torch.tensor([[1, 8, 30]])
     trace = one(weft.trace(translator, {"source": source, "target": target}, keep=weft.All()))
 
@@ -62,7 +64,7 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator):
         assert torch.allclose(layer.graph.scores[there], scores.gather(-1, kept)[there], atol=1e-5)
 
 
-def test_top_k_are_the_strongest_of_all(language_model):
+def test_top_k_are_the_strongest_of_all(language_model) -> None:
     tokens = torch.arange(1, 13)
     every = one(weft.trace(language_model, tokens, keep=weft.All()))
     few = one(weft.trace(language_model, tokens, keep=weft.Top(3)))
@@ -78,7 +80,7 @@ def test_top_k_are_the_strongest_of_all(language_model):
     assert every.layers[0].positions == "rotary"
 
 
-def test_padding_is_cut_off_each_sample(translator):
+def test_padding_is_cut_off_each_sample(translator) -> None:
     source = torch.tensor([[3, 9, 14, 27, 5], [7, 6, 0, 0, 0], [0, 0, 4, 11, 12]])
     target = torch.tensor([[1, 8, 30], [1, 9, 0], [1, 2, 3]])
     traces = weft.trace(translator, {"source": source, "target": target})
@@ -100,7 +102,7 @@ def test_padding_is_cut_off_each_sample(translator):
         assert torch.allclose(padded.graph.lse, bare.graph.lse, atol=1e-5)
 
 
-def test_mass_on_cut_keys_becomes_rest():
+def test_mass_on_cut_keys_becomes_rest() -> None:
     queries = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
     _, graph = weft.attend(queries, queries, queries, keep=weft.Top(5))
     part = cut(graph, slice(0, 3), slice(1, 4))
@@ -110,7 +112,7 @@ def test_mass_on_cut_keys_becomes_rest():
     assert (part.weights[..., :-1] >= part.weights[..., 1:]).all()
 
 
-def test_a_batch_of_several_is_a_list_and_one_is_not(language_model):
+def test_a_batch_of_several_is_a_list_and_one_is_not(language_model) -> None:
     several = weft.trace(language_model, torch.tensor([[1, 2], [3, 4]]))
     assert isinstance(several, list)
     assert len(several) == 2
@@ -121,7 +123,7 @@ def test_a_batch_of_several_is_a_list_and_one_is_not(language_model):
     assert empty.layers[0].shape == (4, 0, 0)
 
 
-def test_the_model_is_left_as_it_was(translator):
+def test_the_model_is_left_as_it_was(translator) -> None:
     translator.train()
     translator.decoder.eval()
     seen = []
@@ -142,7 +144,7 @@ def test_the_model_is_left_as_it_was(translator):
     assert not first.layers[0].graph.weights.requires_grad
     assert not seen
 
-    def broken(*_, **__):
+    def broken(*_, **__) -> Never:
         raise RuntimeError("broken")
 
     translator.cross.forward = broken
@@ -155,7 +157,7 @@ def test_the_model_is_left_as_it_was(translator):
     assert not translator.decoder.training
 
 
-def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model):
+def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model) -> None:
     ids = torch.tensor([5, 17, 3])
 
     class Vocabulary:
@@ -167,7 +169,7 @@ def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model):
             return [f"t{i}" for i in ids]
 
     class Tokenizers:
-        def id_to_token(self, number):
+        def id_to_token(self, number) -> str | None:
             return None if number == 17 else f"k{number}"
 
     names = [
@@ -184,7 +186,7 @@ def test_tokens_are_named_by_whatever_tokenizer_there_is(language_model):
         weft.trace(language_model, ids, tokenizer=3)
 
 
-def test_each_sequence_may_have_a_tokenizer_of_its_own(translator):
+def test_each_sequence_may_have_a_tokenizer_of_its_own(translator) -> None:
     class Letters:
         def token_strings(self, ids):
             return [chr(96 + i) for i in ids]
@@ -199,7 +201,7 @@ def test_each_sequence_may_have_a_tokenizer_of_its_own(translator):
     assert trace.sequences == {"source": ["a", "b"], "target": ["#3"]}
 
 
-def test_a_tokenizer_that_miscounts_is_refused():
+def test_a_tokenizer_that_miscounts_is_refused() -> None:
     class Broken:
         def token_strings(self, ids):
             return ["a"]
@@ -208,7 +210,7 @@ def test_a_tokenizer_that_miscounts_is_refused():
         token_names([1, 2], Broken())
 
 
-def test_wrong_inputs_say_what_was_expected(translator, language_model):
+def test_wrong_inputs_say_what_was_expected(translator, language_model) -> None:
     with pytest.raises(weft.InputError, match="Linear has no attention layers of weft"):
         weft.trace(nn.Linear(2, 2), torch.tensor([1]))
     with pytest.raises(weft.InputError, match="the inputs are str"):
@@ -221,7 +223,7 @@ def test_wrong_inputs_say_what_was_expected(translator, language_model):
         )
 
 
-def test_a_mask_is_named_only_where_the_graph_proves_it():
+def test_a_mask_is_named_only_where_the_graph_proves_it() -> None:
     queries = torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(3))
 
     def rule(mask, k):
@@ -233,7 +235,7 @@ def test_a_mask_is_named_only_where_the_graph_proves_it():
     assert rule(weft.window(1, 1), 4) is None
 
 
-def test_importing_weft_loads_no_heavy_reader():
+def test_importing_weft_loads_no_heavy_reader() -> None:
     import subprocess
     import sys
 
@@ -245,7 +247,7 @@ def test_importing_weft_loads_no_heavy_reader():
     assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
 
 
-def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, monkeypatch):
+def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, monkeypatch) -> None:
     trace = weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
     assert 0 <= trace.deviation < 2e-6
     assert trace.verification["layers"] == len(trace.layers)
@@ -268,7 +270,7 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "alibi", "shaw"])
-def test_a_wrong_graph_of_wefts_own_layer_deviates(positions):
+def test_a_wrong_graph_of_wefts_own_layer_deviates(positions) -> None:
     """Four rows are held against the formula in float64, whatever the positions."""
     from dataclasses import replace
 

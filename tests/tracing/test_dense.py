@@ -31,7 +31,9 @@ SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
         ("DebertaV2", SHORT, "encoder"),
     ],
 )  # fmt: skip
-def test_off_the_interface_dense_weights_are_taken_with_a_warning(name, options, kind, tmp_path):
+def test_off_the_interface_dense_weights_are_taken_with_a_warning(
+    name, options, kind, tmp_path
+) -> None:
     torch.manual_seed(5)
     config = getattr(transformers, f"{name}Config")(**options)
     model = getattr(transformers, f"{name}Model")(config).eval()
@@ -78,7 +80,7 @@ READ = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "num_attent
                       "axial_pos_embds_dim": [16, 16], "is_decoder": False}),
     ],
 )  # fmt: skip
-def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, options):
+def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, options) -> None:
     torch.manual_seed(5)
     model = getattr(transformers, f"{name}Model")(
         getattr(transformers, f"{name}Config")(**options)
@@ -103,7 +105,7 @@ def test_weights_in_other_wrappings_are_taken_and_the_output_is_unchanged(name, 
             assert (layer.graph.dense() - weights).abs().max() <= 2e-6
 
 
-def test_characters_of_canine_are_traced():
+def test_characters_of_canine_are_traced() -> None:
     torch.manual_seed(5)
     model = transformers.CanineModel(
         transformers.CanineConfig(
@@ -126,7 +128,7 @@ def test_characters_of_canine_are_traced():
     )
 
 
-def test_weights_that_are_no_matrix_are_refused_in_one_line():
+def test_weights_that_are_no_matrix_are_refused_in_one_line() -> None:
     ids = torch.tensor([1, 2, 3, 4])
     model = transformers.LongformerModel(transformers.LongformerConfig(**SHORT, attention_window=4))
     with pytest.raises(weft.InputError, match="a band around each query"):

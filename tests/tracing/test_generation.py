@@ -36,7 +36,7 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_path):
+def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_path) -> None:
     family = family_named(name)
     model = family.build()
     prompt = family.inputs(padded=False)["input_ids"][:, :4]
@@ -57,7 +57,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_
 
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
-def test_a_target_is_generated_from_its_source(family_named, name):
+def test_a_target_is_generated_from_its_source(family_named, name) -> None:
     family = family_named(name)
     model = getattr(
         transformers,
@@ -85,7 +85,7 @@ def test_a_target_is_generated_from_its_source(family_named, name):
     assert_equal(grown, whole)
 
 
-def test_a_batch_padded_on_the_left_and_ended_early(family_named):
+def test_a_batch_padded_on_the_left_and_ended_early(family_named) -> None:
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     model.generation_config.eos_token_id = None
@@ -106,7 +106,7 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named):
         assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
 
 
-def test_watch_makes_a_trace_of_every_text(family_named):
+def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     family = family_named("GPT-2")
     model = family.build("sdpa")
     ids = family.inputs(padded=False)["input_ids"]
@@ -127,7 +127,7 @@ def test_watch_makes_a_trace_of_every_text(family_named):
         _ = watched.trace
 
 
-def test_watch_leaves_gradients_alone(family_named):
+def test_watch_leaves_gradients_alone(family_named) -> None:
     model = family_named("Llama").build()
     ids = torch.tensor([[5, 6, 7, 8]])
     expected = torch.autograd.grad(model(ids).logits.logsumexp(-1).sum(), model.lm_head.weight)
@@ -139,7 +139,7 @@ def test_watch_leaves_gradients_alone(family_named):
     assert not watched.trace.layers[0].graph.weights.requires_grad
 
 
-def test_what_cannot_be_watched_or_generated_says_so(family_named):
+def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
     family = family_named("Llama")
     model, ids = family.build(), torch.tensor([[5, 6, 7, 8]])
     with pytest.raises(weft.InputError, match="the cache holds other keys"), weft.watch(model):
@@ -170,7 +170,7 @@ def test_what_cannot_be_watched_or_generated_says_so(family_named):
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "shaw", "alibi", "rotary"])
-def test_wefts_own_language_model_continues_a_text(positions, tmp_path):
+def test_wefts_own_language_model_continues_a_text(positions, tmp_path) -> None:
     torch.manual_seed(4)
     architecture = Architecture(
         width=16, heads=4, feed_forward=16, decoder_layers=2, positions=positions
@@ -187,7 +187,7 @@ def test_wefts_own_language_model_continues_a_text(positions, tmp_path):
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
 
 
-def test_wefts_own_models_are_watched(language_model, translator):
+def test_wefts_own_models_are_watched(language_model, translator) -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
     architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)
     model = LanguageModel(30, architecture).eval()
@@ -220,7 +220,7 @@ def test_wefts_own_models_are_watched(language_model, translator):
         model.step(torch.tensor([[7], [8]]), state)
 
 
-def test_wefts_translators_do_not_continue_texts(translator):
+def test_wefts_translators_do_not_continue_texts(translator) -> None:
     inputs = {"source": torch.tensor([3, 4]), "target": torch.tensor([1])}
     with pytest.raises(weft.InputError, match="generate= is for language models"):
         weft.trace(translator, inputs, generate=3)
@@ -234,7 +234,7 @@ def test_wefts_translators_do_not_continue_texts(translator):
         ("ElectraForCausalLM", "ElectraConfig"),
     ],
 )
-def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_class):
+def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_class) -> None:
     """Its prompt looks at all of itself, each later token at all before it: by eager attention."""
     torch.manual_seed(7)
     config = getattr(transformers, config_class)(**SIZES)
@@ -263,7 +263,9 @@ def test_an_encoder_that_writes_has_the_rows_of_its_passes(model_class, config_c
     assert grown.deviation < 5e-6
 
 
-def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(family_named, monkeypatch):
+def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
+    family_named, monkeypatch
+) -> None:
     model = family_named("Llama").build()
     own = type(model).forward
 

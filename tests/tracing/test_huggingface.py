@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Never
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ import weft
 transformers = pytest.importorskip("transformers")
 
 
-def test_every_weight_equals_eager_attention(family):
+def test_every_weight_equals_eager_attention(family) -> None:
     model, inputs = family.build(), family.inputs()
     traces = as_list(weft.trace(model, inputs, keep=weft.All()))
     assert len(traces) == 2
@@ -33,7 +34,7 @@ def test_every_weight_equals_eager_attention(family):
             assert len(layer.query_tokens) == layer.shape[1]
 
 
-def test_top_k_is_the_top_k_of_eager_attention(family):
+def test_top_k_is_the_top_k_of_eager_attention(family) -> None:
     model, inputs = family.build(), family.inputs(padded=False)
     expected = dense_weights(model, inputs)
     (trace,) = as_list(weft.trace(model, inputs, keep=weft.Top(3)))
@@ -50,7 +51,7 @@ def test_top_k_is_the_top_k_of_eager_attention(family):
         assert torch.allclose(layer.graph.weights, again, atol=2e-6)
 
 
-def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path):
+def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path) -> None:
     model = family.build()
     for padded in (True, False):
         traces = as_list(weft.trace(model, family.inputs(padded), keep=weft.All()))
@@ -76,7 +77,7 @@ def test_the_matrix_of_every_layer_is_what_was_traced(family, tmp_path):
                 assert layer.mask in ("all", "causal", "window")
 
 
-def test_value_norms_are_those_of_the_values(family_named):
+def test_value_norms_are_those_of_the_values(family_named) -> None:
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     caught = []
@@ -89,7 +90,7 @@ def test_value_norms_are_those_of_the_values(family_named):
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implementation):
+def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implementation) -> None:
     if implementation == "sdpa" and family.name in ("Gemma 2", "gpt-oss"):
         pytest.skip("the family has no sdpa")
     model, inputs = family.build(implementation), family.inputs(padded=False)
@@ -125,12 +126,12 @@ def test_outputs_are_unchanged_and_the_model_is_left_as_it_was(family, implement
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_the_model_is_left_as_it_was_after_an_exception(family_named):
+def test_the_model_is_left_as_it_was_after_an_exception(family_named) -> None:
     family = family_named("Llama")
     model = family.build("sdpa")
     attention = set(transformers.modeling_utils.AttentionInterface._global_mapping)
 
-    def fail(*_):
+    def fail(*_) -> Never:
         raise RuntimeError("stop here")
 
     hook = model.model.layers[1].register_forward_pre_hook(fail)
@@ -145,7 +146,7 @@ def test_the_model_is_left_as_it_was_after_an_exception(family_named):
     )
 
 
-def test_saved_layer_by_layer_and_read_again(family_named, tmp_path):
+def test_saved_layer_by_layer_and_read_again(family_named, tmp_path) -> None:
     family = family_named("BART")
     model, inputs = family.build(), family.inputs(padded=False)
     held = as_list(weft.trace(model, inputs))[0]
@@ -164,7 +165,7 @@ def test_saved_layer_by_layer_and_read_again(family_named, tmp_path):
         assert two.queries.dtype == torch.float16
 
 
-def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_path):
+def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_path) -> None:
     family = family_named("GPT-2")
     model = family.build()
     model.transformer.h[1].register_forward_pre_hook(lambda *_: 1 / 0)
@@ -173,7 +174,7 @@ def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_leaves_no_trace(tmp_path):
+def test_a_killed_run_leaves_no_trace(tmp_path) -> None:
     program = f"""
 import os, signal, torch, transformers, weft
 config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
@@ -193,7 +194,7 @@ weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r}, ve
 # The known traps of the interface, one test each.
 
 
-def test_half_precision(family_named):
+def test_half_precision(family_named) -> None:
     family = family_named("Llama")
     model = family.build().bfloat16()
     inputs = family.inputs(padded=False)
@@ -204,7 +205,7 @@ def test_half_precision(family_named):
     assert trace.deviation < 0.05
 
 
-def test_layers_can_be_chosen(family_named):
+def test_layers_can_be_chosen(family_named) -> None:
     family = family_named("BART")
     model, inputs = family.build(), family.inputs(padded=False)
     every = weft.trace(model, inputs)
@@ -218,7 +219,7 @@ def test_layers_can_be_chosen(family_named):
         weft.trace(model, inputs, layers=[77])
 
 
-def test_wrong_inputs_say_what_was_expected(family_named):
+def test_wrong_inputs_say_what_was_expected(family_named) -> None:
     bert, bart = family_named("BERT"), family_named("BART")
     model = bert.build()
     with pytest.raises(weft.InputError, match="65 tokens in input_ids; BertModel reads 64 at most"):
@@ -236,7 +237,7 @@ def test_wrong_inputs_say_what_was_expected(family_named):
         weft.trace(model, bert.inputs(), save="nowhere")
 
 
-def test_patches_have_rows_and_columns(family_named):
+def test_patches_have_rows_and_columns(family_named) -> None:
     family = family_named("ViT")
     trace = weft.trace(family.build(), family.inputs(padded=False))
     assert trace.layers[0].query_tokens[:5] == [
@@ -246,7 +247,7 @@ def test_patches_have_rows_and_columns(family_named):
     assert trace.positions["patches"]["columns"] == [-1, 0, 1, 2, 0, 1, 2, 0, 1, 2]
 
 
-def test_the_table_in_the_documentation_names_every_family_that_is_tested(families):
+def test_the_table_in_the_documentation_names_every_family_that_is_tested(families) -> None:
     page = Path(__file__).parents[2] / "docs" / "tracing.md"
     if not page.exists():
         pytest.skip("installed without its documentation")

@@ -11,7 +11,7 @@ import weft
 transformers = pytest.importorskip("transformers")
 
 
-def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch):
+def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypatch) -> None:
     family = family_named("Mistral")
     model, inputs = family.build(), family.inputs()
     assert all(trace.deviation < 1e-6 for trace in weft.trace(model, inputs))
@@ -25,7 +25,7 @@ def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypat
     assert lost[1].deviation > 1e-3
 
 
-def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch):
+def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch) -> None:
     """A query that looks ahead agrees with the model's own attention, but not with its flag."""
     family = family_named("Mistral")
     model, inputs = family.build(), family.inputs(padded=False)
@@ -40,7 +40,7 @@ def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch)
     assert min(layer.deviation for layer in trace.layers) > 0.1
 
 
-def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named):
+def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named) -> None:
     for name in ("ViT", "Marian", "Whisper", "BART"):
         family = family_named(name)
         model = family.build()
@@ -54,7 +54,7 @@ def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named
     assert modules[decoder[0].name].layer_idx == modules[decoder[1].name].layer_idx
 
 
-def test_keys_of_grouped_heads_are_kept_once(family_named):
+def test_keys_of_grouped_heads_are_kept_once(family_named) -> None:
     family = family_named("Llama")
     trace = weft.trace(family.build(), family.inputs(padded=False))
     for layer in trace.layers:
@@ -66,7 +66,7 @@ def test_keys_of_grouped_heads_are_kept_once(family_named):
         assert torch.allclose(layer.graph.scores[kept], again[kept], atol=1e-4)
 
 
-def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
+def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:
     family = family_named("gpt-oss")
     model = family.build()
     trace = weft.trace(model, family.inputs(padded=False), keep=weft.All())
@@ -82,7 +82,7 @@ def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named):
     assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
 
 
-def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named):
+def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named) -> None:
     family = family_named("BERT")
     inputs = family.inputs(padded=False)
     fused, eager = family.build("sdpa"), family.build("eager")
@@ -93,7 +93,7 @@ def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_na
         assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
 
 
-def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
+def test_sliding_windows_and_packed_sequences_hide_keys(family_named) -> None:
     family = family_named("Mistral")
     model, inputs = family.build(), family.inputs(padded=False)
     graph = weft.trace(model, inputs).layers[0].graph
@@ -112,7 +112,7 @@ def test_sliding_windows_and_packed_sequences_hide_keys(family_named):
         assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
 
 
-def test_masks_with_numbers_are_masks_and_biases(family_named):
+def test_masks_with_numbers_are_masks_and_biases(family_named) -> None:
     model = family_named("Llama").build()
     ids = torch.tensor([[5, 6, 7, 8]])
     added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)

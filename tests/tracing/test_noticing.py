@@ -43,7 +43,7 @@ def long_t5() -> Any:
     ],
     ids=["LongT5", "PegasusX", "BigBirdPegasus"],
 )  # fmt: skip
-def test_encoders_that_take_attention_by_themselves_are_named(model, layers):
+def test_encoders_that_take_attention_by_themselves_are_named(model, layers) -> None:
     built = model()
     ids = IDS.repeat(1, 4)
     with warnings.catch_warnings(record=True) as said:
@@ -61,7 +61,7 @@ def test_encoders_that_take_attention_by_themselves_are_named(model, layers):
     assert "not traced" in repr(trace)
 
 
-def test_every_attention_of_prophetnet_is_traced_or_named():
+def test_every_attention_of_prophetnet_is_traced_or_named() -> None:
     model = small(
         "ProphetNet", vocab_size=60, hidden_size=32, num_encoder_layers=1, num_decoder_layers=1,
         num_encoder_attention_heads=4, num_decoder_attention_heads=4, encoder_ffn_dim=48,
@@ -76,20 +76,20 @@ def test_every_attention_of_prophetnet_is_traced_or_named():
         assert any(name.startswith(path) for name in there), (path, there)
 
 
-def test_no_false_alarm(family):
+def test_no_false_alarm(family) -> None:
     # Warnings are errors here: a container whose inner module was caught must not be named.
     trace = weft.trace(family.build("eager"), family.inputs(padded=False))
     assert trace.not_traced == ()
 
 
-def test_generation_names_them_too():
+def test_generation_names_them_too() -> None:
     model = transformers.LongT5ForConditionalGeneration(long_t5().config).eval()
     with pytest.warns(UserWarning, match="cannot be traced"):
         trace = weft.trace(model, {"input_ids": IDS}, generate=2)
     assert len(trace.not_traced) == 2
 
 
-def test_the_names_are_saved_and_an_older_trace_opens(tmp_path):
+def test_the_names_are_saved_and_an_older_trace_opens(tmp_path) -> None:
     model = long_t5()
     inputs = {"input_ids": IDS, "decoder_input_ids": TARGET}
     with pytest.warns(UserWarning, match="cannot be traced"):

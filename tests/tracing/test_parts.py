@@ -37,7 +37,7 @@ SWIN = {
 }  # fmt: skip
 
 
-def test_windows_of_an_image_lie_side_by_side():
+def test_windows_of_an_image_lie_side_by_side() -> None:
     model = small("Swin", **SWIN)
     image = pixels(1, 32)
     (trace,) = as_list(weft.trace(model, {"pixel_values": image}, keep=weft.All()))
@@ -65,7 +65,7 @@ def test_windows_of_an_image_lie_side_by_side():
     assert trace.layers[2].queries_from == "patches"
 
 
-def test_windows_of_several_images_are_refused_by_name():
+def test_windows_of_several_images_are_refused_by_name() -> None:
     model = small("Swin", **SWIN)
     with pytest.warns(UserWarning, match="trace one input at a time"):
         traces = as_list(weft.trace(model, {"pixel_values": pixels(2, 32)}, keep=weft.All()))
@@ -80,7 +80,7 @@ def test_windows_of_several_images_are_refused_by_name():
     assert (one - two).abs().max() > 0.01
 
 
-def test_windows_are_saved_and_opened_again(tmp_path):
+def test_windows_are_saved_and_opened_again(tmp_path) -> None:
     model = small("Swin", **SWIN)
     image = {"pixel_values": pixels(1, 32)}
     (held,) = as_list(weft.trace(model, image))
@@ -100,7 +100,7 @@ def weft_dense(layer: Any) -> Tensor:
     return torch.where(dense > 0, dense, layer.matrix.dense())
 
 
-def test_two_images_in_one_row_are_not_two_traces():
+def test_two_images_in_one_row_are_not_two_traces() -> None:
     model = small(
         "PixtralVision", hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=8,
         intermediate_size=48, image_size=32, patch_size=8,
@@ -120,7 +120,7 @@ def test_two_images_in_one_row_are_not_two_traces():
     assert (one - two).abs().max() > 1e-3
 
 
-def test_every_length_is_a_sequence_of_its_own():
+def test_every_length_is_a_sequence_of_its_own() -> None:
     model = small(
         "Segformer", num_encoder_blocks=2, depths=[1, 1], sr_ratios=[4, 1], hidden_sizes=[8, 16],
         patch_sizes=[7, 3], strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2],
@@ -139,7 +139,7 @@ def test_every_length_is_a_sequence_of_its_own():
         ]  # fmt: skip
 
 
-def test_a_pooled_text_is_not_cut_by_the_mask_of_the_whole():
+def test_a_pooled_text_is_not_cut_by_the_mask_of_the_whole() -> None:
     model = small(
         "Funnel", vocab_size=60, block_sizes=[1, 1], d_model=32, n_head=4, d_head=8, d_inner=48,
         num_decoder_layers=1,
@@ -163,7 +163,7 @@ def test_a_pooled_text_is_not_cut_by_the_mask_of_the_whole():
             assert (layer.graph.dense() - expected).abs().max() <= 2e-6
 
 
-def test_an_image_beside_a_text_is_a_sequence_of_its_own():
+def test_an_image_beside_a_text_is_a_sequence_of_its_own() -> None:
     tower = {
         "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48
     }  # fmt: skip
@@ -190,7 +190,7 @@ def test_an_image_beside_a_text_is_a_sequence_of_its_own():
             assert torch.allclose(layer.graph.dense().sum(-1), torch.ones(1), atol=1e-5)
 
 
-def test_the_predictor_of_v_jepa_is_whole():
+def test_the_predictor_of_v_jepa_is_whole() -> None:
     model = small(
         "VJEPA2", crop_size=16, frames_per_clip=4, patch_size=8, tubelet_size=2, hidden_size=24,
         num_hidden_layers=1, num_attention_heads=2, pred_hidden_size=24,

@@ -32,7 +32,7 @@ def minilm() -> Path:
 
 
 @pytest.fixture
-def small(tmp_path):
+def small(tmp_path) -> Path:
     """A random GPT-2 with a tokenizer of letters, saved as its library saves it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -51,7 +51,7 @@ def small(tmp_path):
     return folder
 
 
-def test_a_real_model_against_eager_attention_and_known_values(minilm):
+def test_a_real_model_against_eager_attention_and_known_values(minilm) -> None:
     model, tokenizer = load_pretrained(minilm)
     trace = weft.trace(model, TEXT, tokenizer=tokenizer, keep=weft.All())
     assert trace.tokens == ["[CLS]", *TEXT.split(), "[SEP]"]
@@ -70,7 +70,7 @@ def test_a_real_model_against_eager_attention_and_known_values(minilm):
     assert float(previous.mean()) > 0.99
 
 
-def test_tokens_have_offsets_and_specials_have_names(minilm):
+def test_tokens_have_offsets_and_specials_have_names(minilm) -> None:
     model, tokenizer = load_pretrained(minilm)
     text = "Unbelievable </script> שלום 👩‍👩‍👧\x07 end"
     trace = weft.trace(model, text, tokenizer=tokenizer)
@@ -86,7 +86,7 @@ def test_tokens_have_offsets_and_specials_have_names(minilm):
             assert text[start:end].lower() == token.removeprefix("##")
 
 
-def test_hostile_texts(minilm, tmp_path):
+def test_hostile_texts(minilm, tmp_path) -> None:
     model, tokenizer = load_pretrained(minilm)
     for number, text in enumerate(
         [
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> None:
     assert stopped.value.code == 0
 
 
-def test_hostile_text_on_the_command_line(minilm, tmp_path, capsys):
+def test_hostile_text_on_the_command_line(minilm, tmp_path, capsys) -> None:
     text = "<b>\x1b[31m\u202e [red]x[/red] 👩‍👩‍👧\x07 שלום " + "y" * 100_000
     file = tmp_path / "text.txt"
     file.write_text(text, "utf-8")
@@ -125,7 +125,7 @@ def test_hostile_text_on_the_command_line(minilm, tmp_path, capsys):
     )
 
 
-def test_command_line(small, tmp_path, capsys):
+def test_command_line(small, tmp_path, capsys) -> None:
     output = tmp_path / "caught"
     arguments = ["trace", str(small), "--text", "a b c d", "-o", str(output), "--json"]
     run([*arguments, "--keep", "2", "--layers", "1", "--dtype", "float16"])
@@ -152,7 +152,7 @@ def test_command_line(small, tmp_path, capsys):
         (["--text", "a", "--layers", "nothing"], "no layer 'nothing'"),
     ],
 )
-def test_command_line_errors(small, tmp_path, capsys, arguments, message):
+def test_command_line_errors(small, tmp_path, capsys, arguments, message) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["trace", str(small), *arguments, "-o", str(tmp_path / "out")])
     assert stopped.value.code == 2
@@ -162,7 +162,7 @@ def test_command_line_errors(small, tmp_path, capsys, arguments, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_are_refused(small, tmp_path):
+def test_folders_that_are_refused(small, tmp_path) -> None:
     weights, config = small / "model.safetensors", small / "config.json"
     content = config.read_text("utf-8")
     config.write_text(json.dumps({**json.loads(content), "model_type": "nonesuch"}), "utf-8")
@@ -196,7 +196,7 @@ def test_an_empty_name_is_no_model() -> None:
         load_pretrained("")
 
 
-def test_a_name_in_the_cache_is_read_without_the_hub(small, tmp_path):
+def test_a_name_in_the_cache_is_read_without_the_hub(small, tmp_path) -> None:
     snapshot = tmp_path / "hub" / "models--somebody--small" / "snapshots" / ("0" * 40)
     snapshot.parent.mkdir(parents=True)
     small.rename(snapshot)
@@ -213,7 +213,7 @@ def test_a_name_in_the_cache_is_read_without_the_hub(small, tmp_path):
     assert len(done.stdout.splitlines()) == 3
 
 
-def test_a_configuration_that_the_library_cannot_take(small):
+def test_a_configuration_that_the_library_cannot_take(small) -> None:
     content = json.loads((small / "config.json").read_text("utf-8"))
     for wrong in ({"vocab_size": "a"}, {"n_head": 0}, {"n_embd": 10**30}, {"n_layer": [1]}):
         (small / "config.json").write_text(json.dumps({**content, **wrong}), "utf-8")
@@ -223,7 +223,7 @@ def test_a_configuration_that_the_library_cannot_take(small):
         assert str(small) in str(error.value)
 
 
-def test_a_pipe_in_the_place_of_a_file(small):
+def test_a_pipe_in_the_place_of_a_file(small) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         content = (small / name).read_bytes()
         (small / name).unlink()

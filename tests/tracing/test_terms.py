@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.formats.terms import Terms
 from weft.mechanism.masks import Window
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import Ranges
@@ -23,7 +24,7 @@ from weft.tracing.recording.score_terms import as_rule, cut_terms, ranges_of, ru
     right=st.none() | st.integers(0, 4),
     offset=st.integers(-4, 4),
 )
-def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset):
+def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset) -> None:
     mask = Window(left, right, offset)
     dense = mask.dense(queries, keys)
     found = ranges_of(weft.mechanism.masks.as_mask(dense), queries, keys)
@@ -38,7 +39,7 @@ def test_a_window_is_found_in_its_cells(queries, keys, left, right, offset):
 
 @settings(deadline=None)
 @given(bits=st.lists(st.integers(0, 15), min_size=1, max_size=5))
-def test_ranges_are_those_of_the_cells_or_none(bits):
+def test_ranges_are_those_of_the_cells_or_none(bits) -> None:
     cells = torch.tensor([[bool(row >> key & 1) for key in range(4)] for row in bits])
     found = ranges_of(weft.mechanism.masks.as_mask(cells), len(bits), 4)
     together = all("01" not in format(row, "04b").strip("0") for row in bits)
@@ -47,7 +48,7 @@ def test_ranges_are_those_of_the_cells_or_none(bits):
         assert torch.equal(Ranges(*found).dense(len(bits), 4)[0, 0], cells)
 
 
-def test_masks_joined_and_padded_have_the_ranges_of_their_cells():
+def test_masks_joined_and_padded_have_the_ranges_of_their_cells() -> None:
     real = torch.tensor([[False, True, True, True, False]])
     for mask in (weft.causal() & weft.padding(real), weft.packed([2, 3]), weft.padding([3])):
         expected = Ranges(*ranges_of(mask, 5, 5)).dense(5, 5)
@@ -60,13 +61,13 @@ def test_masks_joined_and_padded_have_the_ranges_of_their_cells():
     assert as_rule(same, 3, 3, 2) == weft.causal()
 
 
-def whole(bias, limit=0):
+def whole(bias, limit=0) -> Terms:
     rows, columns = slice(0, bias.shape[2]), slice(0, bias.shape[3])
     ranges = ranges_of(None, bias.shape[2], bias.shape[3])
     return cut_terms(ranges, None, bias, None, sample=0, rows=rows, columns=columns, limit=limit)
 
 
-def test_a_bias_is_kept_by_distance_or_whole_or_said_to_be_missing():
+def test_a_bias_is_kept_by_distance_or_whole_or_said_to_be_missing() -> None:
     values = torch.randn(2, 6)
     distance = torch.arange(4)[None, :] - torch.arange(3)[:, None] + 2
     terms = whole(values[:, distance][None])
@@ -77,7 +78,7 @@ def test_a_bias_is_kept_by_distance_or_whole_or_said_to_be_missing():
     assert "a bias that follows no rule" in whole(free, limit=23).missing
 
 
-def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path):
+def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path) -> None:
     holes = torch.ones(4, 4, dtype=torch.bool)
     holes[3, 1] = False
     language_model.forward = lambda tokens: [
@@ -94,7 +95,7 @@ def test_a_mask_with_holes_is_missing_and_said_so(language_model, tmp_path):
 
 
 @pytest.mark.parametrize("relative", ["none", "shaw", "alibi", "rotary"])
-def test_the_matrix_of_wefts_own_layers(relative, tmp_path):
+def test_the_matrix_of_wefts_own_layers(relative, tmp_path) -> None:
     class Model(torch.nn.Module):
         padding = 0
 
@@ -120,7 +121,7 @@ def test_the_matrix_of_wefts_own_layers(relative, tmp_path):
             assert layer.value_norms.shape == (2, 7)
 
 
-def test_without_queries_and_keys_there_is_no_matrix(language_model):
+def test_without_queries_and_keys_there_is_no_matrix(language_model) -> None:
     trace = weft.trace(language_model, torch.tensor([1, 2, 3]), queries_keys=False)
     assert trace.layers[0].matrix is None
     assert trace.layers[0].no_matrix == "its queries and keys were not kept"

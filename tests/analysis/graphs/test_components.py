@@ -15,7 +15,7 @@ def parts_of(labels: np.ndarray) -> set[frozenset[int]]:
     return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
 
 
-def thresholded(weights, threshold):
+def thresholded(weights, threshold) -> networkx.DiGraph:
     graph = networkx.DiGraph()
     graph.add_nodes_from(range(len(weights)))
     graph.add_edges_from((weights >= threshold).nonzero().tolist())
@@ -24,7 +24,7 @@ def thresholded(weights, threshold):
 
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize("threshold", [0.08, 0.2])
-def test_networkx_finds_the_same_parts(case, threshold, strong):
+def test_networkx_finds_the_same_parts(case, threshold, strong) -> None:
     find = (
         networkx.strongly_connected_components if strong else networkx.weakly_connected_components
     )
@@ -44,12 +44,12 @@ def test_networkx_finds_the_same_parts(case, threshold, strong):
     assert parts_of(together.labels[0]) == {frozenset(part) for part in union}
 
 
-def test_kept_edges_say_when_they_may_not_be_all(case):
+def test_kept_edges_say_when_they_may_not_be_all(case) -> None:
     kept = components(case.graph, 0.001)
     assert not kept.complete.any()
 
 
-def test_what_is_no_threshold(case, pair_trace):
+def test_what_is_no_threshold(case, pair_trace) -> None:
     with pytest.raises(weft.InputError, match="threshold=0"):
         components(case.graph, 0)
     with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):

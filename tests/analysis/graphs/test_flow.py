@@ -17,7 +17,7 @@ networkx = pytest.importorskip("networkx")
 
 
 @pytest.fixture
-def trace(language_model):
+def trace(language_model) -> weft.Trace:
     """Two decoder layers over 12 tokens, the three strongest edges of each query."""
     tokens = torch.tensor([3, 9, 14, 27, 5, 2, 9, 9, 31, 8, 40, 3])
     with torch.no_grad():
@@ -26,7 +26,7 @@ def trace(language_model):
     return weft.trace(language_model, tokens, keep=weft.Top(3))
 
 
-def test_networkx_finds_the_same_flows(trace):
+def test_networkx_finds_the_same_flows(trace) -> None:
     dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
     layers = [reference.with_residual(weights) for weights in dense]
     for position in (4, 11):
@@ -37,7 +37,7 @@ def test_networkx_finds_the_same_flows(trace):
         assert bool((found.lower <= expected + 1e-7).all())
 
 
-def test_kept_edges_give_an_interval(trace):
+def test_kept_edges_give_an_interval(trace) -> None:
     dense = [layer.matrix.dense().mean(0).double() for layer in trace.layers]
     expected = reference.flow([reference.with_residual(weights) for weights in dense], 11)
     widths = []
@@ -49,7 +49,7 @@ def test_kept_edges_give_an_interval(trace):
     assert widths[0] > widths[1] > widths[2] > 0.01
 
 
-def test_two_ways_by_hand():
+def test_two_ways_by_hand() -> None:
     """Position 1 reaches position 0 two ways, each as wide as its narrowest edge."""
     from weft.formats.trace import LayerInMemory, TraceLayer
     from weft.traces import Trace
@@ -80,7 +80,7 @@ def test_two_ways_by_hand():
     assert torch.allclose(found.lower, torch.tensor([0.75, 1.0]).double(), atol=1e-6)
 
 
-def test_between_two_sequences(pair_trace):
+def test_between_two_sequences(pair_trace) -> None:
     dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
     network = networkx.DiGraph()
 
@@ -101,7 +101,7 @@ def test_between_two_sequences(pair_trace):
     assert found.lower.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_what_there_is_not(trace, make_trace):
+def test_what_there_is_not(trace, make_trace) -> None:
     with pytest.raises(weft.InputError, match="no position 12"):
         attention_flow(trace, 0, 12)
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
@@ -116,7 +116,7 @@ def run(*arguments: object) -> int:
     return 0
 
 
-def test_the_command(trace, tmp_path, capsys, monkeypatch):
+def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
     trace.save(tmp_path / "t")
     assert run("flow", tmp_path / "t", "--token", "-1", "--top", "3", "--json") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -9,7 +9,7 @@ import weft
 from weft.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
 
 
-def test_edges_and_rows_against_dense_weights(case):
+def test_edges_and_rows_against_dense_weights(case) -> None:
     norms = torch.rand(3, 60, generator=torch.Generator().manual_seed(3)) * 5
     expected = (case.dense * norms[:, None]).float()
     edges = given_by_edges(case.graph, norms)
@@ -23,7 +23,7 @@ def test_edges_and_rows_against_dense_weights(case):
     assert bool((expected.sum(-1) <= kept.upper + 1e-4).all())
 
 
-def test_the_norms_of_a_trace_are_those_of_its_values(language_model):
+def test_the_norms_of_a_trace_are_those_of_its_values(language_model) -> None:
     tokens = torch.tensor([3, 4, 5, 6])
     trace = weft.trace(language_model, tokens)
     layer = language_model.layers[0]
@@ -32,7 +32,7 @@ def test_the_norms_of_a_trace_are_those_of_its_values(language_model):
     assert torch.allclose(norms_of_heads(trace.layers[0]), values.norm(dim=-1), atol=1e-5)
 
 
-def test_heads_that_share_values_share_norms(pair_trace):
+def test_heads_that_share_values_share_norms(pair_trace) -> None:
     cross = pair_trace.layer("cross", 0)
     norms = norms_of_heads(cross)
     assert norms.shape == (4, 7)
@@ -40,7 +40,7 @@ def test_heads_that_share_values_share_norms(pair_trace):
     assert not torch.equal(norms[1], norms[2])
 
 
-def test_an_output_is_no_longer_than_what_its_keys_give():
+def test_an_output_is_no_longer_than_what_its_keys_give() -> None:
     generator = torch.Generator().manual_seed(6)
     queries, keys, values = torch.randn(3, 2, 20, 8, generator=generator)
     output, graph = weft.attend(queries, keys, values, keep=weft.Top(20))
@@ -48,7 +48,7 @@ def test_an_output_is_no_longer_than_what_its_keys_give():
     assert bool((output.norm(dim=-1) <= most + 1e-5).all())
 
 
-def test_what_does_not_fit(case, make_trace):
+def test_what_does_not_fit(case, make_trace) -> None:
     with pytest.raises(weft.ShapeError, match=r"a number for each head and key, \(3, 60\)"):
         given_by_edges(case.graph, torch.ones(1, 60))
     with pytest.raises(weft.InputError, match="norms of its values were not kept"):

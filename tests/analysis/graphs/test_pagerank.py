@@ -17,7 +17,7 @@ networkx = pytest.importorskip("networkx")
 
 
 @pytest.mark.parametrize("damping", [0.5, 0.85])
-def test_exact_and_within_bounds(case, damping):
+def test_exact_and_within_bounds(case, damping) -> None:
     expected = torch.stack([reference.pagerank(weights, damping) for weights in case.dense])
     of_mean = reference.pagerank(case.dense.mean(0), damping)
     for found in (
@@ -36,7 +36,7 @@ def test_exact_and_within_bounds(case, damping):
     assert float((kept.mean - of_mean).abs().max()) < 0.02
 
 
-def test_minilm_known_value(minilm_trace):
+def test_minilm_known_value(minilm_trace) -> None:
     """[CLS] on the last layer's mean over heads."""
     found = pagerank(minilm_trace.layers[-1].matrix)
     assert round(float(found.mean[0]), 4) == 0.2767
@@ -45,7 +45,7 @@ def test_minilm_known_value(minilm_trace):
     assert float(kept.mean_bound.max()) < 1e-4
 
 
-def test_networkx_agrees():
+def test_networkx_agrees() -> None:
     generator = torch.Generator().manual_seed(4)
     queries = torch.randn(2, 12, 4, generator=generator)
     _, graph = weft.attend(queries, queries + 1, queries, keep=weft.Top(12))
@@ -56,7 +56,7 @@ def test_networkx_agrees():
         assert torch.allclose(found.heads[head], expected.float(), atol=1e-6)
 
 
-def test_a_reader_who_sees_nothing_starts_anew():
+def test_a_reader_who_sees_nothing_starts_anew() -> None:
     queries = torch.randn(1, 4, 2, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0]]).bool()
     matrix = weft.AttentionMatrix(queries, queries, mask=mask)
@@ -66,12 +66,12 @@ def test_a_reader_who_sees_nothing_starts_anew():
     assert torch.allclose(pagerank(graph).heads[0], expected, atol=1e-6)
 
 
-def test_what_is_no_damping(case):
+def test_what_is_no_damping(case) -> None:
     with pytest.raises(weft.InputError, match=r"damping=1\.0"):
         pagerank(case.graph, damping=1.0)
 
 
-def test_of_no_positions_there_is_none():
+def test_of_no_positions_there_is_none() -> None:
     tokens = torch.zeros(2, 0, 4)
     _, graph = weft.attend(tokens, tokens, tokens, keep=weft.Top(2))
     for source in (graph, weft.AttentionMatrix(tokens, tokens)):

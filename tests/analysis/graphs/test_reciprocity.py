@@ -12,7 +12,7 @@ from weft.mechanism.reference import graphs as reference
 networkx = pytest.importorskip("networkx")
 
 
-def test_exact_and_between_bounds(case):
+def test_exact_and_between_bounds(case) -> None:
     expected = torch.stack([reference.reciprocity(weights) for weights in case.dense]).float()
     exact, kept = reciprocity(case.matrix), reciprocity(case.graph)
     assert torch.allclose(exact.lower, expected, atol=1e-5)
@@ -20,7 +20,7 @@ def test_exact_and_between_bounds(case):
     assert bool((expected <= kept.upper + 1e-6).all())
 
 
-def test_all_edges_leave_no_doubt(minilm_trace, minilm_weights):
+def test_all_edges_leave_no_doubt(minilm_trace, minilm_weights) -> None:
     for layer, weights in zip(minilm_trace.layers, minilm_weights, strict=True):
         found = reciprocity(layer.graph)
         expected = torch.stack([reference.reciprocity(head) for head in weights])
@@ -28,14 +28,14 @@ def test_all_edges_leave_no_doubt(minilm_trace, minilm_weights):
         assert float(found.width.max()) < 1e-5
 
 
-def test_minilm_known_values(minilm_trace):
+def test_minilm_known_values(minilm_trace) -> None:
     """The mean over heads of each layer, as measured once by another program."""
     means = [round(float(reciprocity(layer.matrix).lower.mean()), 4)
              for layer in minilm_trace.layers]  # fmt: skip
     assert means == [0.4599, 0.1730, 0.1607, 0.2014, 0.1414, 0.3029]
 
 
-def test_random_weights_are_nearly_mutual(minilm):
+def test_random_weights_are_nearly_mutual(minilm) -> None:
     """Weights of random matrices are nearly uniform, so that everyone looks back: 0.985."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def test_random_weights_are_nearly_mutual(minilm):
     assert round(float(entropies.mean()), 3) == 2.937
 
 
-def test_networkx_counts_the_same_where_weights_are_one():
+def test_networkx_counts_the_same_where_weights_are_one() -> None:
     """With one edge a row, all of weight 1, it is the share of edges that lead back."""
     looks = torch.tensor([1, 0, 3, 2, 4, 0, 1])
     queries = 999 * torch.nn.functional.one_hot(looks, 7).float()[None]
@@ -62,6 +62,6 @@ def test_networkx_counts_the_same_where_weights_are_one():
     assert float(reciprocity(graph).lower[0]) == pytest.approx((of_all * 6 + 1) / 7)
 
 
-def test_two_sequences_have_none(pair_trace):
+def test_two_sequences_have_none(pair_trace) -> None:
     with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):
         reciprocity(pair_trace.layer("cross", 0).graph)

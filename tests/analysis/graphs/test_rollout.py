@@ -10,14 +10,16 @@ from weft.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows,
 from weft.mechanism.reference import graphs as reference
 
 
-def test_minilm_known_values(minilm_trace):
+def test_minilm_known_values(minilm_trace) -> None:
     """The row of [CLS] after the last layer, by the program that made the reference values."""
     found = minilm_trace.rollout()
     assert round(float(found[0, 0]), 4) == 0.6555
     assert round(float(found[0, 18]), 4) == 0.0876
 
 
-def test_whole_rows_and_columns_agree_with_the_product(minilm_trace, minilm_top, minilm_weights):
+def test_whole_rows_and_columns_agree_with_the_product(
+    minilm_trace, minilm_top, minilm_weights
+) -> None:
     expected = reference.rollout([weights.mean(0).double() for weights in minilm_weights]).float()
     for trace, exact in ((minilm_trace, None), (minilm_trace, False), (minilm_top, True)):
         assert torch.allclose(rollout(trace, exact=exact), expected, atol=1e-6)
@@ -29,7 +31,7 @@ def test_whole_rows_and_columns_agree_with_the_product(minilm_trace, minilm_top,
             assert float(part.bound.max()) < 1e-5
 
 
-def test_kept_edges_are_below_by_exactly_the_bound(minilm_top, minilm_weights):
+def test_kept_edges_are_below_by_exactly_the_bound(minilm_top, minilm_weights) -> None:
     expected = reference.rollout([weights.mean(0).double() for weights in minilm_weights]).float()
     whole = whole_rollout(minilm_top, exact=False)
     short = expected - whole.values
@@ -44,7 +46,7 @@ def test_kept_edges_are_below_by_exactly_the_bound(minilm_top, minilm_weights):
         assert torch.allclose(part.bound, whole.bound, atol=1e-6)
 
 
-def test_between_two_sequences(pair_trace):
+def test_between_two_sequences(pair_trace) -> None:
     """The recursion of the three kinds, written out with dense matrices."""
     dense = {layer.kind: layer.graph.dense().mean(0) for layer in pair_trace.layers}
     encoder = reference.with_residual(dense["encoder"])
@@ -61,7 +63,7 @@ def test_between_two_sequences(pair_trace):
     assert torch.allclose(columns.values, cross[:, [2]], atol=1e-6)
 
 
-def test_a_causal_trace_of_many_tokens(language_model):
+def test_a_causal_trace_of_many_tokens(language_model) -> None:
     tokens = torch.randint(1, 50, (300,), generator=torch.Generator().manual_seed(3))
     trace = weft.trace(language_model, tokens, keep=weft.Top(8))
     expected = reference.rollout([layer.matrix.dense().mean(0) for layer in trace.layers])
@@ -73,7 +75,7 @@ def test_a_causal_trace_of_many_tokens(language_model):
     assert float(rollout(trace, residual=1.0).sub(torch.eye(300)).abs().max()) == 0
 
 
-def test_sinks_count_as_missing():
+def test_sinks_count_as_missing() -> None:
     """A bound stays a bound where a row's mass is partly nowhere."""
     from weft.formats.trace import LayerInMemory, TraceLayer
     from weft.traces import Trace
@@ -108,7 +110,7 @@ def test_sinks_count_as_missing():
     assert bool((short.sum(1) <= found.bound + 1e-6).all())
 
 
-def test_what_there_is_not(minilm_trace, make_trace):
+def test_what_there_is_not(minilm_trace, make_trace) -> None:
     with pytest.raises(weft.InputError, match="no cross layer; it has encoder"):
         rollout(minilm_trace, kind="cross")
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):

@@ -11,7 +11,7 @@ from weft.analysis.graphs.spectrum import effective_rank, energy_rank
 from weft.mechanism.reference import graphs as reference
 
 
-def test_effective_rank_is_that_of_the_dense_matrix(case):
+def test_effective_rank_is_that_of_the_dense_matrix(case) -> None:
     expected = torch.stack([reference.effective_rank(weights) for weights in case.dense])
     assert torch.allclose(effective_rank(case.matrix).double(), expected, rtol=1e-3)
     kept = torch.stack(
@@ -27,7 +27,7 @@ def by_energy(weights: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("leading", [1, 4, 16, 60])
-def test_energy_rank_lies_between_its_bounds(case, leading):
+def test_energy_rank_lies_between_its_bounds(case, leading) -> None:
     exact, kept = (energy_rank(source, leading) for source in (case.matrix, case.graph))
     for head, weights in enumerate(case.dense):
         expected = by_energy(weights)
@@ -38,19 +38,19 @@ def test_energy_rank_lies_between_its_bounds(case, leading):
         assert torch.allclose(exact.lower, exact.upper, rtol=1e-3)
 
 
-def test_more_directions_narrow_the_bounds(case):
+def test_more_directions_narrow_the_bounds(case) -> None:
     widths = [float(energy_rank(case.matrix, leading).width.mean()) for leading in (2, 16, 50)]
     assert widths[0] > widths[1] > widths[2]
 
 
-def test_too_many_positions_for_all_singular_values(case, monkeypatch):
+def test_too_many_positions_for_all_singular_values(case, monkeypatch) -> None:
     monkeypatch.setattr(spectrum, "DENSE", 59)
     with pytest.raises(weft.InputError, match="Take energy_rank"):
         effective_rank(case.matrix)
 
 
 @pytest.mark.parametrize("length", [0, 3])
-def test_without_weights_no_direction_is_in_use(length):
+def test_without_weights_no_direction_is_in_use(length) -> None:
     tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
     nobody = torch.zeros(length, length, dtype=torch.bool)
     _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))

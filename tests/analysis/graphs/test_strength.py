@@ -12,7 +12,7 @@ from weft.mechanism.reference import graphs as reference
 networkx = pytest.importorskip("networkx")
 
 
-def test_received_is_the_sum_of_columns(case):
+def test_received_is_the_sum_of_columns(case) -> None:
     expected = torch.stack([reference.in_strength(weights) for weights in case.dense]).float()
     exact, kept = received(case.matrix), received(case.graph)
     assert torch.allclose(exact.lower, expected, atol=1e-5)
@@ -21,14 +21,14 @@ def test_received_is_the_sum_of_columns(case):
     assert bool((expected <= kept.upper + 1e-5).all())
 
 
-def test_bounds_are_narrower_than_all_that_is_missing(case):
+def test_bounds_are_narrower_than_all_that_is_missing(case) -> None:
     kept = received(case.graph)
     missing = case.graph.rest.sum(-1, keepdim=True)
     assert bool((kept.width <= missing + 1e-5).all())
     assert float(kept.width.mean()) < 0.9 * float(missing.mean())
 
 
-def test_networkx_gives_the_same_strength():
+def test_networkx_gives_the_same_strength() -> None:
     generator = torch.Generator().manual_seed(2)
     queries = torch.randn(1, 9, 4, generator=generator)
     _, graph = weft.attend(queries, queries + 1, queries, keep=weft.Top(9))
@@ -37,7 +37,7 @@ def test_networkx_gives_the_same_strength():
     assert torch.allclose(received(graph).lower[0], expected.float(), atol=1e-6)
 
 
-def test_norms_of_values_weigh_what_is_received(case):
+def test_norms_of_values_weigh_what_is_received(case) -> None:
     norms = torch.rand(3, 60, generator=torch.Generator().manual_seed(1))
     given = received(case.matrix, norms).lower
     assert torch.allclose(given, (case.dense.sum(1) * norms).float(), atol=1e-5)
@@ -55,7 +55,7 @@ def smallest_set(weights: torch.Tensor, share: float) -> int:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_heavy_hitters_are_the_smallest_set(case, share):
+def test_heavy_hitters_are_the_smallest_set(case, share) -> None:
     exact, kept = heavy_hitters(case.matrix, share), heavy_hitters(case.graph, share)
     for head, weights in enumerate(case.dense):
         expected = smallest_set(weights, share)
@@ -69,13 +69,13 @@ def test_heavy_hitters_are_the_smallest_set(case, share):
     assert int(together.count.upper[0]) == smallest_set(case.dense.sum(0), share)
 
 
-def test_a_share_that_is_none(case):
+def test_a_share_that_is_none(case) -> None:
     with pytest.raises(weft.InputError, match=r"share=1\.5; expected a share"):
         heavy_hitters(case.graph, 1.5)
 
 
 @pytest.mark.parametrize("length", [0, 3])
-def test_nobody_who_may_look_needs_no_key(length):
+def test_nobody_who_may_look_needs_no_key(length) -> None:
     tokens = torch.randn(2, length, 4, generator=torch.Generator().manual_seed(0))
     nobody = torch.zeros(length, length, dtype=torch.bool)
     _, graph = weft.attend(tokens, tokens, tokens, mask=nobody, keep=weft.Top(2))

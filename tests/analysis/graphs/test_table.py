@@ -17,7 +17,7 @@ from weft.traces import Trace
 pytest.importorskip("pandas")
 
 
-def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights):
+def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights) -> None:
     heads = graph_measures(minilm_trace)
     layers = graph_measures(minilm_trace, by="layer")
     assert list(zip(heads["layer"], heads["head"], strict=True)) == [
@@ -37,7 +37,7 @@ def test_a_row_for_each_head_and_each_layer(minilm_trace, minilm_weights):
     assert (heads["rank"] <= heads["rank_high"]).all()
 
 
-def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top):
+def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top) -> None:
     truth, kept = graph_measures(minilm_trace), graph_measures(minilm_top, exact=False)
     assert set(kept["source"]) == {"kept"}
     assert (kept["reciprocity"] <= truth["reciprocity"] + 1e-5).all()
@@ -61,7 +61,7 @@ def test_kept_edges_give_intervals_that_hold_the_truth(minilm_trace, minilm_top)
 
 
 @pytest.mark.parametrize("by", ["head", "layer"])
-def test_of_no_token_and_of_one(make_trace, by):
+def test_of_no_token_and_of_one(make_trace, by) -> None:
     nothing = graph_measures(make_trace([]), by=by)
     assert "received_key" not in nothing.columns
     assert len(nothing) == (2 if by == "head" else 1)
@@ -73,7 +73,7 @@ def test_of_no_token_and_of_one(make_trace, by):
 
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("keep", [2, 5])
-def test_a_share_is_of_the_mass_on_keys(sinks, keep):
+def test_a_share_is_of_the_mass_on_keys(sinks, keep) -> None:
     """Which is less than the number of rows where one sees nothing, or a sink takes some."""
     queries = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1))
     mask = torch.ones(5, 5).bool()
@@ -99,7 +99,7 @@ def test_a_share_is_of_the_mass_on_keys(sinks, keep):
     assert row.received_share - 1e-6 <= together <= row.received_share_high + 1e-6
 
 
-def test_between_two_sequences_some_measures_do_not_exist(pair_trace):
+def test_between_two_sequences_some_measures_do_not_exist(pair_trace) -> None:
     table = graph_measures(pair_trace, by="layer")
     cross = table[table["kind"] == "cross"].iloc[0]
     assert cross["reciprocity"] != cross["reciprocity"]
@@ -114,7 +114,7 @@ def run(*arguments: object) -> int:
     return 0
 
 
-def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys):
+def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys) -> None:
     minilm_trace.save(tmp_path / "t")
     pair_trace.save(tmp_path / "pair")
     assert run("measures", tmp_path / "t", "--json") == 0
@@ -139,6 +139,6 @@ def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys):
     assert "no position 99" in capsys.readouterr().err
 
 
-def test_layers_without_exact_weights(make_trace):
+def test_layers_without_exact_weights(make_trace) -> None:
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         graph_measures(make_trace(["a", "b"]), exact=True)

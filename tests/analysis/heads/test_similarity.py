@@ -12,7 +12,9 @@ from weft.analysis.heads.similarity import clusters, similarity
 from weft.traces import Trace
 
 
-def test_against_the_definition_and_between_the_bounds(minilm_trace: Trace, minilm_top: Trace):
+def test_against_the_definition_and_between_the_bounds(
+    minilm_trace: Trace, minilm_top: Trace
+) -> None:
     dense = torch.cat([layer.graph.dense() for layer in minilm_trace.layers]).double()
     roots = dense.sqrt()
     expected = torch.einsum("aij,bij->ab", roots, roots).numpy() / 19

@@ -26,7 +26,7 @@ def layer() -> LayerMatrices:
     )
 
 
-def test_every_measure_is_that_of_the_dense_matrix(layer):
+def test_every_measure_is_that_of_the_dense_matrix(layer) -> None:
     for circuit in (qk_circuit(layer), ov_circuit(layer)):
         for head in range(4):
             dense = circuit.dense(head)
@@ -50,7 +50,7 @@ def test_every_measure_is_that_of_the_dense_matrix(layer):
             assert np.allclose(circuit.operator(head) @ vector, dense.numpy() @ vector)
 
 
-def test_from_token_to_token(layer):
+def test_from_token_to_token(layer) -> None:
     generator = torch.Generator().manual_seed(2)
     embedding = torch.randn(7, 20, generator=generator, dtype=torch.float64)
     out = torch.randn(20, 7, generator=generator, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_from_token_to_token(layer):
     assert torch.allclose(qk_circuit(layer, embedding).dense(1), looks)
 
 
-def test_copying_is_one_for_a_head_that_copies_and_nothing_for_a_random_one():
+def test_copying_is_one_for_a_head_that_copies_and_nothing_for_a_random_one() -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(50, 64, 8, generator=generator)
     copies = Circuit(values, values)
@@ -71,7 +71,7 @@ def test_copying_is_one_for_a_head_that_copies_and_nothing_for_a_random_one():
     assert abs(float(random.copying().mean())) < 0.1
 
 
-def test_minilm_known_values(minilm):
+def test_minilm_known_values(minilm) -> None:
     """Saponati's symmetry of each layer's W_Q W_K^T, measured once by another program."""
     table = weight_measures(matrices_of(minilm[0]))
     assert [round(value, 4) for value in table["symmetry"]] == [
@@ -86,7 +86,7 @@ def test_minilm_known_values(minilm):
     assert (table["symmetry"] > 0.2).all()
 
 
-def test_random_matrices_are_neither_symmetric_nor_antisymmetric(minilm):
+def test_random_matrices_are_neither_symmetric_nor_antisymmetric(minilm) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(minilm[0].config)
@@ -97,7 +97,7 @@ def test_random_matrices_are_neither_symmetric_nor_antisymmetric(minilm):
     assert heads["symmetry"].abs().max() < 0.05
 
 
-def test_the_table_by_head_and_by_layer(translator):
+def test_the_table_by_head_and_by_layer(translator) -> None:
     layers = matrices_of(translator)
     heads, table = weight_measures(layers, by="head"), weight_measures(layers)
     assert len(heads) == 12

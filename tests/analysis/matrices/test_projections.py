@@ -71,7 +71,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_they_make_the_queries_values_and_outputs_of_the_model(family):
+def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
     torch.manual_seed(3)
     config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
     model = getattr(transformers, f"{family}Model")(config).eval()
@@ -128,7 +128,7 @@ def test_they_make_the_queries_values_and_outputs_of_the_model(family):
         assert torch.equal(next(iter(layers.values())).W_O.flatten(0, 1), dense.T)
 
 
-def test_wefts_own_layers():
+def test_wefts_own_layers() -> None:
     torch.manual_seed(1)
     layer = MultiHeadAttention(12, 4, kv_heads=2, depth=5, bias=False)
     found = matrices_of(nn.Sequential(layer))[0].repeated()
@@ -138,12 +138,12 @@ def test_wefts_own_layers():
     assert torch.allclose(output, layer(states[None])[0], atol=1e-5)
 
 
-def test_a_model_without_attention():
+def test_a_model_without_attention() -> None:
     with pytest.raises(weft.InputError, match="Linear has no attention layer"):
         matrices_of(nn.Linear(2, 2))
 
 
-def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path):
+def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path) -> None:
     from weft.formats.history import LayerSnapshot, Snapshot
 
     (of_model,) = [layer for layer in matrices_of(translator) if layer.kind == "encoder"]

@@ -28,7 +28,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"
 QUESTIONS = re.findall(r"^(\w[^\n]*\?)\n\n```sql\n(.*?)```", DOCUMENT.read_text(), re.S | re.M)
 
 
-def test_every_view_is_the_same_from_disk_and_from_memory(pair_trace, tmp_path):
+def test_every_view_is_the_same_from_disk_and_from_memory(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     opened = weft.open(tmp_path / "t")
     for view in VIEWS:
@@ -45,7 +45,7 @@ def test_every_view_is_the_same_from_disk_and_from_memory(pair_trace, tmp_path):
             assert held.equals(stored)
 
 
-def test_edges_and_rows_are_those_of_the_graph(pair_trace):
+def test_edges_and_rows_are_those_of_the_graph(pair_trace) -> None:
     for number, layer in enumerate(pair_trace.layers):
         received = pair_trace.sql(
             f"select head, key, sum(weight) as r from edges where layer = {number} group by all"
@@ -57,13 +57,13 @@ def test_edges_and_rows_are_those_of_the_graph(pair_trace):
         assert entropy == pytest.approx(float(layer.graph.entropy.mean()), abs=1e-6)
 
 
-def test_tokens_stand_at_both_ends_of_the_edges(pair_trace):
+def test_tokens_stand_at_both_ends_of_the_edges(pair_trace) -> None:
     cross = pair_trace.sql("select * from named where kind = 'cross'")
     assert set(cross.query_token) == set(pair_trace.sequences["target"])
     assert set(cross.key_token) == set(pair_trace.sequences["source"])
 
 
-def test_means_of_heads_by_hand(make_trace):
+def test_means_of_heads_by_hand(make_trace) -> None:
     trace = make_trace(["a", "b", "c"], heads=1)
     weights = trace.layers[0].graph.dense()[0]
     (row,) = trace.sql("from heads").to_dict("records")
@@ -73,7 +73,7 @@ def test_means_of_heads_by_hand(make_trace):
     assert row["first"] == pytest.approx(float(weights[:, 0].sum()) / 3, abs=1e-6)
 
 
-def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path):
+def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     opened = weft.open(tmp_path / "t")
     part = Trace(opened.sequences, opened.layers[1:2], opened.model)
@@ -82,7 +82,7 @@ def test_a_part_of_a_saved_trace_answers_for_itself_alone(pair_trace, tmp_path):
     assert part.sql("select sum(weight) as s from edges").s[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path):
+def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path) -> None:
     (tmp_path / "deep").mkdir()
     names = ["a[1]'*?.weft", "deep/b.weft"]
     for length, name in enumerate(names, 3):
@@ -101,7 +101,7 @@ def test_a_folder_of_traces_has_a_column_for_their_names(make_trace, tmp_path):
     assert isinstance(open_traces(tmp_path / names[1]), TraceData)
 
 
-def test_hostile_tokens(make_trace, hostile_tokens):
+def test_hostile_tokens(make_trace, hostile_tokens) -> None:
     trace = make_trace(hostile_tokens)
     found = trace.sql("select token from tokens order by position").token.tolist()
     assert found == [token.encode("utf-8", "replace").decode() for token in hostile_tokens]
@@ -135,7 +135,7 @@ def test_hostile_tokens(make_trace, hostile_tokens):
         ("select error('boom') from edges", "boom"),
     ],
 )
-def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said):
+def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said) -> None:
     make_trace(["a", "b"]).save(tmp_path / "t")
     pq.write_table(ask(make_trace(["a"]), "from rows").table(), tmp_path / "other.parquet")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
@@ -145,7 +145,7 @@ def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
-def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path):
+def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path) -> None:
     make_trace(["a", "b"]).save(tmp_path / "t")
     trace = weft.open(tmp_path / "t")
     edges = tmp_path / "t" / "edges.parquet"
@@ -158,7 +158,7 @@ def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path):
 @pytest.mark.parametrize(
     "query", ["from edges", "from named", "select * from EDGES join rows using (layer)"]
 )
-def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query):
+def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query) -> None:
     """Though it is whole Parquet, with its columns."""
     make_trace(["a", "b"]).save(tmp_path / "t")
     edges = tmp_path / "t" / "edges.parquet"
@@ -176,7 +176,7 @@ def test_a_table_that_was_changed_is_not_read(make_trace, tmp_path, query):
         weft.open(tmp_path / "t").sql(query)
 
 
-def test_names_that_come_twice_are_told_apart(make_trace, tmp_path):
+def test_names_that_come_twice_are_told_apart(make_trace, tmp_path) -> None:
     answer = ask(
         make_trace(["a"], heads=1), "select r.layer, e.layer, 'x' as s from rows r, edges e"
     )
@@ -187,7 +187,7 @@ def test_names_that_come_twice_are_told_apart(make_trace, tmp_path):
     ]
 
 
-def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch):
+def test_the_command_prints_and_writes(make_trace, tmp_path, capsys, monkeypatch) -> None:
     make_trace(["a", "b", "c"], heads=1).save(tmp_path / "t")
     question = (
         "select query, round(sum(weight), 3) as mass from edges group by query order by query"
@@ -220,18 +220,18 @@ def main_code(arguments: list[str]) -> int:
     return 0
 
 
-def test_the_documentation_asks_ten_questions():
+def test_the_documentation_asks_ten_questions() -> None:
     assert len(QUESTIONS) == 10
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda pair: pair[0][:40])
-def test_the_questions_of_the_documentation_have_answers(minilm_trace, question):
+def test_the_questions_of_the_documentation_have_answers(minilm_trace, question) -> None:
     answer = minilm_trace.sql(question[1])
     assert len(answer) > 0
     assert not answer.isna().any().any()
 
 
-def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights):
+def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights) -> None:
     asked = {name: minilm_trace.sql(query) for name, query in QUESTIONS}
     stack = torch.stack(minilm_weights)  # layers, heads, queries, keys
     received = asked["Which tokens receive most, over all layers and heads?"]
@@ -250,12 +250,12 @@ def test_answers_of_the_documentation_are_right(minilm_trace, minilm_weights):
     assert far["distance"] == pytest.approx(float(distance.max()), abs=1e-4)
 
 
-def test_views_that_are_joined_by_name_are_there(pair_trace):
+def test_views_that_are_joined_by_name_are_there(pair_trace) -> None:
     both = pair_trace.sql("select h.head from heads h join rows r using (layer, head) limit 1")
     assert len(both) == 1
 
 
-def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp_path):
+def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp_path) -> None:
     query = "select [1, 2] as list, {'a': 'nan'::double} as part, 'inf'::double as far, 1 as one"
     assert ask(pair_trace, query).write(tmp_path / "a.csv") == 1
     (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
@@ -270,7 +270,9 @@ def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp
     assert json.loads((tmp_path / "a.json").read_text(), parse_constant=none) == expected
 
 
-def test_json_on_the_command_line_has_null_for_what_is_no_number(pair_trace, tmp_path, capsys):
+def test_json_on_the_command_line_has_null_for_what_is_no_number(
+    pair_trace, tmp_path, capsys
+) -> None:
     pair_trace.save(tmp_path / "t")
     assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == '{"columns": ["a"], "rows": [[null]]}'
