@@ -5,6 +5,8 @@
 // values in place, tile by tile, while the queries of every head in the group pass by.
 #pragma once
 
+#include <algorithm>
+
 #include "forward.h"
 #include "gradients.h"
 
@@ -262,7 +264,8 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
 
 // Zeros in some rows of a gradient: by the task that adds to them, just before it does.
 inline void clear_rows(float* gradient, int64_t first, int64_t rows, int64_t columns) {
-    std::memset(gradient + first * columns, 0, rows * columns * sizeof(float));
+    // Not memset: a gradient without rows has no address.
+    std::fill_n(gradient + first * columns, rows * columns, 0.0f);
 }
 
 // All queries of a group of heads against one piece of their keys.

@@ -7,6 +7,8 @@
 // belongs.
 #pragma once
 
+#include <algorithm>
+
 #include "choose.h"
 #include "packing.h"
 #include "softmax.h"
@@ -72,7 +74,7 @@ inline void forward_short(const Call& call, int64_t b, int64_t h, int64_t kv_hea
     float* output = (float*)call.output + head_row * call.value_depth;
     float* lse = call.lse ? call.lse + head_row : nullptr;
     if (keys == 0) {
-        std::memset(output, 0, call.queries_count * call.value_depth * sizeof(float));
+        std::fill_n(output, call.queries_count * call.value_depth, 0.0f);
         for (int64_t i = 0; i < call.queries_count && lse; ++i) lse[i] = -infinity;
         return;
     }
