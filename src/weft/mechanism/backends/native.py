@@ -69,9 +69,10 @@ class _Attend(torch.autograd.Function):
 def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
     """The gradients of a call that was kept with what `Saved` needs of its rows."""
     count = len(NativeCall.names)
-    tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-    native = ctx.native.with_tensors(tuple(tensors))
-    return gradients(native, Saved(*saved), incoming, ctx.needs_input_grad[-count:])
+    tensors = ctx.saved_tensors  # once: activation checkpointing computes them for one reading
+    native = ctx.native.with_tensors(tuple(tensors[:count]))
+    saved = Saved(*tensors[count:])
+    return gradients(native, saved, incoming, ctx.needs_input_grad[-count:])
 
 
 def _wants_gradients(native: NativeCall) -> bool:
