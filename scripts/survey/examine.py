@@ -61,7 +61,8 @@ def build(family: str, model_class: type[nn.Module], implementation: str | None)
                 raise MemoryError(f"{size / 1e6:.0f} million parameters when made small")
             torch.manual_seed(7)
             options = {} if implementation is None else {"attn_implementation": implementation}
-            model: nn.Module = model_class._from_config(copy.deepcopy(config), **options)  # type: ignore[attr-defined]
+            build = model_class._from_config  # type: ignore[attr-defined]
+            model: nn.Module = build(copy.deepcopy(config), **options)
             _stir(model)
             return model.float().eval()
         except Exception as error:

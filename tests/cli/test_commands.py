@@ -23,7 +23,7 @@ Command = Callable[..., Any]
 
 VERBS = tuple(
     name
-    for name, command in typer.main.get_command(weft.cli.app).commands.items()  # type: ignore[attr-defined]
+    for name, command in vars(typer.main.get_command(weft.cli.app))["commands"].items()
     if not command.hidden
 )
 

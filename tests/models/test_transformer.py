@@ -122,7 +122,8 @@ def test_the_tied_matrix_is_drawn_for_embeddings() -> None:
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_where_the_closing_norms_are(norm: str) -> None:
-    model = Transformer(VOCABULARY, Architecture(width=8, heads=2, norm=norm))  # type: ignore[arg-type]
+    architecture = Architecture(width=8, heads=2, norm=norm)  # type: ignore[arg-type]
+    model = Transformer(VOCABULARY, architecture)
     assert any(name.startswith("encoder_norm") for name in model.state_dict()) == (norm == "pre")
 
 

@@ -103,7 +103,8 @@ def _read(path: Path, what: str, names: list[str] | None) -> tuple[dict[str, Ten
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()} if names is None else {}  # noqa: SIM118
+            wanted = file.keys() if names is None else ()
+            tensors = {name: file.get_tensor(name) for name in wanted}
         notes = parse_json(metadata["notes"], path, what)
         if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
             raise ValueError("its notes do not match their digest")

@@ -220,7 +220,8 @@ def _generation(
             "trace: generate with num_beams: beams exchange their caches, so that no text has rows "
             "of its own. Trace the text that was generated."
         )
-    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"  # type: ignore[union-attr]
+    decodes = model.config.is_encoder_decoder  # type: ignore[union-attr]
+    name = "decoder_input_ids" if decodes else "input_ids"
     before = given[name].shape[1] if name in given else 1
     limit = token_limit(model)
     if limit is not None and before + new > limit:
