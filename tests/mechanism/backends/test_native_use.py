@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.mechanism.backends import native
@@ -72,3 +74,19 @@ def _in_child(array: Any, send: Any) -> None:
     x = torch.from_numpy(array)
     call = weft.attention(x, x, x, backend="native")
     send.send(float(call.numpy().astype("float64").sum()))
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_activation_checkpointing_gives_the_same_gradients(backend: str) -> None:
+    """What a call keeps is computed again for one reading of it."""
+    drawn = torch.Generator().manual_seed(4)
+    values = torch.randn(3, 1, 2, 80, 8, generator=drawn)
+    by_way = []
+    for checkpointed in (False, True):
+        q, k, v = (tensor.clone().requires_grad_() for tensor in values)
+        call = partial(weft.attention, mask=weft.causal(), backend=backend)
+        output = checkpoint(call, q, k, v, use_reentrant=False) if checkpointed else call(q, k, v)
+        by_way.append(torch.autograd.grad(output.square().sum(), (q, k, v)))
+    for plain, again in zip(*by_way, strict=True):
+        assert plain.abs().sum() > 0
+        assert torch.allclose(plain, again, atol=1e-6)
