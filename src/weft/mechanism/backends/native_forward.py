@@ -52,11 +52,14 @@ def _run(native: NativeCall, results: dict[str, Tensor], kept: int = 0) -> None:
 
 def strided(tensor: Tensor) -> Any:
     """The kernels' view of a tensor of up to four dimensions: see native/call.h."""
-    sizes = (1, 1, 1, *tensor.shape)[-4:-1]
-    strides = (0, 0, 0, *tensor.stride())[-4:-1]
+    # Without a loop: short calls feel it.
+    batch, heads, rows = (1, 1, 1, *tensor.shape)[-4:-1]
+    by_batch, by_head, by_row = (0, 0, 0, *tensor.stride())[-4:-1]
     return kernels.Tensor(
         tensor.data_ptr(),
-        *(0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)),
+        0 if batch == 1 else by_batch,
+        0 if heads == 1 else by_head,
+        0 if rows == 1 else by_row,
     )
 
 
@@ -68,7 +71,7 @@ def request(native: NativeCall) -> Any:
     call.bfloat16 = native.queries.dtype == torch.bfloat16
     for name in NativeCall.numbers:
         setattr(call, name, getattr(native, name))
-    for name in (*NativeCall.names, *NativeCall.rules):
+    for name in NativeCall.addressed:
         tensor = getattr(native, name)
         if tensor is not None:
             setattr(call, name, strided(tensor))

@@ -81,6 +81,7 @@ class NativeCall:
     )
     #: What else the kernels read of it: tensors, and numbers.
     rules: ClassVar = ("key_range", "row_range", "allowed")
+    addressed: ClassVar = (*names, *rules)
     numbers: ClassVar = (
         *("scale", "softcap", "banded", "left", "right"),
         *("clip", "relative_offset"),
