@@ -239,3 +239,7 @@ class History:
         for later in self.steps:
             if later > step:
                 self._path(later).unlink()
+
+    def remove(self, step: int) -> None:
+        """Forget the snapshot of a step, if there is one."""
+        self._path(step).unlink(missing_ok=True)

@@ -34,10 +34,14 @@ from weft.formats.files import (
     remove_leftovers,
     write_json,
 )
+from weft.formats.tensors import read_notes
 
-__all__ = ["RunFolder", "is_run"]
+__all__ = ["ENDS", "RunFolder", "is_run"]
 
 _FORMAT, _VERSION = "weft run", 1
+
+#: What ends a run. Where it is raised, or given up, the same run goes on.
+ENDS = ("training.max_steps", "training.max_epochs", "training.patience")
 
 
 def is_run(path: Path | str) -> bool:
@@ -80,6 +84,8 @@ class RunFolder:
     def create_or_open(cls, path: Path, config: JsonObject) -> RunFolder:
         """A new run's folder, or the folder of the same run to go on with.
 
+        The same run may end later: see `ENDS` and `extend`.
+
         Raises: InputError: there is a run with another configuration, or something else.
         """
         folder = cls(path)
@@ -87,13 +93,7 @@ class RunFolder:
             folder.check()
             remove_leftovers(path)
             remove_leftovers(folder.history)
-            changed = list(_differences(folder.config(), config))
-            if changed:
-                raise InputError(
-                    f"{path}: this run was started with another configuration: {changed[0]}"
-                    + (f" (and {len(changed) - 1} more)" if len(changed) > 1 else "")
-                    + ". Choose another folder with --run, or remove this one."
-                )
+            folder._check_same(config)
             return folder
         _refuse_something_else(path)
         if path.exists():
@@ -108,6 +108,46 @@ class RunFolder:
         write_json(path / "config.json", config)
         folder.set_state("training")
         return folder
+
+    def _check_same(self, config: JsonObject) -> None:
+        """Raise an InputError unless this configuration is the run's, or extends the run."""
+        changed = list(_differences(self.config(), config))
+        others = [change for change in changed if change[0] not in ENDS]
+        if others:
+            place, before, after = others[0]
+            more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+            raise InputError(
+                f"{self.path}: this run was started with another configuration: {place} was "
+                f"{before!r}, is {after!r}{more}. Choose another folder with --run, or remove this "
+                "one."
+            )
+        for place, before, after in changed:
+            if not _is_later(before, after):
+                raise InputError(
+                    f"{self.path}: {place} was {before}, is {after}, and {self.steps_done()} steps "
+                    "are done: a run can be extended, not shortened. Leave it, or choose another "
+                    "folder with --run."
+                )
+
+    def steps_done(self) -> int:
+        """Steps of the training at its last checkpoint."""
+        if not self.checkpoint.exists():
+            return 0
+        position = read_notes(self.checkpoint, "checkpoint").get("position")
+        step = position.get("step") if isinstance(position, dict) else None
+        if type(step) is not int:
+            raise DataError(f"{self.checkpoint}: this checkpoint is damaged: it has no step.")
+        return step
+
+    def extend(self, config: JsonObject) -> None:
+        """Let the run go on to the ends of this configuration, where they are not the run's yet.
+
+        A process killed between the two writes leaves a run that trains and has the old ends:
+        the same command extends it then.
+        """
+        if self.config() != config:
+            self.set_state("training")
+            write_json(self.path / "config.json", config)
 
     @classmethod
     @contextmanager
@@ -250,11 +290,18 @@ def _holds_more_than_a_start(path: Path) -> bool:
     return any((path / "history").glob("*"))
 
 
-def _differences(before: Any, after: Any, place: str = "") -> Any:
-    """Each key at which two configurations differ, as "model.width was 256, is 128"."""
+def _is_later(before: object, after: object) -> bool:
+    """Whether one of `ENDS` was raised, or given up (None)."""
+    return before is not None and (
+        after is None or (isinstance(before, int) and isinstance(after, int) and after > before)
+    )
+
+
+def _differences(before: object, after: object, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each key at which two configurations differ, with both values: "model.width", 256, 128."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             where = f"{place}.{key}" if place else key
             yield from _differences(before.get(key), after.get(key), where)
     elif before != after:
-        yield f"{place} was {before!r}, is {after!r}"
+        yield place, before, after

@@ -75,7 +75,8 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
 
     Args:
         config: what to learn and how.
-        path: the run's folder; made if it is not there, gone on with if it is.
+        path: the run's folder; made if it is not there, gone on with if it is, also where it is
+            finished and max_steps, max_epochs or patience are larger now.
         listener: told how it goes.
 
     Raises: WeftError: the data cannot be used, the folder holds another run or is damaged.
@@ -100,7 +101,9 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         task = make_task(config.task, settings.seed, known)
         if known is None:
             task.vocabulary.save(folder.vocabulary)
-        return _Training(config, folder, task, listener).run()
+        training = _Training(config, folder, task, listener)
+        folder.extend(content)
+        return training.run()
 
 
 def _check_finished(folder: RunFolder) -> None:
@@ -151,12 +154,11 @@ class _Training:
             self.position = load_checkpoint(
                 folder.checkpoint, self.model, self.average, self.optimiser
             )
-        folder.rewind_metrics(self.position.step)
-        History(folder.history).rewind(self.position.step)
 
     def run(self) -> TrainingResult:
         """Step until the end."""
         settings, position = self.settings, self.position
+        self._rewind()
         self.listener.started(self.task, self.model, position, settings.max_steps)
         self._clock = time.perf_counter()
         reason = self._reason_to_stop()
@@ -185,6 +187,16 @@ class _Training:
             position.best_step,
             reason,
         )
+
+    def _rewind(self) -> None:
+        """Forget what was written after the checkpoint, before the run goes on from there."""
+        position, history = self.position, History(self.folder.history)
+        self.folder.rewind_metrics(position.step)
+        history.rewind(position.step)
+        # The snapshot that ended a run which now goes on: a run planned so long has none there.
+        growth = self.settings.history_growth
+        if self.folder.state != "finished" and not is_snapshot_step(position.step, growth):
+            history.remove(position.step)
 
     def _reason_to_stop(self) -> str:
         settings, position = self.settings, self.position

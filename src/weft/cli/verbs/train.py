@@ -27,7 +27,7 @@ def train(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model, or continue a run that was stopped."""
+    """Train a model, continue a run that was stopped, or extend one: raise training.max_steps."""
     from weft.training.config import defaults_of, load_config
     from weft.training.loop import train as train_run
     from weft.training.progress import ConsoleListener
@@ -38,9 +38,10 @@ def train(
         say(notice)
     with ConsoleListener(console()) as listener:
         result = train_run(settings, folder, listener)
+    ended = "" if result.reason == "max_steps" else f" Ended by training.{result.reason}."
     say(
         f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
-        f"{result.best_loss:.4f}, at step {result.best_step:,}. Run: {folder}"
+        f"{result.best_loss:.4f}, at step {result.best_step:,}.{ended} Run: {folder}"
     )
     if as_json:
         print_json(
