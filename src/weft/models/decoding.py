@@ -6,6 +6,7 @@ compute a position twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,7 +61,14 @@ class Hypothesis:
 
 @torch.no_grad()
 def greedy(
-    model: Stepper, state: DecodingState, batch: int, *, start: int, end: int, max_length: int
+    model: Stepper,
+    state: DecodingState,
+    batch: int,
+    *,
+    start: int,
+    end: int,
+    max_length: int,
+    progress: Callable[[int], None] = lambda length: None,
 ) -> list[Hypothesis]:
     """The likeliest token at every step.
 
@@ -71,6 +79,7 @@ def greedy(
         start: the id that every sequence begins with.
         end: the id that ends one.
         max_length: tokens after which a sequence is cut.
+        progress: told how many tokens the sequences have that go on.
 
     Returns: one hypothesis a sequence.
     """
@@ -79,9 +88,10 @@ def greedy(
     alive = list(range(batch))
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
     last = torch.full((batch, 1), start, dtype=torch.long, device=device)
-    for _ in range(max_length):
+    for length in range(1, max_length + 1):
         if not alive:
             break
+        progress(length)
         log_probabilities = model.step(last, state)[:, -1].log_softmax(-1)
         best, chosen = log_probabilities.max(-1)
         for sequence, token, score in zip(alive, chosen.tolist(), best.tolist(), strict=True):
@@ -108,6 +118,7 @@ def beam_search(
     max_length: int,
     beam: int = 5,
     length_penalty: float = 1.0,
+    progress: Callable[[int], None] = lambda length: None,
 ) -> list[Hypothesis]:
     """The likeliest sequence that a beam finds.
 
@@ -122,6 +133,7 @@ def beam_search(
         max_length: tokens after which a sequence is cut.
         beam: hypotheses kept at every step.
         length_penalty: 0 ranks by probability alone and so prefers short ones.
+        progress: told how many tokens the hypotheses have that go on.
 
     Returns: the best hypothesis of each sequence.
     """
@@ -140,6 +152,7 @@ def beam_search(
         count = len(alive)
         if count == 0:
             break
+        progress(length)
         logits = model.step(written[:, :, -1].reshape(count * beam, 1), state)[:, -1]
         vocabulary = logits.shape[-1]
         totals = scores[:, :, None] + logits.log_softmax(-1).view(count, beam, vocabulary)

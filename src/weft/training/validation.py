@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from weft.training.batches import Batch
 from weft.training.optimisation import smoothed_cross_entropy
 
-__all__ = ["Evaluation", "evaluate_batches"]
+__all__ = ["Evaluation", "TargetScores", "evaluate_batches", "score_targets"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +57,27 @@ def evaluate_batches(
         count += len(targets)
         progress(done)
     return Evaluation(total / max(count, 1), right / max(count, 1), count)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetScores:
+    """The predictions of the targets of a batch, in order, padding left out: (targets,) each.
+
+    nats: -log p(target), float64.
+    right: whether the model thought the target the likeliest.
+    rows: which sequence of the batch a target is of.
+    """
+
+    nats: Tensor
+    right: Tensor
+    rows: Tensor
+
+
+@torch.no_grad()
+def score_targets(model: Any, batch: Batch, filler: int) -> TargetScores:
+    """Score each prediction of a model against its target; see `evaluate_batches`."""
+    real = batch.targets != filler
+    targets = batch.targets[real]
+    logits = model.logits(model.outputs(**batch.inputs)[real])
+    nats = cross_entropy(logits, targets, reduction="none").double()
+    return TargetScores(nats, logits.argmax(-1) == targets, real.nonzero()[:, 0])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.files import JsonObject, read_text
+from weft.formats.files import read_text
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
+from weft.training.measures.corpus import Results, digest
+from weft.training.measures.language import language_measures, token_bytes
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
+from weft.training.validation import score_targets
 
 __all__ = ["LanguageTask", "language_task"]
 
@@ -24,10 +27,14 @@ class LanguageTask(Task):
     """Windows of one long text; each token is predicted from those before it in its window."""
 
     def __init__(
-        self, vocabulary: Vocabulary, seed: int, train: Tensor, valid: Tensor, block: int
+        self, vocabulary: Vocabulary, seed: int, train: Tensor, valid_text: str, block: int
     ) -> None:
         self.vocabulary, self.seed, self.block = vocabulary, seed, block
-        self._train, self._valid = train, valid
+        self.valid_text = valid_text
+        ids, offsets = vocabulary.encode_with_offsets(valid_text)
+        self._train, self._valid = train, torch.tensor(ids)
+        #: Where each token of the held-out text begins, in characters.
+        self._starts = [start for start, _ in offsets]
 
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
@@ -67,17 +74,24 @@ class LanguageTask(Task):
         ids = self._valid[: min(48, self.block)].tolist()
         return Probe.of_tokens(ids, self.vocabulary)
 
-    def evaluate(
+    def results(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> JsonObject:
-        """Loss and perplexity on the held-out text."""
-        result = self.evaluation(model, split, progress)
-        return {
-            "split": "valid",
-            "tokens": result.targets,
-            "loss": result.loss,
-            "perplexity": math.exp(result.loss),
-        }
+    ) -> Results:
+        """Bits per byte, loss, perplexity and accuracy on the held-out text."""
+        self.check_split(split)
+        batches, scores = self.validation(8_192), []
+        for done, batch in enumerate(batches, 1):
+            scores.append(score_targets(model, batch, self.vocabulary.pad))
+            progress(done, len(batches))
+        nats = torch.cat([part.nats for part in scores]).numpy()
+        right = torch.cat([part.right for part in scores]).double().numpy()
+        # The windows stand side by side: what they predict is the text from its second token on.
+        sizes = token_bytes(self.valid_text, self._starts)[1 : len(nats) + 1]
+        starts = np.array(self._starts[1 : len(nats) + 1], dtype=np.float64)
+        unknown = int((self._valid == self.vocabulary.unknown).sum())
+        facts = {"tokens": len(nats), "bytes": int(sizes.sum()), "unknown_tokens": unknown}
+        measures = language_measures(nats, right, sizes, starts)
+        return Results("valid", "stretches of text", measures, digest(self.valid_text), facts)
 
 
 def language_task(config: LanguageConfig, seed: int, vocabulary: Vocabulary | None) -> LanguageTask:
@@ -94,11 +108,13 @@ def language_task(config: LanguageConfig, seed: int, vocabulary: Vocabulary | No
         else:
             lines = (line for line in train_text.splitlines() if line)
             vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
-    train, valid = (torch.tensor(vocabulary.encode(part)) for part in (train_text, valid_text))
-    for name, ids in (("training", train), ("held-out", valid)):
-        if len(ids) < config.block + 2:
+    train = torch.tensor(vocabulary.encode(train_text))
+    task = LanguageTask(vocabulary, seed, train, valid_text, config.block)
+    sizes = task.sizes()
+    for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):
+        if sizes[part] < config.block + 2:
             raise InputError(
-                f"{config.file}: the {name} part has {len(ids)} tokens; expected more than "
+                f"{config.file}: the {name} part has {sizes[part]} tokens; expected more than "
                 f"task.block + 1 = {config.block + 1}. Give more text or a smaller block."
             )
-    return LanguageTask(vocabulary, seed, train, valid, config.block)
+    return task

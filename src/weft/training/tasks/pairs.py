@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.formats.files import JsonObject
 from weft.models.decoding import Hypothesis, beam_search, greedy
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
+from weft.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
+from weft.training.measures.generated import repetition
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
-from weft.training.validation import evaluate_batches
+from weft.training.validation import score_targets
 
 __all__ = ["PairsTask", "TextPairs", "translate"]
 
@@ -111,30 +113,34 @@ class PairsTask(Task):
             },
         )
 
-    def evaluate(
+    def results(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> JsonObject:
-        """The task's measures on the translations of a split."""
+    ) -> Results:
+        """The task's measures of the translations of a split, and the loss of its targets."""
         pairs = self.texts[split]
         if not pairs:
             raise InputError(f"this run has no {split} data; name it in the configuration.")
-        sources = [source for source, _ in pairs]
-        found = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
-        held_out = self._in_order(self._encode(pairs), 8_192)
-        return {
-            "split": split,
-            "examples": len(pairs),
-            "beam": beam,
-            "loss": evaluate_batches(model, held_out, self.vocabulary.pad).loss,
-            **self.measures(sources, found, [target for _, target in pairs]),
-        }
+        sources, expected = ([pair[side] for pair in pairs] for side in (0, 1))
+        loss = self._loss(model, self._encode(pairs))
+        written = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
+        repeated = repetition([text.split() for text in written])
+        facts = {"examples": len(pairs), "beam": beam, "repetition": repeated}
+        measures = [*self.measures(written, expected), loss]
+        return Results(split, "sentences", measures, digest(pairs), facts)
 
-    def measures(
-        self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
-    ) -> JsonObject:
-        """How good translations are."""
-        exact = sum(map(str.__eq__, found, expected)) / max(1, len(expected))
-        return {"exact_match": exact}
+    def _loss(self, model: nn.Module, data: _Encoded) -> CorpusMeasure:
+        nats, tokens = np.zeros(len(data.sources)), np.zeros(len(data.sources))
+        for plan in bucketed(data.lengths, 8_192):
+            scores = score_targets(model, self._batch(data, plan), self.vocabulary.pad)
+            nats[plan] = np.bincount(scores.rows.numpy(), scores.nats.numpy(), len(plan))
+            tokens[plan] = np.bincount(scores.rows.numpy(), minlength=len(plan))
+        return mean_measure("loss", "loss, nats", nats, tokens, higher=False)
+
+    def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
+        """How good translations are: the share of those that are exactly right."""
+        exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
+        ones = np.ones(len(exact))
+        return [mean_measure("exact_match", "exactly right", exact, ones, higher=True, binary=True)]
 
 
 @torch.no_grad()
@@ -157,7 +163,8 @@ def translate(
         beam: 1 = greedy.
         length_penalty: see `beam_search`.
         batch_tokens: source tokens decoded at once, beams counted.
-        progress: told how many texts of how many are done.
+        progress: told how many texts of how many are done, at every token: texts that are being
+            written count by the share of their longest length.
 
     Returns: one translation a text, in their order.
     """
@@ -173,10 +180,13 @@ def translate(
     for plan in bucketed(lengths, max(1, batch_tokens // beam)):
         plan = [index for index in plan if encoded[index]]
         if plan:
+
+            def told(share: float, before: int = done, size: int = len(plan)) -> None:
+                progress(before + int(share * size), len(texts))
+
             source = padded([[*encoded[index], vocabulary.end] for index in plan], vocabulary.pad)
-            for index, hypothesis in zip(
-                plan, _decode(model, vocabulary, source, beam, length_penalty), strict=True
-            ):
+            hypotheses = _decode(model, vocabulary, source, beam, length_penalty, told)
+            for index, hypothesis in zip(plan, hypotheses, strict=True):
                 results[index] = vocabulary.decode(hypothesis.tokens)
         done += len(plan)
         progress(done, len(texts))
@@ -184,7 +194,12 @@ def translate(
 
 
 def _decode(
-    model: Transformer, vocabulary: Vocabulary, source: Tensor, beam: int, length_penalty: float
+    model: Transformer,
+    vocabulary: Vocabulary,
+    source: Tensor,
+    beam: int,
+    length_penalty: float,
+    progress: Callable[[float], None],
 ) -> list[Hypothesis]:
     training = model.training
     model.eval()
@@ -193,12 +208,17 @@ def _decode(
     if model.architecture.positions == "learned":
         longest = min(longest, model.architecture.max_length)
     limits = {"start": vocabulary.start, "end": vocabulary.end, "max_length": longest}
+
+    def told(length: int) -> None:
+        progress(length / longest)
+
     try:
         state = model.start(source)
         if beam == 1:
-            return greedy(model, state, len(source), **limits)
+            return greedy(model, state, len(source), **limits, progress=told)
         return beam_search(
-            model, state, len(source), beam=beam, length_penalty=length_penalty, **limits
-        )
+            model, state, len(source), beam=beam, length_penalty=length_penalty, **limits,
+            progress=told,
+        )  # fmt: skip
     finally:
         model.train(training)

@@ -15,15 +15,17 @@ import random
 import string
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 
 from weft.errors import InputError
-from weft.formats.files import JsonObject
 from weft.training.batches import Batch
 from weft.training.config import RepeatsConfig
+from weft.training.measures.corpus import Floats, Results, digest, mean_measure
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
+from weft.training.validation import score_targets
 
 __all__ = ["START", "SYMBOLS", "RepeatsTask", "repeats_task"]
 
@@ -90,18 +92,28 @@ class RepeatsTask(Task):
         ids = self._draw(2 * length + 1, length, 1).inputs["tokens"][0].tolist()
         return Probe.of_tokens(ids, self.vocabulary)
 
-    def evaluate(
+    def results(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> JsonObject:
+    ) -> Results:
         """Loss and accuracy on the repeated half, of all lengths together."""
-        result = self.evaluation(model, split, progress)
-        return {
-            "split": "valid",
-            "targets": result.targets,
-            "loss": result.loss,
-            "accuracy": result.accuracy,
-            "chance": 1 / self.config.symbols,
-        }
+        self.check_split(split)
+        batches = self.validation(8_192)
+        sums: list[Floats] = []
+        for done, batch in enumerate(batches, 1):
+            scores = score_targets(model, batch, self.vocabulary.pad)
+            rows, count = scores.rows.numpy(), len(batch.targets)
+            values = (scores.nats.numpy(), scores.right.double().numpy(), np.ones(len(rows)))
+            sums.append(np.stack([np.bincount(rows, value, count) for value in values], -1))
+            progress(done, len(batches))
+        nats, right, targets = np.concatenate(sums).T
+        measures = [
+            mean_measure("loss", "loss, nats", nats, targets, higher=False),
+            mean_measure("accuracy", "right tokens", right, targets, higher=True),
+        ]
+        settings = self.config
+        data = digest([self.seed, settings.symbols, settings.shortest, settings.longest])
+        facts = {"targets": int(targets.sum()), "chance": 1 / settings.symbols}
+        return Results("valid", "sequences", measures, data, facts)
 
 
 def repeats_task(config: RepeatsConfig, seed: int, vocabulary: Vocabulary | None) -> RepeatsTask:

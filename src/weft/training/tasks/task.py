@@ -13,8 +13,8 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.mechanism.multihead import LayerKind
 from weft.training.batches import Batch
+from weft.training.measures.corpus import Results
 from weft.training.text import Vocabulary
-from weft.training.validation import Evaluation, evaluate_batches
 
 __all__ = ["Plan", "Probe", "Task"]
 
@@ -71,10 +71,10 @@ class Task(ABC):
         """The fixed input of the history."""
 
     @abstractmethod
-    def evaluate(
+    def results(
         self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
-    ) -> JsonObject:
-        """Measures of a trained model on held-out data.
+    ) -> Results:
+        """A trained model's measures on held-out data, with what each example adds to them.
 
         Args:
             model: in evaluation mode.
@@ -83,19 +83,16 @@ class Task(ABC):
             progress: told how many examples of how many are done.
         """
 
-    def evaluation(
-        self, model: nn.Module, split: str, progress: Callable[[int, int], None]
-    ) -> Evaluation:
-        """Loss and accuracy on the validation data, of a task without test data.
+    def evaluate(
+        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> JsonObject:
+        """The numbers of `results`, by their names."""
+        return self.results(model, split=split, beam=beam, progress=progress).values()
 
-        Raises: InputError: the split is not "valid".
-        """
+    def check_split(self, split: str) -> None:
+        """Raise an InputError where a task without test data is asked for other than "valid"."""
         if split != "valid":
             raise InputError(f"this run has no {split} data: use --split valid.")
-        batches = self.validation(8_192)
-        return evaluate_batches(
-            model, batches, self.vocabulary.pad, lambda done: progress(done, len(batches))
-        )
 
     @property
     def has_test(self) -> bool:

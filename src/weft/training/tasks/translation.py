@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import InputError
-from weft.formats.files import JsonObject, read_text
+from weft.formats.files import read_text
 from weft.training.config import TranslationConfig
+from weft.training.measures.corpus import CorpusMeasure
+from weft.training.measures.translation import translation_measures
 from weft.training.tasks.pairs import PairsTask, TextPairs
 from weft.training.text import Vocabulary
 
-__all__ = ["bleu_measures", "read_pairs", "translation_task"]
+__all__ = ["read_pairs", "translation_task"]
 
 
 def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
@@ -69,38 +71,12 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
     return pairs
 
 
-def bleu_measures(found: Sequence[str], expected: Sequence[str]) -> JsonObject:
-    """BLEU and chrF by sacreBLEU, with their signatures.
-
-    `bleu` is cased, on detokenised text; `bleu_lowercase_tokenised` ignores case, as results on
-    Multi30k are often given: a different, higher number.
-    Source: Papineni et al. 2002; Popovic 2015; Post 2018.
-    """
-    from sacrebleu.metrics import BLEU, CHRF
-
-    cased, lowercase, chrf = BLEU(), BLEU(lowercase=True), CHRF()
-    references = [list(expected)]
-    scores = {
-        "bleu": cased.corpus_score(list(found), references).score,
-        "bleu_lowercase_tokenised": lowercase.corpus_score(list(found), references).score,
-        "chrf": chrf.corpus_score(list(found), references).score,
-    }
-    signatures = {
-        "bleu": str(cased.get_signature()),
-        "bleu_lowercase_tokenised": str(lowercase.get_signature()),
-        "chrf": str(chrf.get_signature()),
-    }
-    return {**scores, "signatures": signatures}
-
-
 class TranslationTask(PairsTask):
     """Lines of one language to lines of another."""
 
-    def measures(
-        self, sources: Sequence[str], found: Sequence[str], expected: Sequence[str]
-    ) -> JsonObject:
-        """BLEU and chrF, see bleu_measures."""
-        return bleu_measures(found, expected)
+    def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
+        """BLEU, chrF and TER, see translation_measures."""
+        return translation_measures(written, expected)
 
 
 def translation_task(

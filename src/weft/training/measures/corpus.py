@@ -1,0 +1,121 @@
+"""A measure of a corpus: a formula of sums, to which each example adds its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.formats.files import JsonObject
+
+__all__ = ["CorpusMeasure", "Floats", "Results", "digest", "mean_measure", "ratio"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusMeasure:
+    """A measure, and what each example adds to the sums that it is computed from.
+
+        value = formula(sum over examples of statistics)
+
+    name: of the value in JSON; label: of its row in a table.
+    statistics: (examples, sums).
+    formula: from sums, (..., sums), to values, (...).
+    higher: whether more is better.
+    digits: decimals that are shown.
+    signature: which variant it is, as its library writes it.
+    binary: of shares: whether each example is right (1) or wrong (0), and so a pair of models
+        can be compared by McNemar's test.
+    """
+
+    name: str
+    label: str
+    statistics: Floats
+    formula: Callable[[Floats], Floats]
+    higher: bool
+    digits: int = 4
+    signature: str | None = None
+    binary: bool = False
+
+    @property
+    def value(self) -> float:
+        """Of the whole corpus."""
+        return float(self.formula(self.statistics.sum(0)))
+
+    def first(self, examples: int) -> CorpusMeasure:
+        """The same of the first examples only."""
+        return replace(self, statistics=self.statistics[:examples])
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a model reached on held-out data.
+
+    split: "valid" or "test".
+    unit: what an example is, in the plural: "sentences".
+    measures: all of the same examples; a comparison speaks of the first.
+    data: a digest of the held-out data: two models are compared on the same only.
+    facts: what else there is to say, without intervals.
+    """
+
+    split: str
+    unit: str
+    measures: Sequence[CorpusMeasure]
+    data: str
+    facts: JsonObject
+
+    def values(self) -> JsonObject:
+        """All numbers, by their names, and the signatures of those that have one."""
+        signatures = {m.name: m.signature for m in self.measures if m.signature is not None}
+        return {
+            "split": self.split,
+            **self.facts,
+            **{measure.name: measure.value for measure in self.measures},
+            **({"signatures": signatures} if signatures else {}),
+        }
+
+
+def digest(data: object) -> str:
+    """What two sets of held-out data, lists of texts and numbers, are told apart by.
+
+    >>> digest(["a", "b"]) == digest(["a", "b"]), digest(["a", "b"]) == digest(["ab"])
+    (True, False)
+    """
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
+
+
+def ratio(sums: Floats) -> Floats:
+    """The first sum over the second, 0 where there is nothing.
+
+    >>> float(ratio(np.array([3.0, 4.0])))
+    0.75
+    """
+    return np.divide(
+        sums[..., 0], sums[..., 1], out=np.zeros(sums.shape[:-1]), where=sums[..., 1] != 0
+    )
+
+
+def mean_measure(
+    name: str,
+    label: str,
+    totals: Sequence[float] | Floats,
+    counts: Sequence[float] | Floats,
+    *,
+    higher: bool,
+    formula: Callable[[Floats], Floats] = ratio,
+    binary: bool = False,
+) -> CorpusMeasure:
+    """A mean over all that the examples count: sum of totals / sum of counts.
+
+    >>> mean_measure("loss", "loss", [2.0, 1.0], [1, 3], higher=False).value
+    0.75
+    """
+    statistics = np.stack(
+        (np.asarray(totals, dtype=np.float64), np.asarray(counts, dtype=np.float64)), -1
+    )
+    return CorpusMeasure(name, label, statistics, formula, higher, binary=binary)
