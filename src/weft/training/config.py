@@ -56,6 +56,12 @@ class TranslationConfig(_Section):
     test: list[str] | None = Field(None, description="likewise, for `weft evaluate`")
     vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
     max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
+    piece_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability of leaving out a merge of the encoding in training",
+    )
 
 
 class LanguageConfig(_Section):

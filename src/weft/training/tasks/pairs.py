@@ -15,6 +15,7 @@ from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
 from weft.training.measures.generated import repetition
+from weft.training.piece_dropout import PieceDropout
 from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
 from weft.training.validation import score_targets
@@ -50,16 +51,25 @@ class PairsTask(Task):
         train: TextPairs,
         valid: TextPairs,
         test: TextPairs,
+        piece_dropout: float = 0.0,
     ) -> None:
         self.vocabulary, self.seed = vocabulary, seed
         self.texts = {"train": train, "valid": valid, "test": test}
+        self._dropout = PieceDropout(vocabulary, piece_dropout, seed) if piece_dropout else None
         self._train, self._valid = self._encode(train), self._encode(valid)
-        self._train_lengths = self._train.lengths
+        self._epoch: int | None = None
 
-    def _encode(self, pairs: TextPairs) -> _Encoded:
+    def _encode(self, pairs: TextPairs, epoch: int | None = None) -> _Encoded:
+        """The pairs as ids; with an epoch, as it reads them."""
+
+        def encode_all(texts: list[str]) -> list[list[int]]:
+            if self._dropout is None or epoch is None:
+                return self.vocabulary.encode_all(texts)
+            return self._dropout.encode_all(texts, epoch)
+
         words = self.vocabulary
-        sources = words.encode_all([source for source, _ in pairs])
-        targets = words.encode_all([target for _, target in pairs])
+        sources = encode_all([source for source, _ in pairs])
+        targets = encode_all([target for _, target in pairs])
         return _Encoded(
             [[*source, words.end] for source in sources],
             [[words.start, *target, words.end] for target in targets],
@@ -75,12 +85,14 @@ class PairsTask(Task):
         return {
             **{split: len(pairs) for split, pairs in self.texts.items()},
             "vocabulary": len(self.vocabulary),
-            "train_tokens": sum(map(sum, self._train_lengths)),
+            "train_tokens": sum(map(sum, self._train.lengths)),
         }
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch."""
-        return bucketed(self._train_lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
+        if self._dropout is not None and self._epoch != epoch:
+            self._train, self._epoch = self._encode(self.texts["train"], epoch), epoch
+        return bucketed(self._train.lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
 
     def batch(self, plan: Plan) -> Batch:
         """See Task.batch."""

@@ -97,4 +97,4 @@ def translation_task(
         raise InputError(
             f"every training pair is longer than task.max_length = {config.max_length} tokens."
         )
-    return TranslationTask(vocabulary, seed, fitting, valid, test)
+    return TranslationTask(vocabulary, seed, fitting, valid, test, config.piece_dropout)
