@@ -25,7 +25,8 @@ from weft.models.transformer import Transformer
 from weft.training.batches import Batch
 from weft.training.config import DatesConfig, TranslationConfig
 from weft.training.optimisation import smoothed_cross_entropy
-from weft.training.tasks import make_task
+from weft.training.tasks.dates import dates_task
+from weft.training.tasks.translation import translation_task
 
 ARCHITECTURE = Architecture(width=256, heads=4, feed_forward=1024, dropout=0.1)
 
@@ -91,7 +92,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     arguments = parser.parse_args()
     if arguments.folder:
-        task = make_task(
+        task = translation_task(
             TranslationConfig(
                 kind="translation",
                 folder=arguments.folder,
@@ -101,7 +102,7 @@ def main() -> None:
             seed=1,
         )
     else:
-        task = make_task(DatesConfig(train_examples=20_000), seed=1)
+        task = dates_task(DatesConfig(train_examples=20_000), seed=1)
     torch.set_num_threads(2)
     torch.manual_seed(0)
     models = {

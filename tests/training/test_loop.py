@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,10 @@ from weft.formats.tensors import load_tensors, save_tensors
 from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
-from weft.training.inference import build_model, evaluate_run, open_run
+from weft.training.inference import evaluate_run, open_run
 from weft.training.loop import TrainingResult, train
 from weft.training.progress import SilentListener
-from weft.training.tasks import make_task
+from weft.training.tasks import build_model, make_task
 from weft.training.tasks.task import Task
 
 ConfigMaker = Callable[..., RunConfig]
@@ -71,7 +72,7 @@ def assert_same(first: Path, second: Path) -> None:
 def test_the_loss_falls(tiny: ConfigMaker, tmp_path: Path) -> None:
     result = run(tiny(max_steps=100, peak_learning_rate=1e-2, validate_every=50), tmp_path / "a")
     first, *_, last = (r for r in result.folder.read_metrics() if "validation_loss" in r)
-    characters = len(make_task(tiny().task, 1).vocabulary) - 4
+    characters = len(make_task(tiny()).vocabulary) - 4
     assert last["validation_loss"] < first["validation_loss"]
     assert last["validation_loss"] < 0.7 * math.log(characters)
     assert last["perplexity"] == pytest.approx(math.exp(last["validation_loss"]))
@@ -173,7 +174,7 @@ def test_a_model_that_cannot_be_leaves_nothing_behind(
 
 def test_max_epochs(tiny: ConfigMaker, tmp_path: Path) -> None:
     config = tiny(max_epochs=2, batch_tokens=256, max_steps=1000, accumulate=2)
-    batches = len(make_task(config.task, 1).plan_epoch(0, 256))
+    batches = len(make_task(config).plan_epoch(0, 256))
     assert batches > 2
     result = run(config, tmp_path / "a")
     assert result.reason == "max_epochs"
@@ -226,9 +227,9 @@ def test_the_whole_gradient_is_clipped(tiny: ConfigMaker, tmp_path: Path) -> Non
 def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> None:
     """Its decay is min(average, n / (n + 10)) at step n: 1/11 and 2/12 here; 0.15 caps it."""
     config = tiny(max_steps=2, average=0.15, validate_every=1, checkpoint_every=1)
-    task = make_task(config.task, 1)
+    task = make_task(config)
     torch.manual_seed(1)
-    born = dict(build_model(config, task.vocabulary).named_parameters())
+    born = dict(build_model(config, task.description).named_parameters())
 
     class Watcher(SilentListener):
         seen: list[dict[str, Tensor]]
@@ -301,7 +302,7 @@ def test_snapshots_hold_the_models_matrices(tiny: ConfigMaker, recorded: Path) -
             assert torch.equal(found.matrices[matrix], tensor)
     # And at birth, those that the seed draws.
     torch.manual_seed(run_folder.config.training.seed)
-    for name, layer in layers_of(build_model(run_folder.config, run_folder.vocabulary)):
+    for name, layer in layers_of(build_model(run_folder.config, run_folder.data)):
         for matrix, tensor in layer.matrices().items():
             assert torch.equal(history[0].layer(name).matrices[matrix], tensor)
 
@@ -329,7 +330,7 @@ def test_measures_against_the_dense_product(recorded: Path) -> None:
 def test_the_probes_graph_is_what_attend_gives(recorded: Path) -> None:
     opened = open_run(recorded)
     opened.model.load_state_dict(weights(recorded), strict=False)
-    probe = make_task(opened.config.task, 1, opened.vocabulary).probe()
+    probe = make_task(opened.config, opened.data).probe()
     recorder = Recorder(opened.model, weft.All())
     with torch.no_grad(), watching(opened.model, recorder):
         opened.model(**probe.inputs)
@@ -349,3 +350,15 @@ def test_without_a_history(tiny: ConfigMaker, tmp_path: Path) -> None:
     # Looking changes nothing of what is learned.
     first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_whose_file_lacks_later_keys_goes_on(tiny: ConfigMaker, tmp_path: Path) -> None:
+    config = tiny(max_steps=4)
+    run(config, tmp_path / "a")
+    file = tmp_path / "a" / "config.json"
+    content = json.loads(file.read_text())
+    del content["model"]["kind"], content["training"]["optimiser"]
+    file.write_text(json.dumps(content))
+    assert run(config, tmp_path / "a").steps == 4
+    with pytest.raises(InputError, match="'adamw', is 'adam'"):
+        run(tiny(max_steps=4, optimiser="adam"), tmp_path / "a")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.training.config import TranslationConfig
+from weft.training.config import RunConfig, TranslationConfig
 from weft.training.piece_dropout import WAYS, PieceDropout
 from weft.training.tasks import make_task
 from weft.training.text import Vocabulary
@@ -71,7 +71,7 @@ def test_training_data_alone_are_cut_anew(tmp_path: Path) -> None:
             vocabulary=320,
             piece_dropout=piece_dropout,
         )
-        task = make_task(config, seed=1)
+        task = make_task(RunConfig(task=config))
         plans = task.plan_epoch(epoch, 100_000)
         (trained,) = (task.batch(plan) for plan in plans)
         (valid,) = task.validation(100_000)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from weft.mechanism.watching import layers_of
 from weft.training.config import RunConfig
-from weft.training.inference import build_model
 from weft.training.recording import is_snapshot_step, snapshot
-from weft.training.tasks import make_task
+from weft.training.tasks import build_model, make_task
 
 
 @settings(deadline=None)
@@ -32,8 +31,8 @@ def test_few_snapshots_of_many_steps() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_snapshot_changes_nothing(tiny: Callable[..., RunConfig], training: bool) -> None:
     config = tiny(model={"dropout": 0.5})
-    task = make_task(config.task, 1)
-    model = build_model(config, task.vocabulary).train(training)
+    task = make_task(config)
+    model = build_model(config, task.description).train(training)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     random_state = torch.get_rng_state()
     taken = snapshot(model, task.probe(), 3, 0.5, gradients=False)
@@ -52,8 +51,8 @@ def test_a_snapshot_changes_nothing(tiny: Callable[..., RunConfig], training: bo
 
 def test_gradient_norms_are_the_gradients(tiny: Callable[..., RunConfig]) -> None:
     config = tiny()
-    task = make_task(config.task, 1)
-    model = build_model(config, task.vocabulary)
+    task = make_task(config)
+    model = build_model(config, task.description)
     model(**task.probe().inputs).square().sum().backward()
     taken = snapshot(model, task.probe(), 0, None, gradients=True)
     (_, layer), *_ = layers_of(model)

@@ -2,7 +2,8 @@
 
 run.json               format, version, state ("training" or "finished")
 config.json            the whole configuration, defaults filled in
-vocabulary.json        the tokenizer (format of the `tokenizers` library)
+vocabulary.json        the tokenizer (format of the `tokenizers` library), where text is read
+data.json              what else the model must know of its data, as the names of classes
 checkpoint.safetensors everything needed to go on: weights, optimiser, random state
 best.safetensors       the weights to use: those with the best validation loss
 metrics.jsonl          one line a report: losses, learning rate, speed
@@ -15,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ from weft.formats.files import (
 from weft.formats.tensors import read_notes
 
 __all__ = ["ENDS", "RunFolder", "is_run"]
+
+#: Gives a configuration on disk the defaults of keys that came after it was written.
+Completed = Callable[[JsonObject], JsonObject]
 
 _FORMAT, _VERSION = "weft run", 1
 
@@ -61,6 +65,11 @@ class RunFolder:
         return self.path / "vocabulary.json"
 
     @property
+    def data(self) -> Path:
+        """What else a model must know of its data."""
+        return self.path / "data.json"
+
+    @property
     def checkpoint(self) -> Path:
         """Everything needed to go on."""
         return self.path / "checkpoint.safetensors"
@@ -81,10 +90,17 @@ class RunFolder:
         return self.path / "history"
 
     @classmethod
-    def create_or_open(cls, path: Path, config: JsonObject) -> RunFolder:
+    def create_or_open(
+        cls,
+        path: Path,
+        config: JsonObject,
+        completed: Completed = lambda saved: saved,
+    ) -> RunFolder:
         """A new run's folder, or the folder of the same run to go on with.
 
         The same run may end later: see `ENDS` and `extend`.
+
+        completed: of a configuration that an earlier version wrote.
 
         Raises: InputError: there is a run with another configuration, or something else.
         """
@@ -93,7 +109,7 @@ class RunFolder:
             folder.check()
             remove_leftovers(path)
             remove_leftovers(folder.history)
-            folder._check_same(config)
+            folder._check_same(config, completed)
             return folder
         _refuse_something_else(path)
         if path.exists():
@@ -109,9 +125,9 @@ class RunFolder:
         folder.set_state("training")
         return folder
 
-    def _check_same(self, config: JsonObject) -> None:
+    def _check_same(self, config: JsonObject, completed: Completed) -> None:
         """Raise an InputError unless this configuration is the run's, or extends the run."""
-        changed = list(_differences(self.config(), config))
+        changed = list(_differences(completed(self.config()), config))
         others = [change for change in changed if change[0] not in ENDS]
         if others:
             place, before, after = others[0]
@@ -139,13 +155,13 @@ class RunFolder:
             raise DataError(f"{self.checkpoint}: this checkpoint is damaged: it has no step.")
         return step
 
-    def extend(self, config: JsonObject) -> None:
+    def extend(self, config: JsonObject, completed: Completed) -> None:
         """Let the run go on to the ends of this configuration, where they are not the run's yet.
 
         A process killed between the two writes leaves a run that trains and has the old ends:
         the same command extends it then.
         """
-        if self.config() != config:
+        if completed(self.config()) != config:
             self.set_state("training")
             write_json(self.path / "config.json", config)
 

@@ -220,7 +220,7 @@ class RunModel:
     def _validation(self, tokens: int) -> list[Batch]:
         """Batches of the validation data, of so many tokens at least."""
         config = self.run.config
-        task = make_task(config.task, config.training.seed, self.run.vocabulary)
+        task = make_task(config, self.run.data)
         batches = []
         for batch in task.validation(config.training.batch_tokens):
             batches.append(batch)

@@ -9,11 +9,12 @@ from weft.models.blocks import BlockCache, DecoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
 from weft.models.embeddings import Embedding
+from weft.models.predictor import Predictor
 
 __all__ = ["LanguageModel"]
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Predictor):
     """A language model.
 
     Args:

@@ -10,11 +10,12 @@ from weft.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
 from weft.models.embeddings import Embedding
+from weft.models.predictor import Predictor
 
 __all__ = ["Transformer"]
 
 
-class Transformer(nn.Module):
+class Transformer(Predictor):
     """Reads a source, writes a target.
 
     Args:

@@ -117,9 +117,9 @@ def _position(notes: JsonObject) -> Position:
     return position
 
 
-def save_weights(path: Path, weights: dict[str, Tensor], notes: JsonObject) -> None:
+def save_weights(path: Path, model: nn.Module, notes: JsonObject) -> None:
     """Write a model's weights, whole or not at all."""
-    save_tensors(path, weights, notes)
+    save_tensors(path, _weights(model), notes)
 
 
 def load_weights(path: Path, model: nn.Module) -> JsonObject:

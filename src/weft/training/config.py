@@ -23,6 +23,7 @@ __all__ = [
     "RunConfig",
     "TaskConfig",
     "TrainingConfig",
+    "TransformerConfig",
     "TranslationConfig",
     "check_config",
     "defaults_of",
@@ -89,9 +90,10 @@ TaskConfig = Annotated[
 ]
 
 
-class ModelConfig(_Section):
+class TransformerConfig(_Section):
     """Sizes and choices of the Transformer; see weft.models.configuration.Architecture."""
 
+    kind: Literal["transformer"] = "transformer"
     width: int = Field(256, ge=1, le=1_000_000)
     heads: int = Field(4, ge=1, le=1_000_000)
     kv_heads: int | None = Field(None, ge=1)
@@ -109,7 +111,15 @@ class ModelConfig(_Section):
 
     def architecture(self) -> Architecture:
         """The same as the model takes it."""
-        return Architecture(**self.model_dump())
+        return Architecture(**self.model_dump(exclude={"kind"}))
+
+    def size(self) -> str:
+        """The sizes that its memory follows from, for a message."""
+        return f"width {self.width} and feed_forward {self.feed_forward}"
+
+
+#: What a section [model] may be.
+ModelConfig = TransformerConfig
 
 
 #: A share that is kept, as of a running mean.
@@ -124,6 +134,9 @@ class TrainingConfig(_Section):
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
     batch_tokens: int = Field(4_096, ge=1, description="tokens in a batch, padding included")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    optimiser: Literal["adamw", "adam"] = Field(
+        "adamw", description="weight decay apart from the gradient, or added to it (L2)"
+    )
     peak_learning_rate: float = Field(1e-3, gt=0)
     warmup: int = Field(400, ge=0, description="steps")
     schedule: Schedule = "inverse-sqrt"
@@ -147,7 +160,7 @@ class RunConfig(_Section):
     """One training run."""
 
     task: TaskConfig = Field(default_factory=DatesConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: ModelConfig = Field(default_factory=TransformerConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
 
 

@@ -14,29 +14,15 @@ from weft.formats.files import JsonObject
 from weft.formats.run import RunFolder
 from weft.models.decoding import sample
 from weft.models.language_model import LanguageModel
+from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
 from weft.training.checkpoint import load_weights
-from weft.training.config import LanguageConfig, RepeatsConfig, RunConfig, check_config
-from weft.training.tasks import make_task
+from weft.training.config import RunConfig, check_config
+from weft.training.data import DataDescription
+from weft.training.tasks import build_model, make_task
 from weft.training.text import Vocabulary
 
-__all__ = ["TrainedRun", "build_model", "evaluate_run", "generate_text", "open_run"]
-
-
-def build_model(config: RunConfig, vocabulary: Vocabulary) -> Transformer | LanguageModel:
-    """The model that a configuration describes, its matrices drawn at random."""
-    architecture = config.model.architecture()
-    reads_one = isinstance(config.task, LanguageConfig | RepeatsConfig)
-    kind = LanguageModel if reads_one else Transformer
-    try:
-        return kind(len(vocabulary), architecture, vocabulary.pad)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):
-            raise
-        raise InputError(
-            f"a model of width {architecture.width} and feed_forward {architecture.feed_forward}: "
-            "not enough memory. Choose smaller sizes."
-        ) from None
+__all__ = ["TrainedRun", "evaluate_run", "generate_text", "open_run"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +34,16 @@ class TrainedRun:
 
     folder: RunFolder
     config: RunConfig
-    vocabulary: Vocabulary
-    model: Transformer | LanguageModel
+    data: DataDescription
+    model: Predictor
     step: int
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of its texts. Raises: InputError: it reads no text."""
+        if self.data.vocabulary is None:
+            raise InputError(f"{self.folder.path}: this run reads no text. Give one that does.")
+        return self.data.vocabulary
 
     @property
     def translates(self) -> bool:
@@ -65,8 +58,13 @@ def open_run(path: Path | str) -> TrainedRun:
     """
     folder = RunFolder.open(Path(path))
     config = check_config(folder.config(), str(folder.path / "config.json"))
-    vocabulary = Vocabulary.load(folder.vocabulary)
-    model = build_model(config, vocabulary)
+    data = DataDescription.load(folder)
+    if data is None:
+        raise DataError(
+            f"{folder.path}: this run lacks its vocabulary.json or data.json. Put a copy back, or "
+            "train it again."
+        )
+    model = build_model(config, data)
     if not folder.best.exists():
         raise DataError(
             f"{folder.path}: this run has kept no weights yet; they come with its first "
@@ -79,7 +77,7 @@ def open_run(path: Path | str) -> TrainedRun:
             "kept. Restore it from a copy, or train the run again."
         )
     nn.Module.eval(model)
-    return TrainedRun(folder, config, vocabulary, model, step)
+    return TrainedRun(folder, config, data, model, step)
 
 
 def generate_text(
@@ -133,7 +131,7 @@ def evaluate_run(
         beam: of the decoding; 1 = greedy.
         progress: told how many examples of how many are done.
     """
-    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    task = make_task(run.config, run.data)
     if split is None:
         split = "test" if task.has_test else "valid"
     measures = task.evaluate(run.model, split=split, beam=beam, progress=progress)

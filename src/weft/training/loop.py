@@ -22,17 +22,15 @@ from weft.formats.files import JsonObject
 from weft.formats.history import History, write_snapshot
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
-from weft.models.language_model import LanguageModel
-from weft.models.transformer import Transformer
+from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
-from weft.training.config import RunConfig, TrainingConfig
-from weft.training.inference import build_model
+from weft.training.config import RunConfig, TrainingConfig, check_config
+from weft.training.data import DataDescription
 from weft.training.optimisation import learning_rate, smoothed_cross_entropy
 from weft.training.recording import is_snapshot_step, snapshot
-from weft.training.tasks import make_task
+from weft.training.tasks import build_model, make_task
 from weft.training.tasks.task import Task
-from weft.training.text import Vocabulary
 from weft.training.validation import evaluate_batches
 
 __all__ = ["Listener", "TrainingResult", "train"]
@@ -82,28 +80,32 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
     Raises: WeftError: the data cannot be used, the folder holds another run or is damaged.
     """
     content = config.model_dump(mode="json")
-    settings = config.training
     going_on = (path / "run.json").exists()
     if not going_on:
         # Read the data and try the model before anything is made on disk: a mistake there leaves
         # nothing behind.
-        task = make_task(config.task, settings.seed)
+        task = make_task(config)
         with torch.no_grad():
-            build_model(config, task.vocabulary)(**task.probe().inputs)
+            build_model(config, task.description)(**task.probe().inputs)
         with RunFolder.training_lock(path):
             folder = RunFolder.create_or_open(path, content)
-            task.vocabulary.save(folder.vocabulary)
+            task.description.save(folder)
             return _Training(config, folder, task, listener).run()
     with RunFolder.training_lock(path):
-        folder = RunFolder.create_or_open(path, content)
+        folder = RunFolder.create_or_open(path, content, _completed)
         _check_finished(folder)
-        known = Vocabulary.load(folder.vocabulary) if folder.vocabulary.exists() else None
-        task = make_task(config.task, settings.seed, known)
+        known = DataDescription.load(folder)
+        task = make_task(config, known)
         if known is None:
-            task.vocabulary.save(folder.vocabulary)
+            task.description.save(folder)
         training = _Training(config, folder, task, listener)
-        folder.extend(content)
+        folder.extend(content, _completed)
         return training.run()
+
+
+def _completed(saved: JsonObject) -> JsonObject:
+    """A configuration on disk with the defaults of keys that came after it was written."""
+    return check_config(saved, "config.json").model_dump(mode="json")
 
 
 def _check_finished(folder: RunFolder) -> None:
@@ -133,13 +135,14 @@ class _Training:
         self.settings: TrainingConfig = config.training
         self.folder, self.task, self.listener = folder, task, listener
         torch.manual_seed(self.settings.seed)
-        self.model: Transformer | LanguageModel = build_model(config, task.vocabulary)
+        self.model: Predictor = build_model(config, task.description)
         self.average = (
             {name: value.detach().clone() for name, value in self.model.named_parameters()}
             if self.settings.average
             else None
         )
-        self.optimiser = torch.optim.AdamW(
+        kind = torch.optim.Adam if self.settings.optimiser == "adam" else torch.optim.AdamW
+        self.optimiser = kind(
             self.model.parameters(),
             lr=self.settings.peak_learning_rate,
             betas=self.settings.betas,
@@ -225,8 +228,7 @@ class _Training:
 
     def _step(self, group: list[Batch]) -> None:
         settings, position, model = self.settings, self.position, self.model
-        filler = self.task.vocabulary.pad
-        count = sum(int((batch.targets != filler).sum()) for batch in group)
+        count = sum(int((batch.targets != self.task.ignored).sum()) for batch in group)
         loss = 0.0
         for batch in group:
             part = self._loss(batch, settings.label_smoothing) / count
@@ -279,14 +281,14 @@ class _Training:
         self.listener.stepped(position, loss, rate)
 
     def _loss(self, batch: Batch, smoothing: float) -> Tensor:
-        """Summed over the real targets only: the vocabulary is scored for no padding."""
+        """Summed over the real targets only: nothing is scored for padding."""
         outputs = self.model.outputs(**batch.inputs)
-        real = batch.targets != self.task.vocabulary.pad
+        real = batch.targets != self.task.ignored
         return smoothed_cross_entropy(
             self.model.logits(outputs[real]),
             batch.targets[real],
             smoothing=smoothing,
-            ignore=self.task.vocabulary.pad,
+            ignore=self.task.ignored,
         )
 
     @torch.no_grad()
@@ -323,16 +325,15 @@ class _Training:
         position = self.position
         self.model.eval()
         with self._averaged():
-            found = evaluate_batches(self.model, self.validation, self.task.vocabulary.pad)
+            found = evaluate_batches(self.model, self.validation, self.task.ignored)
             loss = found.loss
             self._check_finite("validation loss", loss)
             better = position.best_loss is None or loss < position.best_loss
             if better:
                 position.best_loss, position.best_step = loss, position.step
                 position.without_better = 0
-                weights = {name: p.detach() for name, p in self.model.named_parameters()}
                 notes = {"step": position.step, "validation_loss": loss}
-                save_weights(self.folder.best, weights, notes)
+                save_weights(self.folder.best, self.model, notes)
             else:
                 position.without_better += 1
         self.model.train()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.optimisation import smoothed_cross_entropy
 
@@ -32,9 +32,9 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate_batches(
-    model: Any,
+    model: Predictor,
     batches: Iterable[Batch],
-    filler: int,
+    ignored: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """Score the predictions of a model against the targets of batches.
@@ -42,17 +42,17 @@ def evaluate_batches(
         loss = -mean of log p(target)
 
     Args:
-        model: with `outputs` and `logits`, in evaluation mode.
+        model: in evaluation mode.
         batches: what it reads, and the targets.
-        filler: the id that is no target; the vocabulary is scored for none.
+        ignored: the number that is no target; nothing is scored for it.
         progress: told how many batches are done.
     """
     total, right, count = 0.0, 0, 0
     for done, batch in enumerate(batches, 1):
-        real = batch.targets != filler
+        real = batch.targets != ignored
         targets = batch.targets[real]
         logits = model.logits(model.outputs(**batch.inputs)[real])
-        total += float(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=filler))
+        total += float(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=ignored))
         right += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
         progress(done)
@@ -74,7 +74,7 @@ class TargetScores:
 
 
 @torch.no_grad()
-def score_targets(model: Any, batch: Batch, filler: int) -> TargetScores:
+def score_targets(model: Predictor, batch: Batch, filler: int) -> TargetScores:
     """Score each prediction of a model against its target; see `evaluate_batches`."""
     real = batch.targets != filler
     targets = batch.targets[real]

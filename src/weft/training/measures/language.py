@@ -51,7 +51,8 @@ def token_bytes(text: str, starts: Sequence[int]) -> Floats:
     edges = np.append(np.asarray(starts, dtype=np.int64), len(text))
     if len(starts):
         edges[0] = 0
-    return np.diff(before[edges]).astype(np.float64)
+    widths: Floats = np.diff(before[edges]).astype(np.float64)
+    return widths
 
 
 def language_measures(

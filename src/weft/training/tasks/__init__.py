@@ -1,30 +1,85 @@
-"""What can be learned: dates, translation, language, repeats; with shared blocks and loop."""
+"""What can be learned: the kinds of tasks, each with its data and its models."""
 
 from __future__ import annotations
 
-from weft.training.config import DatesConfig, LanguageConfig, RepeatsConfig, TaskConfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.errors import InputError
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
+from weft.models.predictor import Predictor
+from weft.models.transformer import Transformer
+from weft.training.config import ModelConfig, RunConfig, TransformerConfig
+from weft.training.data import DataDescription
 from weft.training.tasks.dates import dates_task
 from weft.training.tasks.language import language_task
 from weft.training.tasks.repeats import repeats_task
 from weft.training.tasks.task import Task
 from weft.training.tasks.translation import translation_task
-from weft.training.text import Vocabulary
 
-__all__ = ["make_task"]
+__all__ = ["build_model", "make_task"]
 
 
-def make_task(config: TaskConfig, seed: int, vocabulary: Vocabulary | None = None) -> Task:
-    """A task with its data, ready to be learned.
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of task.
+
+    make: reads or draws its data, from its section of the configuration, the seed, and what a run
+        that goes on knows of the data.
+    build: the model, its matrices drawn at random, from the section of the model and the data's
+        description.
+    """
+
+    make: Callable[[Any, int, DataDescription | None], Task]
+    build: Callable[[ModelConfig, DataDescription], Predictor]
+
+
+def _transformer(config: ModelConfig, data: DataDescription) -> Transformer:
+    """A model that reads one text and writes another."""
+    return Transformer(*_sizes(config, data))
+
+
+def _language_model(config: ModelConfig, data: DataDescription) -> LanguageModel:
+    """A model that continues a text."""
+    return LanguageModel(*_sizes(config, data))
+
+
+def _sizes(config: ModelConfig, data: DataDescription) -> tuple[int, Architecture, int]:
+    if not isinstance(config, TransformerConfig) or data.vocabulary is None:
+        raise InputError(f"model.kind {config.kind!r}: this task needs a model that reads tokens.")
+    return len(data.vocabulary), config.architecture(), data.vocabulary.pad
+
+
+_KINDS = {
+    "dates": _Kind(dates_task, _transformer),
+    "translation": _Kind(translation_task, _transformer),
+    "language": _Kind(language_task, _language_model),
+    "repeats": _Kind(repeats_task, _language_model),
+}
+
+
+def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
+    """The task of a run with its data, ready to be learned.
 
     Args:
-        config: which, and with which data.
-        seed: of everything drawn.
-        vocabulary: of a run that goes on; None: made from the training data.
+        config: which, with which data, and the seed of everything drawn.
+        data: of a run that goes on or is used; None: found in the training data.
     """
-    if isinstance(config, DatesConfig):
-        return dates_task(config, seed, vocabulary)
-    if isinstance(config, LanguageConfig):
-        return language_task(config, seed, vocabulary)
-    if isinstance(config, RepeatsConfig):
-        return repeats_task(config, seed, vocabulary)
-    return translation_task(config, seed, vocabulary)
+    return _KINDS[config.task.kind].make(config.task, config.training.seed, data)
+
+
+def build_model(config: RunConfig, data: DataDescription) -> Predictor:
+    """The model that a configuration describes, its matrices drawn at random.
+
+    Raises: InputError: there is not enough memory for it.
+    """
+    try:
+        return _KINDS[config.task.kind].build(config.model, data)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        raise InputError(
+            f"a model of {config.model.size()}: not enough memory. Choose smaller sizes."
+        ) from None

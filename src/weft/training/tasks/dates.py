@@ -15,6 +15,7 @@ import random
 
 from weft.errors import InputError
 from weft.training.config import DatesConfig
+from weft.training.data import DataDescription
 from weft.training.tasks.pairs import PairsTask, TextPairs
 from weft.training.text import Vocabulary
 
@@ -64,7 +65,7 @@ def _draw(
     return pairs
 
 
-def dates_task(config: DatesConfig, seed: int, vocabulary: Vocabulary | None) -> DatesTask:
+def dates_task(config: DatesConfig, seed: int, data: DataDescription | None = None) -> DatesTask:
     """The task with its pairs drawn.
 
     No date of the validation and test pairs occurs among the training pairs, in any language.
@@ -88,6 +89,7 @@ def dates_task(config: DatesConfig, seed: int, vocabulary: Vocabulary | None) ->
     train_pairs = _draw(rest, config.train_examples, numbers)
     valid_pairs = _draw(valid, config.test_examples, numbers, each_once=True)
     test_pairs = _draw(test, config.test_examples, numbers, each_once=True)
+    vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         vocabulary = Vocabulary.of_characters(text for pair in train_pairs for text in pair)
     return DatesTask(vocabulary, seed, train_pairs, valid_pairs, test_pairs)

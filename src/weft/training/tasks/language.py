@@ -8,28 +8,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.files import read_text
+from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
+from weft.training.data import DataDescription
 from weft.training.measures.corpus import Results, digest
 from weft.training.measures.language import language_measures, token_bytes
-from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
 from weft.training.validation import score_targets
 
 __all__ = ["LanguageTask", "language_task"]
 
 
-class LanguageTask(Task):
+class LanguageTask(TextTask):
     """Windows of one long text; each token is predicted from those before it in its window."""
 
     def __init__(
         self, vocabulary: Vocabulary, seed: int, train: Tensor, valid_text: str, block: int
     ) -> None:
-        self.vocabulary, self.seed, self.block = vocabulary, seed, block
+        super().__init__(vocabulary)
+        self.seed, self.block = seed, block
         self.valid_text = valid_text
         ids, offsets = vocabulary.encode_with_offsets(valid_text)
         self._train, self._valid = train, torch.tensor(ids)
@@ -75,7 +78,7 @@ class LanguageTask(Task):
         return Probe.of_tokens(ids, self.vocabulary)
 
     def results(
-        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
         """Bits per byte, loss, perplexity and accuracy on the held-out text."""
         self.check_split(split)
@@ -94,7 +97,9 @@ class LanguageTask(Task):
         return Results("valid", "stretches of text", measures, digest(self.valid_text), facts)
 
 
-def language_task(config: LanguageConfig, seed: int, vocabulary: Vocabulary | None) -> LanguageTask:
+def language_task(
+    config: LanguageConfig, seed: int, data: DataDescription | None = None
+) -> LanguageTask:
     """The task with its text read and split: the beginning to learn from, the end held out."""
     text = read_text(Path(config.file), "text")
     if not text.strip():
@@ -102,6 +107,7 @@ def language_task(config: LanguageConfig, seed: int, vocabulary: Vocabulary | No
     # Cut before tokenising, so that no piece spans the border.
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
+    vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         if config.tokens == "characters":
             vocabulary = Vocabulary.of_characters([train_text])

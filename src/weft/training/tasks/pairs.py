@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.errors import InputError
 from weft.models.decoding import Hypothesis, beam_search, greedy
+from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
 from weft.training.measures.generated import repetition
 from weft.training.piece_dropout import PieceDropout
-from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
 from weft.training.validation import score_targets
 
@@ -41,7 +42,7 @@ class _Encoded:
         ]
 
 
-class PairsTask(Task):
+class PairsTask(TextTask):
     """Pairs of texts in one shared vocabulary."""
 
     def __init__(
@@ -53,7 +54,8 @@ class PairsTask(Task):
         test: TextPairs,
         piece_dropout: float = 0.0,
     ) -> None:
-        self.vocabulary, self.seed = vocabulary, seed
+        super().__init__(vocabulary)
+        self.seed = seed
         self.texts = {"train": train, "valid": valid, "test": test}
         self._dropout = PieceDropout(vocabulary, piece_dropout, seed) if piece_dropout else None
         self._train, self._valid = self._encode(train), self._encode(valid)
@@ -126,7 +128,7 @@ class PairsTask(Task):
         )
 
     def results(
-        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
         """The task's measures of the translations of a split, and the loss of its targets."""
         pairs = self.texts[split]
@@ -140,7 +142,7 @@ class PairsTask(Task):
         measures = [*self.measures(written, expected), loss]
         return Results(split, "sentences", measures, digest(pairs), facts)
 
-    def _loss(self, model: nn.Module, data: _Encoded) -> CorpusMeasure:
+    def _loss(self, model: Predictor, data: _Encoded) -> CorpusMeasure:
         nats, tokens = np.zeros(len(data.sources)), np.zeros(len(data.sources))
         for plan in bucketed(data.lengths, 8_192):
             scores = score_targets(model, self._batch(data, plan), self.vocabulary.pad)
@@ -157,7 +159,7 @@ class PairsTask(Task):
 
 @torch.no_grad()
 def translate(
-    model: nn.Module,
+    model: Predictor,
     vocabulary: Vocabulary,
     texts: Sequence[str],
     *,

@@ -17,13 +17,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import nn
 
 from weft.errors import InputError
+from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import RepeatsConfig
+from weft.training.data import DataDescription
 from weft.training.measures.corpus import Floats, Results, digest, mean_measure
-from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
 from weft.training.validation import score_targets
 
@@ -39,11 +40,12 @@ SYMBOLS = string.ascii_lowercase + string.ascii_uppercase + string.digits
 EPOCH = 200
 
 
-class RepeatsTask(Task):
+class RepeatsTask(TextTask):
     """Parts drawn at random, each followed by its copy; no sequence is ever drawn twice."""
 
     def __init__(self, vocabulary: Vocabulary, seed: int, config: RepeatsConfig) -> None:
-        self.vocabulary, self.seed, self.config = vocabulary, seed, config
+        super().__init__(vocabulary)
+        self.seed, self.config = seed, config
         self._ids = vocabulary.encode(SYMBOLS[: config.symbols])
         (self._start,) = vocabulary.encode(START)
 
@@ -93,7 +95,7 @@ class RepeatsTask(Task):
         return Probe.of_tokens(ids, self.vocabulary)
 
     def results(
-        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
         """Loss and accuracy on the repeated half, of all lengths together."""
         self.check_split(split)
@@ -116,13 +118,16 @@ class RepeatsTask(Task):
         return Results("valid", "sequences", measures, data, facts)
 
 
-def repeats_task(config: RepeatsConfig, seed: int, vocabulary: Vocabulary | None) -> RepeatsTask:
+def repeats_task(
+    config: RepeatsConfig, seed: int, data: DataDescription | None = None
+) -> RepeatsTask:
     """The task; its data are drawn when they are asked for."""
     if not config.shortest <= config.longest <= config.symbols:
         raise InputError(
             f"task.shortest {config.shortest}, task.longest {config.longest}, task.symbols "
             f"{config.symbols}: expected each no more than the next: a part has no symbol twice."
         )
+    vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         vocabulary = Vocabulary.of_characters([START, SYMBOLS[: config.symbols]])
     return RepeatsTask(vocabulary, seed, config)

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.mechanism.multihead import LayerKind
+from weft.models.predictor import Predictor
 from weft.training.batches import Batch
+from weft.training.data import DataDescription
 from weft.training.measures.corpus import Results
 from weft.training.text import Vocabulary
 
-__all__ = ["Plan", "Probe", "Task"]
+__all__ = ["Plan", "Probe", "Task", "TextTask"]
 
 #: A batch that is not made yet: which examples, or where windows begin.
 Plan = list[int]
@@ -50,9 +52,14 @@ class Probe:
 
 
 class Task(ABC):
-    """A task with its data."""
+    """A task with its data.
 
-    vocabulary: Vocabulary
+    description: what a model must know of the data.
+    ignored: the number among a batch's targets that is no target.
+    """
+
+    description: DataDescription = DataDescription()
+    ignored: int = -100
 
     @abstractmethod
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
@@ -72,7 +79,7 @@ class Task(ABC):
 
     @abstractmethod
     def results(
-        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
         """A trained model's measures on held-out data, with what each example adds to them.
 
@@ -84,7 +91,7 @@ class Task(ABC):
         """
 
     def evaluate(
-        self, model: nn.Module, *, split: str, beam: int, progress: Callable[[int, int], None]
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> JsonObject:
         """The numbers of `results`, by their names."""
         return self.results(model, split=split, beam=beam, progress=progress).values()
@@ -102,3 +109,12 @@ class Task(ABC):
     def sizes(self) -> dict[str, int]:
         """What there is to learn from, for the log."""
         return {}
+
+
+class TextTask(Task):
+    """A task on tokens; the filler of short sequences is no target."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.description = DataDescription(vocabulary)
+        self.ignored = vocabulary.pad

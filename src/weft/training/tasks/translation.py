@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.formats.files import read_text
 from weft.training.config import TranslationConfig
+from weft.training.data import DataDescription
 from weft.training.measures.corpus import CorpusMeasure
 from weft.training.measures.translation import translation_measures
 from weft.training.tasks.pairs import PairsTask, TextPairs
@@ -80,13 +81,14 @@ class TranslationTask(PairsTask):
 
 
 def translation_task(
-    config: TranslationConfig, seed: int, vocabulary: Vocabulary | None
+    config: TranslationConfig, seed: int, data: DataDescription | None = None
 ) -> TranslationTask:
     """The task with its files read."""
     folder = Path(config.folder)
     train = read_pairs(folder, config.train)
     valid = read_pairs(folder, config.valid)
     test = read_pairs(folder, config.test) if config.test else []
+    vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         vocabulary = Vocabulary.of_pieces(
             (text for pair in train for text in pair), config.vocabulary

@@ -1,0 +1,29 @@
+"""What training asks of a model: outputs, and from them the scores of what may be predicted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["Predictor"]
+
+
+class Predictor(nn.Module):
+    """A model that predicts one of several things at each of its outputs.
+
+    The two steps are apart so that only those outputs are scored that have a target.
+    """
+
+    @abstractmethod
+    def outputs(self, *args: Any, **inputs: Any) -> Tensor:
+        """What the model makes of its inputs, (..., width)."""
+
+    @abstractmethod
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
+
+    def forward(self, *args: Any, **inputs: Any) -> Tensor:
+        """Both steps: (..., choices)."""
+        return self.logits(self.outputs(*args, **inputs))

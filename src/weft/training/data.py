@@ -1,0 +1,45 @@
+"""What a model must know of the data that it learns from; kept in the run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.errors import DataError
+from weft.formats.files import JsonObject, read_json, write_json
+from weft.formats.run import RunFolder
+from weft.training.text import Vocabulary
+
+__all__ = ["DataDescription"]
+
+
+@dataclass(frozen=True, eq=False)
+class DataDescription:
+    """The vocabulary of a text, and facts: names of classes, widths, sizes.
+
+    vocabulary: None where nothing is read as tokens.
+    facts: as JSON; what they are called is the task's choice.
+    """
+
+    vocabulary: Vocabulary | None = None
+    facts: JsonObject = field(default_factory=dict)
+
+    def save(self, folder: RunFolder) -> None:
+        """Write vocabulary.json and data.json, each where there is something to write."""
+        if self.vocabulary is not None:
+            self.vocabulary.save(folder.vocabulary)
+        if self.facts:
+            write_json(folder.data, self.facts)
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> DataDescription | None:
+        """What `save` wrote; None: nothing yet.
+
+        Raises: DataError: a file is damaged.
+        """
+        vocabulary = Vocabulary.load(folder.vocabulary) if folder.vocabulary.exists() else None
+        if not folder.data.exists():
+            return None if vocabulary is None else cls(vocabulary)
+        facts = read_json(folder.data, "description of the data")
+        if not isinstance(facts, dict):
+            raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
+        return cls(vocabulary, facts)
