@@ -259,11 +259,11 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
     assert pair.verification["layers"] == len(pair.layers)
 
     # An observed layer that looks ahead: the output is another one than unobserved.
-    from weft.mechanism import multihead
+    from weft.mechanism import attention_layer
 
-    own = multihead.attend
+    own = attention_layer.attend
     monkeypatch.setattr(
-        multihead, "attend", lambda *given, **options: own(*given, **{**options, "mask": None})
+        attention_layer, "attend", lambda *given, **options: own(*given, **{**options, "mask": None})
     )
     with pytest.raises(weft.VerificationError, match=r"layer \S+ is not what it is without weft"):
         weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import HeadOutputs, Observation
 from weft.mechanism.positions import Relative
 from weft.mechanism.watching import editing, layers_of, watching
@@ -109,7 +109,7 @@ def reaching(
         )
     watcher = _Watcher()
 
-    def edit_own(layer: MultiHeadAttention, heads: HeadOutputs) -> Tensor:
+    def edit_own(layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
         how = watcher.take() if scoring else None
         return edit(Reached(paths[id(layer)], layer.kind, heads, how))
 
@@ -139,7 +139,7 @@ class _Watcher:
         self.keep: Keep = Top(0)
         self._seen: Observation | None = None
 
-    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+    def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         self._seen = observation
 
     def take(self) -> Scoring:

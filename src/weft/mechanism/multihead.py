@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.function import attend, attention
-from weft.mechanism.masks import Mask, as_mask
-from weft.mechanism.observe import Editor, HeadOutputs, Observation, Observer
+from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
+from weft.mechanism.masks import Mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
 from weft.mechanism.shapes import describe
 
 __all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind"]
-
-RelativeKind = Literal["none", "shaw", "alibi", "rotary"]
-LayerKind = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(eq=False)
@@ -61,7 +56,7 @@ class KeyValueCache:
             self.keys, self.values = self.keys[order], self.values[order]
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(AttentionLayer):
     """Multi-head attention for self, encoder-decoder and grouped-query use.
 
     Args:
@@ -101,7 +96,6 @@ class MultiHeadAttention(nn.Module):
         source_width: int | None = None,
         kind: LayerKind = "encoder",
     ) -> None:
-        super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise InputError(
@@ -118,11 +112,9 @@ class MultiHeadAttention(nn.Module):
                 f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "alibi" or '
                 '"rotary".'
             )
-        self.heads, self.kv_heads = heads, kv_heads
+        super().__init__(heads, kv_heads, kind, relative)
         self.depth = width // heads if depth is None else depth
-        self.dropout, self.relative, self.kind = dropout, relative, kind
-        self.observer: Observer | None = None
-        self.editor: Editor | None = None
+        self.dropout = dropout
         source_width = width if source_width is None else source_width
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -196,19 +188,7 @@ class MultiHeadAttention(nn.Module):
 
         relative = self._relative_positions(offset)
         dropout = self.dropout if self.training else 0.0
-        if self.observer is None:
-            output = attention(queries, keys, values, mask=mask, relative=relative, dropout=dropout)
-        else:
-            output, caught = attend(
-                queries, keys, values, mask=mask, relative=relative, dropout=dropout,
-                keep=self.observer.keep,
-            )  # fmt: skip
-            scale = 1 / math.sqrt(self.depth)
-            rule = None if mask is None else as_mask(mask)
-            seen = Observation(queries, keys, values, caught, scale, rule, relative)
-            self.observer(self, seen)
-        if self.editor is not None:
-            output = self.editor(self, HeadOutputs(output, queries, keys, values, mask))
+        output = self.attend(queries, keys, values, mask=mask, relative=relative, dropout=dropout)
         projected: Tensor = self.w_o(self._join(output))
         return projected
 

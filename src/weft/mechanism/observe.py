@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.grid import Grid
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
 
 if TYPE_CHECKING:
-    from weft.mechanism.multihead import MultiHeadAttention
+    from weft.mechanism.attention_layer import AttentionLayer
 
 __all__ = [
     "Editor",
@@ -39,6 +40,7 @@ class Observation:
     caught: the graph, or the dense weights, as the observer's `keep` asked.
     scale: the factor on the scores.
     mask, relative: as the call took them.
+    grids: where queries and keys lie, if they are places of an image.
     """
 
     queries: Tensor
@@ -48,6 +50,7 @@ class Observation:
     scale: float
     mask: Mask | None
     relative: Relative | None
+    grids: tuple[Grid, Grid] | None = None
 
 
 class Observer(Protocol):
@@ -56,7 +59,7 @@ class Observer(Protocol):
     #: What is kept of each call.
     keep: Keep
 
-    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+    def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive one call of a layer."""
 
 
@@ -78,5 +81,5 @@ class HeadOutputs:
 class Editor(Protocol):
     """Who changes what comes out of heads."""
 
-    def __call__(self, layer: MultiHeadAttention, heads: HeadOutputs) -> Tensor:
+    def __call__(self, layer: AttentionLayer, heads: HeadOutputs) -> Tensor:
         """The output that the layer goes on with, of the shape of ``heads.output``."""

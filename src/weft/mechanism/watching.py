@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from torch import nn
 
+from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.graph import Keep
-from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Editor, Observation, Observer
 
 __all__ = ["Recorder", "editing", "layers_of", "watching"]
 
 
-def layers_of(model: nn.Module) -> list[tuple[str, MultiHeadAttention]]:
+def layers_of(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
     """The attention layers of a model with their names, in the order of the model."""
     return [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
+        if isinstance(module, AttentionLayer)
     ]
 
 
@@ -32,10 +32,10 @@ class Recorder:
 
     def __init__(self, model: nn.Module, keep: Keep) -> None:
         self.keep = keep
-        self.calls: list[tuple[str, MultiHeadAttention, Observation]] = []
+        self.calls: list[tuple[str, AttentionLayer, Observation]] = []
         self._names = {id(layer): name for name, layer in layers_of(model)}
 
-    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+    def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         caught = observation.caught.detach()
         detached = replace(
             observation,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.formats.history import Snapshot
-from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.attention_layer import AttentionLayer
 from weft.tracing.recording.sequences import layer_kind
 
 __all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot"]
@@ -78,6 +78,7 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
 
     Raises: InputError: no such layer.
 
+    >>> from weft.mechanism.multihead import MultiHeadAttention
     >>> (layer,) = matrices_of(MultiHeadAttention(8, 2, kv_heads=1))
     >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
     (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
@@ -103,7 +104,7 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
     modules = dict(model.named_modules())
     for path, module in modules.items():
-        if isinstance(module, MultiHeadAttention):
+        if isinstance(module, AttentionLayer):
             yield _of_weft(path, module)
             continue
         weights = _projections(module)
@@ -122,18 +123,14 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
         )
 
 
-def _of_weft(path: str, layer: MultiHeadAttention) -> LayerMatrices:
-    queries, keys, values, output = (
-        linear.weight.detach().float().T for linear in (layer.w_q, layer.w_k, layer.w_v, layer.w_o)
-    )
+def _of_weft(path: str, layer: AttentionLayer) -> LayerMatrices:
+    matrices = {name: matrix.detach().float() for name, matrix in layer.matrices().items()}
+    # Of the heads of a group, which share theirs, the first.
+    shared = slice(None, None, layer.heads // layer.kv_heads)
     return LayerMatrices(
-        path,
-        layer.kind,
-        _split(queries, layer.heads),
-        _split(keys, layer.kv_heads),
-        _split(values, layer.kv_heads),
-        output.reshape(layer.heads, -1, output.shape[1]),
-    )
+        path, layer.kind, matrices["W_Q"], matrices["W_K"][shared], matrices["W_V"][shared],
+        matrices["W_O"],
+    )  # fmt: skip
 
 
 def _matrix(module: Any) -> Tensor | None:

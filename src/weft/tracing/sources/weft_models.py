@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.graph import AttentionGraph, Keep, Top
-from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.observe import Observation
 from weft.mechanism.watching import layers_of, watching
 from weft.tracing.recording.layer_call import LayerCall
@@ -37,7 +37,7 @@ class LayerObserver:
         self._receive = receive
         self._paths = {id(layer): path for path, layer in layers_of(model)}
 
-    def __call__(self, layer: MultiHeadAttention, observation: Observation) -> None:
+    def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive what a layer computed."""
         seen, graph = observation, observation.caught
         if not isinstance(graph, AttentionGraph):

@@ -1,0 +1,45 @@
+"""Positions that are places of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Grid"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows and columns of patches or pixels, row by row, after what stands before them.
+
+    before: how many tokens stand before them: a class token, then registers.
+
+    >>> Grid(2, 2, before=1).names()
+    ['[CLS]', 'patch 0,0', 'patch 0,1', 'patch 1,0', 'patch 1,1']
+    >>> Grid(1, 2, before=1).places()
+    {'rows': [-1, 0, 0], 'columns': [-1, 0, 1]}
+    """
+
+    rows: int
+    columns: int
+    before: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many positions there are."""
+        return self.before + self.rows * self.columns
+
+    def names(self) -> list[str]:
+        """A name a position."""
+        before = ["[CLS]", *(f"[REGISTER {i}]" for i in range(1, self.before))][: self.before]
+        return [*before, *(f"patch {row},{column}" for row, column in self._cells())]
+
+    def places(self) -> dict[str, list[int]]:
+        """The row and the column of each position, -1 for what stands before them."""
+        none, cells = [-1] * self.before, self._cells()
+        return {
+            "rows": none + [row for row, _ in cells],
+            "columns": none + [column for _, column in cells],
+        }
+
+    def _cells(self) -> list[tuple[int, int]]:
+        return [(row, column) for row in range(self.rows) for column in range(self.columns)]
