@@ -46,6 +46,17 @@ def test_values_arrive(tmp_path: Path) -> None:
     assert (architecture.kv_heads, architecture.positions) == (2, "shaw")
 
 
+def test_a_model_without_a_kind_has_that_of_its_task(tmp_path: Path) -> None:
+    for text, named in (("[model]\nwidth = 8", {"model"}), ("", set())):
+        config = load_config(write(tmp_path, text))
+        assert config.model_fields_set == named
+        assert config.model.kind == "transformer"
+    # As earlier versions wrote config.json.
+    saved = config.model_dump(mode="json")
+    del saved["model"]["kind"]
+    assert check_config(saved, "x") == config
+
+
 def test_what_is_kept_of_a_run_gives_it_back() -> None:
     for task in (
         DatesConfig(),
@@ -80,6 +91,20 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         (
             "[task]\nfile = 3",
             "task.kind is None; expected one of dates, translation, language, repeats.",
+        ),
+        (
+            '[model]\nkind = "clasifier"',
+            "model.kind is 'clasifier'; expected one of transformer, classifier; did you mean "
+            "'classifier'?",
+        ),
+        (
+            '[model]\nkind = "classifier"',
+            "model.kind is 'classifier', task.kind 'dates', which is learned by 'transformer'. "
+            "Leave model.kind out, or choose another task.",
+        ),
+        (
+            '[model]\nkind = "classifier"\nlayer = 3',
+            "unknown key 'model.layer'; did you mean 'layers'?",
         ),
         ("[model]\nwidth = 0", "model.width = 0: input should be greater than or equal to 1."),
         ("[model]\nwidth = 1.5", "model.width = 1.5: input should be a valid integer"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,9 @@ from weft.mechanism.masks import Mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
 from weft.mechanism.shapes import describe
 
-__all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind"]
+__all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "WeightsKind"]
+
+WeightsKind = Literal["learned", "uniform"]
 
 
 @dataclass(eq=False)
@@ -70,6 +73,9 @@ class MultiHeadAttention(AttentionLayer):
         clip: the largest distance that Shaw's positions tell apart.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
+        weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
+            are multiplied by 0, so that each query weighs the keys that it may look at alike,
+            and W_Q and W_K have no effect.
 
     W_Q of head i is rows ``i * depth`` to ``(i + 1) * depth`` of ``w_q.weight`` (torch's linear
     layers hold the transpose: projected = x W^T).
@@ -95,6 +101,7 @@ class MultiHeadAttention(AttentionLayer):
         clip: int = 16,
         source_width: int | None = None,
         kind: LayerKind = "encoder",
+        weights: WeightsKind = "learned",
     ) -> None:
         kv_heads = heads if kv_heads is None else kv_heads
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
@@ -112,9 +119,15 @@ class MultiHeadAttention(AttentionLayer):
                 f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "alibi" or '
                 '"rotary".'
             )
+        if weights not in ("learned", "uniform") or (weights == "uniform" and relative != "none"):
+            raise InputError(
+                f"MultiHeadAttention: weights={weights!r}, relative={relative!r}; expected "
+                '"learned", or "uniform" without relative positions, which act on the weights.'
+            )
         super().__init__(heads, kv_heads, kind, relative)
         self.depth = width // heads if depth is None else depth
         self.dropout = dropout
+        self.scale = 0.0 if weights == "uniform" else None
         source_width = width if source_width is None else source_width
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -188,7 +201,9 @@ class MultiHeadAttention(AttentionLayer):
 
         relative = self._relative_positions(offset)
         dropout = self.dropout if self.training else 0.0
-        output = self.attend(queries, keys, values, mask=mask, relative=relative, dropout=dropout)
+        output = self.attend(
+            queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout
+        )
         projected: Tensor = self.w_o(self._join(output))
         return projected
 
@@ -284,6 +299,8 @@ class MultiHeadAttention(AttentionLayer):
             )
         if self.relative != "none":
             raise InputError(f"to_torch: torch's layer has no {self.relative} positions.")
+        if self.scale is not None:
+            raise InputError("to_torch: torch's layer has no uniform weights.")
         has_bias = self.w_q.bias is not None
         module = nn.MultiheadAttention(
             width, self.heads, self.dropout, has_bias, kdim=source_width, vdim=source_width,

@@ -66,6 +66,7 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         relative="none" if kind == "cross" else architecture.relative,
         clip=architecture.clip,
         kind=kind,
+        weights=architecture.weights,
     )
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weft.errors import InputError
-from weft.mechanism.multihead import RelativeKind
+from weft.mechanism.multihead import RelativeKind, WeightsKind
 
-__all__ = ["Architecture", "PositionKind"]
+__all__ = ["Architecture", "PoolingKind", "PositionKind"]
 
 PositionKind = Literal["sinusoidal", "learned", "shaw", "alibi", "rotary", "none"]
+PoolingKind = Literal["mean", "first", "max"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Architecture:
         attention_dropout: of the attention weights.
         tied: whether source, target and output share one embedding matrix.
         max_length: the longest sequence; only "learned" positions need it.
+        weights: of attention: "learned", or "uniform": each query weighs all keys that it may
+            look at alike.
     """
 
     width: int = 256
@@ -48,6 +51,7 @@ class Architecture:
     attention_dropout: float = 0.0
     tied: bool = True
     max_length: int = 1024
+    weights: WeightsKind = "learned"
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "feed_forward", "decoder_layers", "max_length"):
@@ -57,6 +61,11 @@ class Architecture:
             raise InputError(
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
                 "Choose a multiple."
+            )
+        if self.weights == "uniform" and self.relative != "none":
+            raise InputError(
+                f'model.weights "uniform" with model.positions "{self.positions}": these positions '
+                'act on the weights. Choose "sinusoidal", "learned" or "none".'
             )
 
     @property

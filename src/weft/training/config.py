@@ -6,16 +6,26 @@ import difflib
 import reprlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject, read_text
-from weft.models.configuration import Architecture, PositionKind
+from weft.training.model_sections import ClassifierConfig, ModelConfig, Section, TransformerConfig
 from weft.training.optimisation import Schedule
+from weft.training.task_sections import (
+    DatesConfig,
+    LanguageConfig,
+    RepeatsConfig,
+    TaskConfig,
+    TaskSection,
+    TranslationConfig,
+)
 
 __all__ = [
+    "ClassifierConfig",
     "DatesConfig",
     "LanguageConfig",
     "ModelConfig",
@@ -31,102 +41,11 @@ __all__ = [
 ]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class DatesConfig(_Section):
-    """Dates in 48 languages to ISO 8601."""
-
-    kind: Literal["dates"] = "dates"
-    train_examples: int = Field(60_000, ge=1, le=10_000_000, description="pairs to learn from")
-    test_examples: int = Field(
-        1_000, ge=1, le=10_000_000, description="held-out dates to validate and test on"
-    )
-    first_year: int = Field(1950, ge=1, le=9998)
-    last_year: int = Field(2049, ge=1, le=9998)
-
-
-class TranslationConfig(_Section):
-    """Lines of one language to lines of another."""
-
-    kind: Literal["translation"]
-    folder: str = Field(".", description="where the files are, from the current folder")
-    train: list[str] = Field(description="source and target file, line-aligned; or one TSV")
-    valid: list[str] = Field(description="likewise, for early stopping")
-    test: list[str] | None = Field(None, description="likewise, for `weft evaluate`")
-    vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
-    max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
-    piece_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability of leaving out a merge of the encoding in training",
-    )
-
-
-class LanguageConfig(_Section):
-    """A language model on a text file."""
-
-    kind: Literal["language"]
-    file: str = Field(description="the text, from the current folder")
-    valid_share: float = Field(0.1, gt=0, lt=1, description="the end of the text, held out")
-    tokens: Literal["characters", "pieces"] = "characters"
-    vocabulary: int = Field(4_000, ge=300, description="tokens of the byte-pair encoding")
-    block: int = Field(128, ge=2, description="tokens of one training window")
-
-
-class RepeatsConfig(_Section):
-    """A language model on sequences whose first half comes again."""
-
-    kind: Literal["repeats"]
-    symbols: int = Field(62, ge=2, le=62, description="letters and digits that parts are drawn of")
-    shortest: int = Field(10, ge=2, description="symbols of a part, at least")
-    longest: int = Field(30, ge=2, description="symbols of a part, at most")
-
-
-TaskConfig = Annotated[
-    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig, Field(discriminator="kind")
-]
-
-
-class TransformerConfig(_Section):
-    """Sizes and choices of the Transformer; see weft.models.configuration.Architecture."""
-
-    kind: Literal["transformer"] = "transformer"
-    width: int = Field(256, ge=1, le=1_000_000)
-    heads: int = Field(4, ge=1, le=1_000_000)
-    kv_heads: int | None = Field(None, ge=1)
-    feed_forward: int = Field(1024, ge=1, le=1_000_000)
-    encoder_layers: int = Field(3, ge=0, le=1_000)
-    decoder_layers: int = Field(3, ge=1, le=1_000)
-    positions: PositionKind = "sinusoidal"
-    clip: int = Field(16, ge=1, le=10_000_000)
-    norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu"] = "relu"
-    dropout: float = Field(0.1, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    tied: bool = True
-    max_length: int = Field(1024, ge=1, le=10_000_000)
-
-    def architecture(self) -> Architecture:
-        """The same as the model takes it."""
-        return Architecture(**self.model_dump(exclude={"kind"}))
-
-    def size(self) -> str:
-        """The sizes that its memory follows from, for a message."""
-        return f"width {self.width} and feed_forward {self.feed_forward}"
-
-
-#: What a section [model] may be.
-ModelConfig = TransformerConfig
-
-
 #: A share that is kept, as of a running mean.
 _Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class TrainingConfig(_Section):
+class TrainingConfig(Section):
     """How the matrices are learned."""
 
     seed: int = Field(1, ge=0, le=2**63 - 1)
@@ -156,51 +75,82 @@ class TrainingConfig(_Section):
     history_growth: float = Field(1.5, gt=1, description="ratio of successive snapshots' steps")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One training run."""
 
     task: TaskConfig = Field(default_factory=DatesConfig)
-    model: ModelConfig = Field(default_factory=TransformerConfig)
+    model: ModelConfig = Field(default_factory=lambda run: run["task"].models[0]())
     training: TrainingConfig = Field(default_factory=TrainingConfig)
 
+    @model_validator(mode="after")
+    def _check_fit(self) -> RunConfig:
+        """Raise an error where the task is not learned by such a model."""
+        if not isinstance(self.model, self.task.models):
+            kinds = [repr(model.model_fields["kind"].default) for model in self.task.models]
+            raise PydanticCustomError(
+                "misfit",
+                f"model.kind is {self.model.kind!r}, task.kind {self.task.kind!r}, which is "
+                f"learned by {' or '.join(kinds)}. Leave model.kind out, or choose another task.",
+            )
+        return self
 
-def _known_keys(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+
+def _kinds(section: str) -> dict[str, type[BaseModel]]:
+    """The classes of a section that has kinds, by their names; none where it has no kinds."""
+    annotation = RunConfig.model_fields[section].annotation
+    classes = [annotation] if isinstance(annotation, type) else get_args(annotation)
     return {
-        name: field.annotation
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        else None
-        for name, field in model.model_fields.items()
+        get_args(choice.model_fields["kind"].annotation)[0]: choice
+        for choice in classes
+        if issubclass(choice, BaseModel) and "kind" in choice.model_fields
     }
 
 
-_TASKS: dict[str, type[BaseModel]] = {
-    "dates": DatesConfig,
-    "translation": TranslationConfig,
-    "language": LanguageConfig,
-    "repeats": RepeatsConfig,
-}
+def _with_kind(content: JsonObject) -> JsonObject:
+    """Where [model] names no kind, the one that the task has by default.
+
+    A validator of RunConfig cannot add it: what comes out of one is no JSON to pydantic, whose
+    strict mode then takes no list for a tuple.
+    """
+    model, task = content.get("model"), content.get("task", {})
+    if not isinstance(model, dict) or "kind" in model or not isinstance(task, dict):
+        return content
+    section = _kinds("task").get(str(task.get("kind")), DatesConfig)
+    models = section.models if issubclass(section, TaskSection) else DatesConfig.models
+    return {**content, "model": {"kind": models[0].model_fields["kind"].default, **model}}
+
+
+def _in_file(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Where the file has it: pydantic's path names the kind too that it took a section for."""
+    if len(place) > 1 and place[0] in RunConfig.model_fields and place[1] in _kinds(str(place[0])):
+        return (place[0], *place[2:])
+    return place
 
 
 def _names_at(place: tuple[int | str, ...]) -> list[str]:
-    """The keys that may stand in a section of the file."""
-    section: type[BaseModel] | None = RunConfig
-    for part in place:
-        if part == "task" or section is None:
-            continue
-        section = _TASKS.get(str(part)) or _known_keys(section).get(str(part))
-    return list(_known_keys(section)) if section else []
+    """The keys that may stand where pydantic says."""
+    if not place:
+        return list(RunConfig.model_fields)
+    kinds = _kinds(str(place[0]))
+    section = kinds.get(str(place[1])) if len(place) > 1 else None
+    annotation = section or RunConfig.model_fields[str(place[0])].annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    return []
 
 
 def _explain(source: str, error: ValidationError) -> str:
     """The first thing wrong with a configuration, in one line."""
-    first = error.errors()[0]
+    # Without a task there is no default of the model either: no second thing wrong.
+    errors = [part for part in error.errors() if part["type"] != "default_factory_not_called"]
+    first, more = errors[0], len(errors) - 1
     place = first["loc"]
-    # pydantic names the chosen variant of the task in the path; the file does not.
-    key = ".".join(str(part) for part in place if part not in _TASKS)
+    key = ".".join(map(str, _in_file(place)))
     if place and isinstance(place[-1], int):
         key = f"{key.rpartition('.')[0]}[{place[-1]}]"
-    more = error.error_count() - 1
     also = f" ({more} more after this one.)" if more else ""
+    if first["type"] == "misfit":
+        return f"{source}: {first['msg']}"
     if first["type"] == "extra_forbidden":
         names = _names_at(place[:-1])
         near = difflib.get_close_matches(str(place[-1]), names, 1, 0.6)
@@ -209,10 +159,11 @@ def _explain(source: str, error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{source}: {key!r} is missing. Add it.{also}"
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        given = first["input"].get("kind") if isinstance(first["input"], dict) else None
-        near = difflib.get_close_matches(str(given), list(_TASKS), 1, 0.4)
+        kinds = list(_kinds(key))
+        kind = first["input"].get("kind") if isinstance(first["input"], dict) else None
+        near = difflib.get_close_matches(str(kind), kinds, 1, 0.4)
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        return f"{source}: task.kind is {given!r}; expected one of {', '.join(_TASKS)}{hint}{also}"
+        return f"{source}: {key}.kind is {kind!r}; expected one of {', '.join(kinds)}{hint}{also}"
     message = first["msg"][0].lower() + first["msg"][1:]
     return f"{source}: {key} = {reprlib.repr(first['input'])}: {message}.{also}"
 
@@ -223,7 +174,7 @@ def check_config(content: JsonObject, source: str) -> RunConfig:
     Raises: InputError: one line that names the key, what is wrong and the nearest known.
     """
     try:
-        return RunConfig.model_validate_json(_as_json(content))
+        return RunConfig.model_validate_json(_as_json(_with_kind(content)))
     except ValidationError as error:
         raise InputError(_explain(source, error)) from None
     except RecursionError:
@@ -269,15 +220,16 @@ def defaults_of(path: Path, config: RunConfig) -> list[str]:
     named = config.model_fields_set
     if "task" not in named:
         what = "names no task" if named else "is empty"
+        *names, last = (f'"{kind}"' for kind in _kinds("task"))
         raise InputError(
-            f'{path}: {what}, so there is nothing to learn. Add [task] with kind = "dates", '
-            '"translation", "language" or "repeats"; examples/ has a file of each.'
+            f"{path}: {what}, so there is nothing to learn. Add [task] with kind = "
+            f"{', '.join(names)} or {last}; examples/ has a file of each."
         )
     model, lines = config.model, []
     if "model" not in named:
         lines.append(
             f"No [model] in {path}: width {model.width}, {model.heads} heads, "
-            f"{model.encoder_layers} + {model.decoder_layers} layers, as by default."
+            f"{model.layer_counts()}, as by default."
         )
     if "training" not in named:
         steps = config.training.max_steps

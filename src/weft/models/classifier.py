@@ -1,0 +1,122 @@
+"""The classifier: an encoder whose outputs are pooled into one vector, and scored for each class.
+
+    y = encoder(x)                       (positions, width)
+    p = pool(y)                          (width,)
+    logits = W p + b                     (classes,)
+
+Source: Vaswani et al. 2017 for the encoder; Devlin et al. 2019, section 3, for "first"; Collobert
+and Weston 2008 for "max"; Iyyer et al. 2015 for "mean" (of embeddings, without an encoder).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.mechanism.masks import padding
+from weft.models.blocks import EncoderBlock
+from weft.models.configuration import Architecture, PoolingKind
+from weft.models.dropout import Dropout
+from weft.models.embeddings import Embedding
+from weft.models.predictor import Predictor
+
+__all__ = ["Classifier", "pooled"]
+
+
+def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
+    """One vector for each sequence.
+
+        mean:   sum over real positions / how many there are
+        first:  what stands at the first position
+        max:    the largest number of each column, over real positions
+
+    Args:
+        outputs: (batch, positions, width).
+        real: bool, (batch, positions), False at padding; a sequence has one real position or more.
+        pooling: which of these.
+
+    Returns: (batch, width).
+    Raises: InputError: no such pooling.
+
+    >>> outputs = torch.tensor([[[1.0], [4.0], [9.0]]])
+    >>> pooled(outputs, torch.tensor([[True, True, False]]), "mean")     # (1 + 4) / 2
+    tensor([[2.5000]])
+    """
+    if pooling == "mean":
+        kept = outputs.masked_fill(~real[..., None], 0.0)
+        return kept.sum(1) / real.sum(1, keepdim=True)
+    if pooling == "max":
+        return outputs.masked_fill(~real[..., None], -torch.inf).amax(1)
+    if pooling == "first":
+        return outputs[:, 0]
+    raise InputError(f'pooled: pooling={pooling!r}; expected "mean", "first" or "max".')
+
+
+class Classifier(Predictor):
+    """Reads a text, scores each class.
+
+    Args:
+        vocabulary: number of tokens.
+        classes: number of classes.
+        architecture: sizes and choices; its decoder layers are not used.
+        pooling: how the outputs become one vector, see `pooled`. "mean" is the default: each
+            position has the same way to the class, so that gradients reach all words from the
+            first step, and no position must be learned to collect them.
+        frozen: whether the embeddings stay as they are.
+        padding: the id that fills short sequences; never looked at, never pooled.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        classes: int,
+        architecture: Architecture,
+        *,
+        pooling: PoolingKind = "mean",
+        frozen: bool = False,
+        padding: int = 0,
+    ) -> None:
+        super().__init__()
+        if architecture.encoder_layers < 1:
+            raise InputError("model.layers is 0; a classifier needs at least one.")
+        if classes < 2:
+            raise InputError(f"a classifier of {classes} classes has nothing to choose from.")
+        self.architecture, self.padding, self.pooling = architecture, padding, pooling
+        self.embedding = Embedding(vocabulary, architecture)
+        self.embedding.tokens.weight.requires_grad_(not frozen)
+        self.encoder = nn.ModuleList(
+            EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
+        )
+        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
+        self.encoder_norm = closing(architecture.width)
+        self.dropout = Dropout(architecture.dropout)
+        self.output = nn.Linear(architecture.width, classes)
+        nn.init.xavier_uniform_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """What the encoder makes of each token: ids (batch, positions) to (..., width)."""
+        real = tokens != self.padding
+        mask = None if bool(real.all()) else padding(real)
+        outputs = self.embedding(tokens)
+        for block in self.encoder:
+            outputs = block(outputs, mask)
+        result: Tensor = self.encoder_norm(outputs)
+        return result
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """One vector for each text: ids (batch, positions) to (batch, width)."""
+        result: Tensor = self.dropout(
+            pooled(self.encode(tokens), tokens != self.padding, self.pooling)
+        )
+        return result
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of the classes, (..., classes), from pooled outputs (..., width)."""
+        result: Tensor = self.output(outputs)
+        return result
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of the classes: ids (batch, positions) to (batch, classes)."""
+        return self.logits(self.outputs(tokens))

@@ -1,0 +1,85 @@
+"""The section [task] of a configuration: one class for each kind of task."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from weft.training.model_sections import ModelSection, Section, TransformerConfig
+
+__all__ = [
+    "DatesConfig",
+    "LanguageConfig",
+    "RepeatsConfig",
+    "TaskConfig",
+    "TaskSection",
+    "TranslationConfig",
+]
+
+
+class TaskSection(Section):
+    """What the section of every kind of task has.
+
+    kind: in a subclass a Literal of its one name.
+    models: the kinds of models that can learn it; the first where [model] names none.
+    """
+
+    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig,)
+    kind: str
+
+
+class DatesConfig(TaskSection):
+    """Dates in 48 languages to ISO 8601."""
+
+    kind: Literal["dates"] = "dates"
+    train_examples: int = Field(60_000, ge=1, le=10_000_000, description="pairs to learn from")
+    test_examples: int = Field(
+        1_000, ge=1, le=10_000_000, description="held-out dates to validate and test on"
+    )
+    first_year: int = Field(1950, ge=1, le=9998)
+    last_year: int = Field(2049, ge=1, le=9998)
+
+
+class TranslationConfig(TaskSection):
+    """Lines of one language to lines of another."""
+
+    kind: Literal["translation"]
+    folder: str = Field(".", description="where the files are, from the current folder")
+    train: list[str] = Field(description="source and target file, line-aligned; or one TSV")
+    valid: list[str] = Field(description="likewise, for early stopping")
+    test: list[str] | None = Field(None, description="likewise, for `weft evaluate`")
+    vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
+    max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
+    piece_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability of leaving out a merge of the encoding in training",
+    )
+
+
+class LanguageConfig(TaskSection):
+    """A language model on a text file."""
+
+    kind: Literal["language"]
+    file: str = Field(description="the text, from the current folder")
+    valid_share: float = Field(0.1, gt=0, lt=1, description="the end of the text, held out")
+    tokens: Literal["characters", "pieces"] = "characters"
+    vocabulary: int = Field(4_000, ge=300, description="tokens of the byte-pair encoding")
+    block: int = Field(128, ge=2, description="tokens of one training window")
+
+
+class RepeatsConfig(TaskSection):
+    """A language model on sequences whose first half comes again."""
+
+    kind: Literal["repeats"]
+    symbols: int = Field(62, ge=2, le=62, description="letters and digits that parts are drawn of")
+    shortest: int = Field(10, ge=2, description="symbols of a part, at least")
+    longest: int = Field(30, ge=2, description="symbols of a part, at most")
+
+
+#: What a section [task] may be.
+TaskConfig = Annotated[
+    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig, Field(discriminator="kind")
+]
