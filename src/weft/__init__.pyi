@@ -11,6 +11,7 @@ from .errors import VerificationError as VerificationError
 from .errors import WeftError as WeftError
 from .formats.history import History as History
 from .formats.trace import TraceLayer as TraceLayer
+from .jobs.steps import steps as steps
 from .mechanism.adjacency import neighbours as neighbours
 from .mechanism.function import attend as attend
 from .mechanism.function import attention as attention

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from weft.walkthrough.parts import Span
+
 __all__ = [
     "cell",
     "console",
     "print_csv",
     "print_frame",
     "print_json",
+    "print_lines",
     "print_places",
     "print_table",
     "progress_bar",
@@ -82,6 +85,27 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     writer = csv.writer(exact_output(), lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
+
+
+#: The styles of a walk through attention, in colours of the terminal's own.
+_STYLES = {
+    "title": "bold", "name": "bold", "formula": "cyan", "faint": "dim", "strong": "bold green",
+}  # fmt: skip
+
+
+def print_lines(lines: Iterable[Iterable[Span]]) -> None:
+    """Lines of styled text: in colour on a terminal, plain elsewhere; none is broken or cut."""
+    from rich.text import Text
+
+    from weft.cli.safe_text import safe
+
+    terminal = safe_console(width=10_000)
+    for line in lines:
+        text = Text(no_wrap=True, overflow="ignore")
+        for span in line:
+            text.append(safe(span.text), _STYLES.get(span.style, ""))
+        text.rstrip()
+        terminal.print(text, soft_wrap=True)
 
 
 def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:

@@ -119,6 +119,11 @@ class Model(Protocol):
         """The module, in evaluation mode."""
         ...
 
+    @property
+    def tokenizer(self) -> Any:
+        """Who names its tokens, as `weft.trace` takes it; None: it only sees images."""
+        ...
+
     def unknown_characters(self, text: str) -> Sequence[str]:
         """Characters of a text that its vocabulary lacks."""
         ...

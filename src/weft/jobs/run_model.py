@@ -32,6 +32,7 @@ from weft.training.batches import Batch
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
 from weft.training.tasks.pairs import translate
+from weft.training.text import Vocabulary
 from weft.training.validation import evaluate_batches
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class RunModel:
     def network(self) -> nn.Module:
         """See Model."""
         return self.run.model
+
+    @property
+    def tokenizer(self) -> Vocabulary:
+        """See Model."""
+        return self.run.vocabulary
 
     def unknown_characters(self, text: str) -> Sequence[str]:
         """See Model."""

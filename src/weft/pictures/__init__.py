@@ -5,5 +5,6 @@ from weft.pictures.canvas import save_picture
 from weft.pictures.heads import heads
 from weft.pictures.history import history
 from weft.pictures.threads import threads
+from weft.pictures.worked import steps, three_kinds
 
-__all__ = ["alignment", "heads", "history", "save_picture", "threads"]
+__all__ = ["alignment", "heads", "history", "save_picture", "steps", "threads", "three_kinds"]

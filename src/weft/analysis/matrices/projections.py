@@ -20,7 +20,7 @@ from weft.formats.history import Snapshot
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.tracing.recording.sequences import layer_kind
 
-__all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot"]
+__all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot", "output_projection"]
 
 #: What libraries call the projections of queries, keys, values, and of the output.
 _SEPARATE = (
@@ -102,8 +102,7 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
 
 
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
-    modules = dict(model.named_modules())
-    for path, module in modules.items():
+    for path, module in model.named_modules():
         if isinstance(module, AttentionLayer):
             yield _of_weft(path, module)
             continue
@@ -119,7 +118,7 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
             _split(queries, heads),
             _split(keys, keys.shape[1] // depth),
             _split(values, keys.shape[1] // depth),
-            _output(path, module, modules, heads),
+            _output(path, model, heads),
         )
 
 
@@ -207,15 +206,22 @@ def _split(matrix: Tensor, heads: int) -> Tensor:
     return matrix.reshape(matrix.shape[0], heads, -1).permute(1, 0, 2)
 
 
-def _output(
-    path: str, module: nn.Module, modules: dict[str, nn.Module], heads: int
-) -> Tensor | None:
-    """W_O: of the module; or, as in BERT, of the one called `output` beside it."""
+def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | None:
+    """The module that holds W_O of an attention layer; None: it could not be told.
+
+    It is in the layer; or, as in BERT, the one called `output` beside it.
+    """
+    module, modules = model.get_submodule(path), dict(model.named_modules())
     candidates = [getattr(module, name, None) for name in _OUTPUT]
     parent = modules.get(path.rpartition(".")[0])
     candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:
         matrix = _matrix(candidate)
-        if matrix is not None and matrix.shape[0] % heads == 0:
-            return matrix.reshape(heads, -1, matrix.shape[1])
+        if matrix is not None and isinstance(candidate, nn.Module) and not len(matrix) % heads:
+            return candidate
     return None
+
+
+def _output(path: str, model: nn.Module, heads: int) -> Tensor | None:
+    matrix = _matrix(output_projection(path, model, heads))
+    return None if matrix is None else matrix.reshape(heads, -1, matrix.shape[1])

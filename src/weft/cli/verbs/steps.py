@@ -1,0 +1,54 @@
+"""`weft steps`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.cli import options as option
+from weft.cli.output import print_lines, say
+
+PLACE = ("Read", 0)
+
+Sentence = Annotated[str | None, typer.Argument(help="Words; with --model: its text.")]
+Kind = Annotated[str | None, typer.Option(help="encoder, decoder, cross; or all, side by side.")]
+Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
+Query = Annotated[
+    str | None, typer.Option(help="The word, or its number, that is worked through alone.")
+]
+Head = Annotated[int | None, typer.Option(min=0, help="The head whose tables are shown.")]
+File = Annotated[
+    Path | None,
+    typer.Option(help="A .json or .npz file: embeddings, W_Q, W_K, W_V, W_O; the rest is drawn."),
+]
+Trained = Annotated[
+    str | None, typer.Option("--model", help="A run, or a model of Hugging Face: its own numbers.")
+]
+Layer = Annotated[int, typer.Option(min=0, help="With --model: which layer of the kind.")]
+Width = Annotated[int | None, typer.Option(min=1, max=4096, help="Of drawn vectors; default: 4.")]
+Heads = Annotated[int | None, typer.Option(min=1, max=4096, help="Drawn heads; default: 2.")]
+Positions = Annotated[str, typer.Option(help="sinusoidal or none: added to the embeddings.")]
+Digits = Annotated[int, typer.Option(min=0, max=6, help="Decimals that are shown.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw it too: .png, .svg or .pdf.")]
+Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one HTML file.")]
+
+
+def steps(
+    sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
+    head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
+    width: Width = None, heads: Heads = None, positions: Positions = "sinusoidal",
+    seed: option.Seed = 1, digits: Digits = 2, picture: Picture = None, html: Page = None,
+) -> None:  # fmt: skip
+    """Work attention through on a short sentence: every matrix, one step after the other."""
+    from weft.jobs.steps import steps as work_through
+
+    walk = work_through(
+        sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
+        model=model, layer=layer, width=width, heads=heads, positions=positions, seed=seed,
+        digits=digits,
+    )  # fmt: skip
+    print_lines(walk.lines())
+    for path, write in ((picture, walk.picture), (html, walk.page)):
+        if path is not None:
+            write(path)
+            say(f"written: {path}")

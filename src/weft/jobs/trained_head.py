@@ -1,0 +1,244 @@
+"""The six steps of a trained layer: its own vectors, matrices and masks, as the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
+from weft.errors import InputError
+from weft.experiments.head_outputs import Reached, reaching
+from weft.formats.tokens import shown
+from weft.formats.trace import TraceData, TraceLayer
+from weft.jobs.model import Model, TraceOptions
+from weft.jobs.opening import open_model
+from weft.mechanism.graph import Top
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.mechanism.worked import Projections, Worked, work
+from weft.tracing.capture import trace
+from weft.walkthrough.lesson import AllKinds, Steps, View
+from weft.walkthrough.matrices import Words, check_length
+from weft.walkthrough.walk import Kind
+
+__all__ = ["steps_of_model"]
+
+#: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
+_CLOSE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """What one layer computed: what it made queries, and keys and values, from; and these."""
+
+    queries_from: Tensor
+    keys_from: Tensor
+    reached: Reached
+
+
+def steps_of_model(
+    name: str,
+    text: str | Sequence[str] | None,
+    target: str | Sequence[str] | None,
+    kind: str | None,
+    layer: int,
+    view: View,
+) -> Steps | AllKinds:
+    """The six steps of a layer of a model: see `weft.jobs.steps.steps`.
+
+    Raises: InputError: no text, no such layer or head, or a layer that does more than the steps.
+    """
+    if not isinstance(text, str) or not (target is None or isinstance(target, str)):
+        raise InputError("model: give the text that it reads, as one string; so the target.")
+    model = open_model(name)
+    inputs = model.inputs(text, TraceOptions(target=target))
+    with torch.no_grad():
+        traced = trace(
+            model.network, inputs, tokenizer=model.tokenizer, keep=Top(64), verify=False
+        )  # fmt: skip
+        if not isinstance(traced, TraceData):
+            raise InputError(f"{name}: the inputs are a batch. Give one text.")
+        calls = _calls(model, inputs)
+    walk = partial(_walk, name, model.network, traced, calls, layer, view)
+    if kind == "all":
+        if view.query is not None:
+            raise InputError('query: kind="all" works no word through alone. Choose one kind.')
+        return AllKinds(*map(walk, ("encoder", "decoder", "cross")))
+    return walk(traced.layers[0].kind if kind is None else kind)
+
+
+def _walk(
+    name: str,
+    network: nn.Module,
+    traced: TraceData,
+    calls: dict[str, _Call],
+    index: int,
+    view: View,
+    kind: str,
+) -> Steps:
+    layer = _chosen(name, traced, kind, index)
+    matrices = {each.name: each for each in matrices_of(network)}.get(layer.name)
+    call = calls.get(layer.name)
+    if matrices is None or call is None:
+        raise _more(layer, "its learned matrices, or what enters it, could not be told")
+    check_length(max(layer.shape[1:]), "text")
+    worked = _worked(network, layer, matrices, call)
+    queries, keys = tuple(shown(layer.query_tokens)), tuple(shown(layer.key_tokens))
+    origin = f"{layer.kind} layer {layer.index} of {name} ({layer.name})"
+    return view.of(_kind(kind), Words(queries, worked.X), Words(keys, worked.Y), worked, origin)
+
+
+def _kind(kind: str) -> Kind:
+    return "cross" if kind == "cross" else "decoder" if kind == "decoder" else "encoder"
+
+
+def _chosen(name: str, traced: TraceData, kind: str, index: int) -> TraceLayer:
+    """The layer of a kind, by its place among those of the kind."""
+    layers = [layer for layer in traced.layers if layer.kind == kind]
+    if not layers:
+        kinds = ", ".join(sorted({layer.kind for layer in traced.layers}))
+        raise InputError(f"{name} has no {kind} layer; its layers are: {kinds}.")
+    if not 0 <= index < len(layers):
+        raise InputError(f"layer {index}: {name} has {kind} layers 0 to {len(layers) - 1}.")
+    return layers[index]
+
+
+def _worked(network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: _Call) -> Worked:
+    """The walk of a layer, held against what the model computed itself."""
+    how, heads = call.reached.scoring, call.reached.heads
+    if how is None:
+        raise _more(layer, "how it scores could not be told")
+    if how.bias is not None or how.softcap is not None:
+        raise _more(layer, "a bias or a bound enters its scores")
+    module = network.get_submodule(layer.name)
+    turn = isinstance(module, MultiHeadAttention) and module.relative == "rotary"
+    queries, keys = heads.queries.shape[2], heads.keys.shape[2]
+    allowed = None
+    if how.mask is not None:
+        cells = how.mask.block(range(queries), keys, torch.device("cpu"))
+        allowed = cells[0, 0].expand(queries, keys)
+    projections = _projections(network, layer, matrices, call, turn)
+    worked = work(
+        call.queries_from[0], call.keys_from[0], projections, allowed, relative=how.relative,
+        turn=turn,
+    )  # fmt: skip
+    if abs(how.scale * projections.depth**0.5 - 1) > 1e-6:
+        raise _more(layer, f"its scores are scaled by {how.scale:g}, not by 1 / sqrt(depth)")
+    if float((worked.Z - heads.output[0].double()).abs().max()) > _CLOSE * _size(worked.Z):
+        raise _more(layer, "its output is not that of the six steps")
+    return worked
+
+
+def _projections(
+    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: _Call, turn: bool
+) -> Projections:
+    """W_Q, W_K, W_V, W_O of every head, and their biases."""
+    repeated, module = matrices.repeated(), network.get_submodule(layer.name)
+    holder = output_projection(layer.name, network, matrices.heads)
+    if isinstance(module, MultiHeadAttention):
+        holder = module.w_o
+    if repeated.W_O is None or holder is None:
+        raise _more(layer, "its W_O could not be told")
+    times = matrices.heads // len(matrices.W_K)
+    heads, biases = call.reached.heads, {}
+    for name, matrix, made, inputs in (
+        ("b_Q", repeated.W_Q, heads.queries[0], call.queries_from[0]),
+        ("b_K", repeated.W_K, heads.keys[0].repeat_interleave(times, 0), call.keys_from[0]),
+        ("b_V", repeated.W_V, heads.values[0].repeat_interleave(times, 0), call.keys_from[0]),
+    ):
+        biases[name] = (
+            _own_bias(module, name, times)
+            if isinstance(module, MultiHeadAttention)
+            else _rest(layer, matrix, made, inputs)
+        )
+    bias: Any = getattr(holder, "bias", None)
+    return Projections(
+        repeated.W_Q, repeated.W_K, repeated.W_V, repeated.W_O.flatten(0, 1), **biases,
+        b_O=bias if isinstance(bias, Tensor) else None,
+    )  # fmt: skip
+
+
+def _own_bias(module: MultiHeadAttention, name: str, times: int) -> Tensor | None:
+    """The bias of a projection of weft's own layer, (heads, depth)."""
+    linear = {"b_Q": module.w_q, "b_K": module.w_k, "b_V": module.w_v}[name]
+    bias: Tensor | None = linear.bias  # torch's own type forgets that there may be none
+    if bias is None:
+        return None
+    by_head = bias.detach().reshape(-1, module.depth)
+    return by_head if name == "b_Q" else by_head.repeat_interleave(times, 0)
+
+
+def _rest(layer: TraceLayer, matrix: Tensor, made: Tensor, inputs: Tensor) -> Tensor | None:
+    """What another library's layer adds to X W, (heads, depth): one vector for all positions."""
+    projected = inputs.double() @ matrix.double()
+    rest = made.double() - projected
+    bias = rest.mean(1)
+    if float((rest - bias[:, None]).abs().max()) > _CLOSE * _size(made):
+        raise _more(layer, "it turns or norms its queries and keys after the projection")
+    return bias if float(bias.abs().max()) > _CLOSE * _size(made) else None
+
+
+def _size(numbers: Tensor) -> float:
+    return max(float(numbers.abs().max()), 1.0)
+
+
+def _more(layer: TraceLayer, reason: str) -> InputError:
+    return InputError(
+        f"layer {layer.name} does more than the six steps: {reason}. weft trace and weft view show "
+        "its weights."
+    )
+
+
+def _calls(model: Model, inputs: Any) -> dict[str, _Call]:
+    """Run a model once, and keep what every attention layer read and made."""
+    network, calls = model.network, {}
+    entered: dict[str, tuple[Tensor, Tensor]] = {}
+    names = {each.name for each in matrices_of(network)}
+
+    def note(reached: Reached) -> Tensor:
+        if reached.path in entered:
+            calls[reached.path] = _Call(*entered[reached.path], reached)
+        return reached.heads.output
+
+    ready: dict[str, Any] = dict(model.tokenizer(inputs, return_tensors="pt")) if isinstance(
+        inputs, str
+    ) else {
+        name: value for name, value in inputs.items() if name != "offset_mapping"
+    }  # fmt: skip
+    with _entering(network, names, entered), reaching(
+        network, note, operation="steps", scoring=True
+    ):  # fmt: skip
+        network(**ready)
+    return calls
+
+
+@contextmanager
+def _entering(
+    network: nn.Module, names: set[str], entered: dict[str, tuple[Tensor, Tensor]]
+) -> Iterator[None]:
+    """Note the vectors that enter each attention layer, those of queries and those of keys."""
+
+    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            spare = ("encoder_hidden_states", "key_value_states", "keys_from")
+            own = args[0] if args else options.get("hidden_states")
+            other = next((options[key] for key in spare if options.get(key) is not None), None)
+            if isinstance(module, MultiHeadAttention) and len(args) > 1:
+                other = args[1]
+            if isinstance(own, Tensor):
+                entered[name] = own, own if other is None else other
+
+        return note
+
+    with ExitStack() as stack:
+        for name in names:
+            handle = network.get_submodule(name).register_forward_pre_hook(
+                hook(name), with_kwargs=True
+            )
+            stack.callback(handle.remove)
+        yield

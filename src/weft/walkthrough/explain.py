@@ -1,0 +1,376 @@
+"""What is said and shown of a walk, step by step; text, HTML and tests take it from here."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.formats.tokens import visible
+from weft.mechanism.worked import row_of
+from weft.walkthrough.parts import Ledger, Row, Step, Table, TableKind, number
+from weft.walkthrough.walk import Walk
+
+__all__ = ["SOURCES", "explain", "is_lower_triangle"]
+
+#: Who gives what, by the kind of attention: Q; K and V; the mask.
+SOURCES = {
+    "encoder": ("the sentence", "the same sentence", "every word may look at every word"),
+    "decoder": (
+        "the text written so far", "the same text", "no word looks at words after it",
+    ),
+    "cross": (
+        "the decoder's text (X)", "the encoder's text (Y)",
+        "every word of X may look at every word of Y",
+    ),
+}  # fmt: skip
+#: Numbers of a vector, and products of a sum, that are written out; the rest is an ellipsis.
+_NUMBERS, _PRODUCTS = 4, 3
+_LONGEST_WORD = 10
+
+
+def explain(walk: Walk) -> list[Step]:
+    """The steps of a walk, in order."""
+    shown = [
+        _inputs(walk), _project(walk), _turn(walk), _score(walk), _scale(walk), _mask(walk),
+        _softmax(walk), _weigh(walk), _join(walk), _alone(walk), _equal(walk),
+    ]  # fmt: skip
+    return [step for step in shown if step is not None]
+
+
+def is_lower_triangle(allowed: Tensor) -> bool:
+    """Whether every query looks at itself and at all before it, and at nothing else."""
+    return bool((allowed == torch.ones_like(allowed).tril()).all())
+
+
+def _inputs(walk: Walk) -> Step:
+    rows: list[Row] = []
+    sides = [("X", walk.queries)] + ([("Y", walk.keys)] if walk.kind == "cross" else [])
+    for name, words in sides:
+        tokens = _words(words.tokens)
+        last = Table(name, words.X, tokens)
+        if words.E is not None and words.P is not None:
+            rows.append(
+                (
+                    Table("E, embeddings", words.E, tokens),
+                    Table("P, positions", words.P, tokens, before="+"),
+                    Table(name, words.X, tokens, before="="),
+                )
+            )
+        else:
+            rows.append((last,))
+    placed = walk.queries.P is not None
+    if walk.queries.E is None:
+        formula, sentence = (
+            "X",
+            (
+                "These vectors enter the layer: what the layers before made of the tokens and "
+                "their positions."
+            ),
+        )
+    elif placed:
+        formula, sentence = (
+            "X = E + P",
+            (
+                "Every word has a vector of its own, E. Its place in the sentence adds another, P: "
+                "without it, order would mean nothing."
+            ),
+        )
+    else:
+        formula, sentence = "X = E", "Every word has a vector of its own."
+    if walk.kind == "cross":
+        sentence += " X is the decoder's text, Y the encoder's."
+    return Step(None, "Before: words become vectors", formula, _shape(walk.X), sentence, (*rows,))
+
+
+def _project(walk: Walk) -> Step:
+    worked, p = walk.worked, walk.worked.projections
+    source = "Y" if walk.kind == "cross" else "X"
+    biases = p.b_Q is not None or p.b_K is not None or p.b_V is not None
+    rows: list[Row] = []
+    for head in walk.shown:
+        matrices = (("W_Q", p.W_Q), ("W_K", p.W_K), ("W_V", p.W_V))
+        rows.append(tuple(Table(_of(name, walk, head), each[head]) for name, each in matrices))
+        if biases:
+            vectors = (("b_Q", p.b_Q), ("b_K", p.b_K), ("b_V", p.b_V))
+            rows.append(
+                tuple(
+                    Table(_of(name, walk, head), each[head][None])
+                    for name, each in vectors
+                    if each is not None
+                )
+            )
+        queries, keys = _words(walk.queries.tokens), _words(walk.keys.tokens)
+        rows.append(
+            (
+                Table(_of("Q", walk, head), worked.Q[head], queries),
+                Table(_of("K", walk, head), worked.K[head], keys),
+                Table(_of("V", walk, head), worked.V[head], keys),
+            )
+        )
+    plus = [f" + {name}" if biases else "" for name in ("b_Q", "b_K", "b_V")]
+    formula = f"Q = X W_Q{plus[0]},  K = {source} W_K{plus[1]},  V = {source} W_V{plus[2]}"
+    shapes = f"{_shape(walk.X)} {_shape(p.W_Q[0])} = {_shape(worked.Q[0])}"
+    sentence = (
+        "Three learned matrices make a query, a key and a value of each vector: what a word asks, "
+        "what it answers to, and what it gives."
+    )
+    if walk.kind == "cross":
+        sentence += " Queries come from X, keys and values from Y."
+    return Step(1, "Project", formula, shapes, sentence, (*rows,))
+
+
+def _turn(walk: Walk) -> Step | None:
+    worked = walk.worked
+    if worked.Q_turned is None or worked.K_turned is None:
+        return None
+    tokens = _words(walk.queries.tokens)
+    rows = tuple(
+        (
+            Table(_of("R Q", walk, head), worked.Q_turned[head], tokens),
+            Table(_of("R K", walk, head), worked.K_turned[head], tokens),
+        )
+        for head in walk.shown
+    )
+    sentence = (
+        "Rotary positions: each pair of numbers of a query and of a key is turned by an angle that "
+        "grows with its position, so that scores know the distance (Su et al. 2021)."
+    )
+    return Step(None, "Turn by position", "Q := R Q,  K := R K", "", sentence, rows)
+
+
+def _score(walk: Walk) -> Step:
+    worked = walk.worked
+    formula, sentence = "S = Q Kᵀ", "The dot product of a query and a key says how well they match."
+    columns = _words(walk.keys.tokens)
+    if worked.by_position is None:
+        rows = _by_heads(walk, "S", worked.scores, "scores")
+    else:
+        formula = "S = Q Kᵀ + Q Aᵀ"
+        sentence += (
+            " Relative positions (Shaw et al. 2018) add the product of the query with a learned "
+            "vector for the distance."
+        )
+        tokens = _words(walk.queries.tokens)
+        rows = tuple(
+            (
+                Table(_of("Q Kᵀ", walk, head), worked.content[head], tokens, columns, "scores"),
+                Table("Q Aᵀ", worked.by_position[head], tokens, columns, "scores", "+"),
+                Table("S", worked.scores[head], tokens, columns, "scores", "="),
+            )
+            for head in walk.shown
+        )
+    keys = f"({walk.K.shape[2]}×{walk.K.shape[1]})"
+    shapes = f"{_shape(walk.Q[0])} {keys} = {_shape(walk.scores[0])}"
+    return Step(2, "Score", formula, shapes, sentence, rows)
+
+
+def _scale(walk: Walk) -> Step:
+    depth = walk.worked.projections.depth
+    root = f"√{depth}"
+    sentence = (
+        f"Long vectors give large products. Over {root} = {depth**0.5:.{walk.digits}f} they keep "
+        "their size, whatever the depth."
+    )
+    bias = walk.worked.bias
+    if bias is None:
+        rows = _by_heads(walk, f"S / {root}", walk.scaled, "scores")
+        return Step(3, "Scale", f"S / √d = S / {root}", "", sentence, rows)
+    sentence += (
+        " ALiBi (Press et al. 2022) then adds B: the further away a key, the less its score."
+    )
+    tokens, columns = _words(walk.queries.tokens), _words(walk.keys.tokens)
+    rows = tuple(
+        (
+            Table(_of(f"S / {root}", walk, head), walk.scaled[head], tokens, columns, "scores"),
+            Table("B", bias[head], tokens, columns, "scores", "+"),
+            Table("sum", walk.scaled[head] + bias[head], tokens, columns, "scores", "="),
+        )
+        for head in walk.shown
+    )
+    return Step(3, "Scale", f"S / √d + B = S / {root} + B", "", sentence, rows)
+
+
+def _mask(walk: Walk) -> Step:
+    allowed = walk.worked.allowed
+    formula = "S_ij = −∞ where i may not look at j"
+    if bool(allowed.all()):
+        sentence = "Nothing is hidden here: every query may look at every key."
+        return Step(4, "Mask", "none", "", sentence)
+    if is_lower_triangle(allowed):
+        sentence = (
+            "A decoder writes from left to right: no word may look at words after it. Their scores "
+            "become −∞."
+        )
+    else:
+        sentence = "Some keys may not be looked at. Their scores become −∞."
+    return Step(4, "Mask", formula, "", sentence, _by_heads(walk, "masked", walk.masked, "scores"))
+
+
+def _softmax(walk: Walk) -> Step:
+    rows = []
+    for head in walk.shown:
+        weights = walk.weights[head]
+        names = _words(walk.queries.tokens), _words(walk.keys.tokens)
+        rows.append(
+            (
+                Table(_of("A", walk, head), weights, *names, "weights"),
+                Table("", weights.sum(-1, keepdim=True), names[0], ("sum",)),
+            )
+        )
+    joined = (tuple(table for row in rows for table in row),) if len(rows) == 2 else (*rows,)
+    sentence = (
+        "Row by row, e to the power of each score is divided by the sum of the row: the weights "
+        "of a row are 0 or more, and add up to 1."
+    )
+    return Step(5, "Softmax", "A_ij = e^S_ij / Σ_k e^S_ik", "", sentence, joined)
+
+
+def _weigh(walk: Walk) -> Step:
+    worked = walk.worked
+    sentence = "Each word takes a weighted sum of the values: much of those that it looks at."
+    formula = "Z = A V"
+    if worked.values_by_position is not None:
+        formula, tokens = "Z = A V + Σ_j A_ij a_ij", _words(walk.queries.tokens)
+        sentence += " Shaw's positions add a learned vector for each distance, weighted alike."
+        rows: tuple[Row, ...] = tuple(
+            (
+                Table(_of("A V", walk, head), walk.Z[head] - worked.values_by_position[head],
+                      tokens),
+                Table("Σ A a", worked.values_by_position[head], tokens, before="+"),
+                Table("Z", walk.Z[head], tokens, before="="),
+            )
+            for head in walk.shown
+        )  # fmt: skip
+    else:
+        rows = _by_heads(walk, "Z", walk.Z, "numbers", named=False)
+    shapes = f"{_shape(walk.weights[0])} {_shape(walk.V[0])} = {_shape(walk.Z[0])}"
+    return Step(6, "Weigh", formula, shapes, sentence, rows)
+
+
+def _join(walk: Walk) -> Step:
+    p, heads = walk.worked.projections, len(walk.Z)
+    parts = "Z" if heads == 1 else "[Z_0 Z_1]" if heads == 2 else f"[Z_0 … Z_{heads - 1}]"
+    plus = "" if p.b_O is None else " + b_O"
+    tokens = _words(walk.queries.tokens)
+    sentence = (
+        f"The {heads} heads stand side by side, and a last learned matrix mixes them."
+        if heads > 1
+        else "A last learned matrix makes the output."
+    )
+    rows: list[Row] = [(Table(parts, walk.joined, tokens), Table("W_O", p.W_O))]
+    if p.b_O is not None:
+        rows.append((Table("b_O", p.b_O[None]),))
+    rows.append((Table("output", walk.output, tokens),))
+    shapes = f"{_shape(walk.joined)} {_shape(p.W_O)} = {_shape(walk.output)}"
+    formula = f"output = {parts} W_O{plus}"
+    return Step(None, "After: the heads are joined", formula, shapes, sentence, (*rows,))
+
+
+def _alone(walk: Walk) -> Step:
+    worked, digits = walk.worked, walk.digits
+    row = row_of(worked, walk.head, walk.query)
+    tokens = _words(walk.keys.tokens)
+    root = f"√{worked.projections.depth}"
+    plus = "" if worked.bias is None else " + B"
+    power = "e^x" if not row.lowered else "e^(x−max)"
+    lines: list[tuple[str, ...]] = []
+    for j, token in enumerate(tokens):
+        if not row.allowed[j]:
+            lines.append((token, "hidden by the mask", "", "", number(0, digits),
+                          number(0, digits)))  # fmt: skip
+            continue
+        factors = _factors(walk, row.products[j], j)
+        cells = (row.dots[j], row.scaled[j], row.exponentials[j], row.weights[j])
+        lines.append((token, factors, *(number(cell, digits) for cell in cells)))
+    weights = number(sum(row.weights), digits)
+    lines.append(("sum", "", "", "", number(row.total, digits), weights))
+    product = "q · (k + a)" if worked.by_position is not None else "q · k, written out"
+    dots = Ledger(("key", product, "q · k", f"/ {root}{plus}", power, "weight"), (*lines,))
+    taken: list[tuple[str, ...]] = [
+        (token, number(row.weights[j], digits), "×", _values(walk, j), "=",
+         _vector(row.parts[j], digits))
+        for j, token in enumerate(tokens) if row.allowed[j]
+    ]  # fmt: skip
+    taken.append(("z", "", "", "", "=", _vector(row.output, digits)))
+    sums = Ledger(("key", "weight", "", "value", "", "taken"), (*taken,), 1)
+    word = _words(walk.queries.tokens)[walk.query]
+    q = worked.Q if worked.Q_turned is None else worked.Q_turned
+    table = Table(f"q of “{word}”{_suffix(walk, walk.head)}", q[walk.head, walk.query][None])
+    return Step(
+        None, "One word at a time", "z = Σ_j (e^(q·k_j/√d) / Σ_l e^(q·k_l/√d)) v_j", "",
+        f"The same for “{word}” alone, without any matrix: its query meets one key after the "
+        "other.",
+        ((table,),), (dots, sums),
+    )  # fmt: skip
+
+
+def _equal(walk: Walk) -> Step:
+    heads, queries, depth = walk.Z.shape
+    count = f"{heads} heads × {queries} words × {depth} numbers of Z"
+    return Step(
+        None, "Both are equal", "A V = z, row by row", "",
+        "All words at once, with matrices, or one word at a time, with sums: the same numbers.",
+        result=f"Largest difference over {count}: {walk.difference:.1e}",
+    )  # fmt: skip
+
+
+def _factors(walk: Walk, products: tuple[float, ...], key: int) -> str:
+    """The products of a dot product, written out where they are few."""
+    worked, digits = walk.worked, walk.digits
+    q = worked.Q if worked.Q_turned is None else worked.Q_turned
+    k = worked.K if worked.K_turned is None else worked.K_turned
+    if worked.by_position is not None:
+        shown = [number(product, digits) for product in products]
+    else:
+        shown = [
+            f"{number(a, digits)}×{number(b, digits)}"
+            for a, b in zip(
+                q[walk.head, walk.query].tolist(), k[walk.head, key].tolist(), strict=True
+            )
+        ]
+    if len(shown) > _PRODUCTS:
+        shown = [*shown[: _PRODUCTS - 2], f"… {len(shown) - _PRODUCTS + 1} more …", shown[-1]]
+    return " + ".join(shown)
+
+
+def _values(walk: Walk, key: int) -> str:
+    value = walk.V[walk.head, key].tolist()
+    return _vector(value, walk.digits) + (
+        " + a" if walk.worked.values_by_position is not None else ""
+    )
+
+
+def _vector(numbers: list[float] | tuple[float, ...], digits: int) -> str:
+    cells = [number(value, digits) for value in numbers]
+    if len(cells) > _NUMBERS:
+        cells = [*cells[: _NUMBERS - 2], "…", cells[-1]]
+    return f"({' '.join(cells)})"
+
+
+def _by_heads(
+    walk: Walk, name: str, matrices: Tensor, kind: TableKind, *, named: bool = True
+) -> tuple[Row, ...]:
+    """A table for each head that is shown, side by side."""
+    columns = _words(walk.keys.tokens) if named else ()
+    tokens = _words(walk.queries.tokens)
+    tables = [
+        Table(_of(name, walk, head), matrices[head], tokens, columns, kind) for head in walk.shown
+    ]
+    return (tuple(tables),)
+
+
+def _of(name: str, walk: Walk, head: int) -> str:
+    return f"{name}{_suffix(walk, head)}"
+
+
+def _suffix(walk: Walk, head: int) -> str:
+    return f", head {head}" if len(walk.Z) > 1 else ""
+
+
+def _words(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Tokens as they are shown."""
+    return tuple(visible(token, _LONGEST_WORD) for token in tokens)
+
+
+def _shape(matrix: Tensor) -> str:
+    return f"({matrix.shape[0]}×{matrix.shape[1]})"

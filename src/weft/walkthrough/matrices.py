@@ -1,0 +1,290 @@
+"""Embeddings and projections for a walk through attention: as they are given, or drawn from a seed.
+
+What is drawn are multiples of 1/2 from -1 to 1, which are easy to multiply by hand. The same word
+has the same embedding in every sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.errors import DataError, InputError, ShapeError
+from weft.formats.files import check_file, read_json
+from weft.mechanism.positions import sinusoidal
+from weft.mechanism.worked import Projections
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+__all__ = ["MATRICES", "Matrices", "Words", "check_length", "read_matrices", "words_of"]
+
+#: What may be given, by these names.
+MATRICES = (
+    "embeddings", "target_embeddings", "positions",
+    "W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O",
+)  # fmt: skip
+#: Words of a sentence at most: more cannot be read as tables.
+_MOST_WORDS = 40
+_LARGEST_WIDTH = 4_096
+#: What NumPy, and what it reads archives with, raise for a damaged one.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The tokens of a sentence, and their vectors, in float64.
+
+    E: embeddings, P: positions, both (tokens, width), or None where they are not known one by one.
+    X: what enters the layer: E + P.
+    """
+
+    tokens: tuple[str, ...]
+    X: Tensor
+    E: Tensor | None = None
+    P: Tensor | None = None
+
+
+def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str, ...]:
+    """The words of a sentence, or the tokens that are given one by one.
+
+    Raises: InputError: there is none, or there are too many to be shown.
+
+    >>> words_of("the cat sat")
+    ('the', 'cat', 'sat')
+    """
+    words = tuple(sentence.split() if isinstance(sentence, str) else sentence)
+    if not words:
+        raise InputError(
+            f'the {name} is empty; give one word or more, as in: weft steps "the cat sat".'
+        )
+    check_length(len(words), name)
+    return words
+
+
+def check_length(count: int, name: str) -> None:
+    """Raise an InputError where a sentence is too long to be worked through."""
+    if count > _MOST_WORDS:
+        raise InputError(
+            f"the {name} has {count} tokens; a walk shows {_MOST_WORDS} at most. Give a shorter "
+            "one; weft trace and weft view show long ones."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """What is known of embeddings and matrices; the rest is drawn from a seed.
+
+    known: matrices by their names, of MATRICES. W_Q, W_K and W_V are (width, depth), (width, heads
+        * depth), or (heads, width, depth); W_O (heads * depth, width) or (heads, depth, width).
+    width, heads: of what is drawn; None: 4, and 2 heads. Of known matrices: as they are.
+    seed: of what is drawn.
+    """
+
+    known: Mapping[str, Tensor]
+    width: int | None = None
+    heads: int | None = None
+    seed: int = 1
+
+    @classmethod
+    def of_arrays(
+        cls,
+        arrays: Mapping[str, ArrayLike | Tensor | None],
+        width: int | None = None,
+        heads: int | None = None,
+        seed: int = 1,
+    ) -> Matrices:
+        """From arrays, tensors or lists; None: not known.
+
+        Raises: InputError: no such name, or what is no array of numbers.
+        """
+        known = {name: _tensor(name, array) for name, array in arrays.items() if array is not None}
+        for name, size in (("width", width), ("heads", heads)):
+            if size is not None and not 1 <= size <= _LARGEST_WIDTH:
+                raise InputError(f"{name} is {size}; expected 1 to {_LARGEST_WIDTH:,}.")
+        return cls(known, width, heads, seed)
+
+    @property
+    def origin(self) -> str:
+        """Where the matrices come from, in words."""
+        learned = [name for name in MATRICES if name in self.known]
+        drawn = f"random matrices, seed {self.seed}"
+        if not learned:
+            return drawn
+        missing = [name for name in ("W_Q", "W_K", "W_V", "W_O") if name not in self.known]
+        rest = f"; {', '.join(missing)} random, seed {self.seed}" if missing else ""
+        return f"given: {', '.join(learned)}{rest}"
+
+    def projections(self) -> Projections:
+        """W_Q, W_K, W_V, W_O of every head."""
+        heads, width, depth = self._sizes()
+        split = {
+            name: _by_head(name, self.known[name], heads)
+            if name in self.known
+            else self._drawn(name, (heads, width, depth))
+            for name in ("W_Q", "W_K", "W_V")
+        }
+        value_depth = split["W_V"].shape[2]
+        output = self.known.get("W_O")
+        if output is None:
+            output = self._drawn("W_O", (heads * value_depth, width))
+        biases = {name: self.known[name] for name in ("b_Q", "b_K", "b_V") if name in self.known}
+        return Projections(
+            **split,
+            W_O=output.flatten(0, 1) if output.ndim == 3 else output,
+            **{name: _bias_by_head(name, bias, heads) for name, bias in biases.items()},
+            b_O=self.known.get("b_O"),
+        )
+
+    def words(
+        self, tokens: Sequence[str] | None, positions: str = "sinusoidal", name: str = "embeddings"
+    ) -> Words:
+        """Tokens with their vectors.
+
+        Args:
+            tokens: None: as many as there are known embeddings, named by their places.
+            positions: "sinusoidal" or "none"; positions that are known go before.
+            name: of the known embeddings: "embeddings" or "target_embeddings".
+
+        Raises: ShapeError: not an embedding and a position for each token.
+        """
+        known = self.known.get(name)
+        width = self._sizes()[1]
+        if tokens is None:
+            if known is None:
+                raise InputError(f"give a sentence, or {name}.")
+            check_length(len(known), "sentence")
+            tokens = [f"x{place}" for place in range(len(known))]
+        expected = (len(tokens), width)
+        if known is None:
+            rows = [self._drawn(f"word {token}", (width,)) for token in tokens]
+            known = torch.stack(rows)
+        elif known.shape != expected:
+            raise ShapeError(
+                f"{name} are {tuple(known.shape)}; expected {expected}: a row for each of the "
+                f"{len(tokens)} words, of the width of the matrices."
+            )
+        return Words(tuple(tokens), *self._placed(known, positions))
+
+    def _placed(self, embeddings: Tensor, positions: str) -> tuple[Tensor, Tensor, Tensor | None]:
+        """X, E, P."""
+        length, width = embeddings.shape
+        table = self.known.get("positions")
+        if table is not None:
+            if table.ndim != 2 or table.shape[1] != width or len(table) < length:
+                raise ShapeError(
+                    f"positions are {tuple(table.shape)}; expected ({length} or more, {width}): a "
+                    "row for each place."
+                )
+            table = table[:length]
+        elif positions == "sinusoidal":
+            table = sinusoidal(length, width).double()
+        elif positions != "none":
+            raise InputError(
+                f'positions={positions!r}; expected "sinusoidal", "none", or positions of your '
+                "own among the matrices."
+            )
+        return (embeddings if table is None else embeddings + table), embeddings, table
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Heads, width and depth."""
+        known, heads, width, depth = self.known, self.heads, self.width, None
+        for name in ("W_Q", "W_K", "W_V"):
+            matrix = known.get(name)
+            if matrix is None:
+                continue
+            if matrix.ndim not in (2, 3):
+                raise ShapeError(
+                    f"{name} is {tuple(matrix.shape)}; expected (width, heads * depth) or (heads, "
+                    "width, depth)."
+                )
+            own = len(matrix) if matrix.ndim == 3 else heads or 1
+            if heads is not None and own != heads:
+                raise ShapeError(f"{name} has {own} heads; expected {heads}.")
+            heads = own
+            width = matrix.shape[-2] if self.width is None else self.width
+            if name != "W_V" or depth is None:
+                depth = matrix.shape[-1] // (1 if matrix.ndim == 3 else heads)
+        embeddings = known.get("embeddings")
+        if width is None and embeddings is not None and embeddings.ndim == 2:
+            width = embeddings.shape[1]
+        heads, width = heads or 2, width or 4
+        if depth is None and width % heads:
+            raise InputError(
+                f"width {width} does not split into {heads} heads. Choose a multiple of {heads}, "
+                "or give W_Q."
+            )
+        return heads, width, width // heads if depth is None else depth
+
+    def _drawn(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Multiples of 1/2 from -1 to 1, by the seed and the name alone."""
+        text = f"{self.seed} {name}".encode("utf-8", "surrogatepass")
+        generator = np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
+        return torch.from_numpy(generator.integers(-2, 3, shape) / 2)
+
+
+def read_matrices(path: Path) -> dict[str, Any]:
+    """Matrices by their names, of a .npz or a .json file; a JSON file may have the sentence too.
+
+    Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
+    """
+    check_file(path, "file of matrices")
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except _UNREADABLE as error:
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            raise DataError(
+                f"{path}: this file cannot be read as arrays of numbers: {reason}."
+            ) from error
+    if path.suffix == ".json":
+        content = read_json(path, "file of matrices")
+        if not isinstance(content, dict):
+            raise DataError(f'{path}: expected an object, as {{"W_Q": [[1, 0], [0, 1]], ...}}.')
+        return content
+    raise DataError(f"{path}: expected matrices as .json or .npz.")
+
+
+def _tensor(name: str, array: ArrayLike | Tensor) -> Tensor:
+    if name not in MATRICES:
+        raise InputError(f"{name}: no such matrix; there are {', '.join(MATRICES)}.")
+    if isinstance(array, Tensor):
+        return array.detach().cpu().double()
+    try:
+        return torch.from_numpy(np.array(array, dtype=np.float64))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"{name} is no matrix of numbers. Give rows of one length, as "
+            f"{json.dumps([[1, 0], [0, 1]])}."
+        ) from None
+
+
+def _by_head(name: str, matrix: Tensor, heads: int) -> Tensor:
+    """(width, heads * depth) -> (heads, width, depth)."""
+    if matrix.ndim == 3:
+        return matrix
+    if matrix.shape[1] % heads:
+        raise ShapeError(
+            f"{name} is {tuple(matrix.shape)}, whose columns do not split into {heads} heads. Give "
+            "(heads, width, depth)."
+        )
+    return matrix.reshape(len(matrix), heads, -1).transpose(0, 1)
+
+
+def _bias_by_head(name: str, bias: Tensor, heads: int) -> Tensor:
+    if bias.ndim == 2 or (bias.ndim == 1 and len(bias) % heads == 0):
+        return bias.reshape(heads, -1)
+    raise ShapeError(f"{name} is {tuple(bias.shape)}; expected (heads * depth,).")

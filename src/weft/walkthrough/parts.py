@@ -1,0 +1,91 @@
+"""What a step shows: tables of numbers, sums written out, and the sentence about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+__all__ = ["Ledger", "Line", "Row", "Span", "Step", "Table", "TableKind", "number"]
+
+
+TableKind = Literal["numbers", "scores", "weights"]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A matrix.
+
+    name: above it. values: (rows, columns).
+    rows, columns: tokens beside and above; empty: the numbers have no names.
+    kind: "numbers", "scores" (minus infinity is hidden) or "weights" (0 to 1).
+    before: the sign between the table before and this one, as "+" or "=".
+    of_tokens: whether its rows are tokens, which are never left out, though not named again.
+    """
+
+    name: str
+    values: Tensor
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    kind: TableKind = "numbers"
+    before: str = ""
+    of_tokens: bool = False
+
+
+#: Tables side by side.
+Row = tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Sums written out, a line each; the last line may be the result.
+
+    header: names of the columns. lines: cells; the first one is a token.
+    left: how many columns begin on the left.
+    """
+
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    left: int = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the walk.
+
+    number: of the six steps; None: what comes before and after them.
+    formula: as the paper writes it; shapes: of its parts.
+    sentence: what happens, plainly.
+    rows, ledgers: what is shown. result: the line at its end; "": none.
+    """
+
+    number: int | None
+    name: str
+    formula: str
+    shapes: str
+    sentence: str
+    rows: tuple[Row, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    result: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a line. style: "title", "name", "formula", "faint", "strong", "weight"; ""."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Span]
+
+
+def number(value: float, digits: int) -> str:
+    """A number with so many decimals; never "-0.00".
+
+    >>> number(-0.001, 2), number(2.5, 2), number(float("-inf"), 2)
+    ('0.00', '2.50', '-inf')
+    """
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
