@@ -76,6 +76,8 @@ DRAWN = {
     "history-weights": ("weft demo", DEMO / "pictures" / "history-weights.png"),
     "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
+    "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
+    "steps-kinds": ("weft steps --kind all --picture runs/kinds.png", Path("runs/kinds.png")),
 }
 
 
@@ -97,6 +99,7 @@ def run(command: str) -> None:
     program, *arguments = command.split()
     head = [sys.executable] if program == "python" else [sys.executable, "-m", "weft"]
     print(f"$ {command}", flush=True)
+    (ROOT / "runs").mkdir(exist_ok=True)
     subprocess.run([*head, *arguments], cwd=ROOT, check=True)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import InputError
 from weft.mechanism.worked import work
 from weft.walkthrough.lesson import AllKinds, Steps, View
-from weft.walkthrough.matrices import Matrices, Words, read_matrices, words_of
+from weft.walkthrough.matrices import Matrices, read_matrices, words_of
 from weft.walkthrough.walk import Kind, mask_of
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def _walk(
     view: View,
 ) -> Steps:
     """A walk of one kind with matrices that are given or drawn."""
+    projections = known.projections()
     if sentence is None and target is None and kind == "cross":
         target = _TARGET
     sentence = _SENTENCE if sentence is None and "embeddings" not in known.known else sentence
@@ -117,17 +118,12 @@ def _walk(
     if kind == "cross" or (kind == "decoder" and target is not None):
         if target is None and "target_embeddings" not in known.known:
             raise InputError(
-                'kind="cross": give the target too, whose words look at the sentence, as in: weft '
-                'steps "the cat" --target "die Katze" --kind cross.'
+                "cross: give the target too, whose words look at the sentence, as in: weft steps "
+                '"the cat" --target "die Katze" --kind cross.'
             )
         tokens = None if target is None else words_of(target, "target")
         queries = known.words(tokens, positions, "target_embeddings")
         keys = source if kind == "cross" else queries
-    return _steps(known, kind, queries, keys, view)
-
-
-def _steps(known: Matrices, kind: str, queries: Words, keys: Words, view: View) -> Steps:
     chosen: Kind = "cross" if kind == "cross" else "decoder" if kind == "decoder" else "encoder"
-    mask = mask_of(chosen, len(queries.tokens))
-    worked = work(queries.X, keys.X, known.projections(), mask)
+    worked = work(queries.X, keys.X, projections, mask_of(chosen, len(queries.tokens)))
     return view.of(chosen, queries, keys, worked, known.origin)

@@ -195,7 +195,11 @@ def work(
     Q_turned, K_turned = (rotary(Q), rotary(K)) if turn else (None, None)
     queries, keys = (Q, K) if Q_turned is None or K_turned is None else (Q_turned, K_turned)
     rows = range(len(X))
-    positions = None if relative is None else with_tensors(relative, Tensor.double)
+    positions = (
+        None
+        if relative is None
+        else with_tensors(relative, lambda table: table.detach().cpu().double())
+    )
     content = torch.stack([reference.score(q, k) for q, k in zip(queries, keys, strict=True)])
     added = None if positions is None else positions.key_scores(queries[None], rows, len(Y))
     by_position = None if added is None else added[0]

@@ -292,7 +292,7 @@ def _alone(walk: Walk) -> Step:
         for j, token in enumerate(tokens) if row.allowed[j]
     ]  # fmt: skip
     taken.append(("z", "", "", "", "=", _vector(row.output, digits)))
-    sums = Ledger(("key", "weight", "", "value", "", "taken"), (*taken,), 1)
+    sums = Ledger(("key", "weight", "", "value", "", "taken"), (*taken,), 1, 4)
     word = _words(walk.queries.tokens)[walk.query]
     q = worked.Q if worked.Q_turned is None else worked.Q_turned
     table = Table(f"q of “{word}”{_suffix(walk, walk.head)}", q[walk.head, walk.query][None])

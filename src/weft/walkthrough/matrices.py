@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError, ShapeError
-from weft.formats.files import check_file, read_json
+from weft.formats.files import open_file, read_json
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.worked import Projections
 
@@ -240,11 +240,17 @@ def read_matrices(path: Path) -> dict[str, Any]:
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
-    check_file(path, "file of matrices")
     if path.suffix == ".npz":
+        # Opened here: NumPy leaves a file open whose archive is damaged.
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
+            with open_file(path, "file of matrices") as file:
+                archive = np.load(file, allow_pickle=False)
+                if isinstance(archive, np.ndarray):
+                    raise ValueError("it holds one array without a name, not an archive")
+                with archive:
+                    return {name: archive[name] for name in archive.files}
+        except DataError:
+            raise
         except _UNREADABLE as error:
             reason = " ".join(str(error).split())[:120] or type(error).__name__
             raise DataError(

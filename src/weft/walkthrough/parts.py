@@ -43,11 +43,13 @@ class Ledger:
 
     header: names of the columns. lines: cells; the first one is a token.
     left: how many columns begin on the left.
+    split: the column from which cells go to a second line, where there is no room for one.
     """
 
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     left: int = 2
+    split: int = 2
 
 
 @dataclass(frozen=True)

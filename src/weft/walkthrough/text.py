@@ -189,18 +189,15 @@ def _blocks(table: Table, digits: int) -> list[_Block]:
             for start in starts
         ]  # fmt: skip
     count = values.shape[1]
-    if count > _COLUMNS + 2:
-        chosen = [*range(_COLUMNS - 1), count - 1]
-        cells = [
-            [*row[:-1], Span("…", "faint"), row[-1]]
-            for row in _cells(values[:, chosen], table.kind, digits)
-        ]
-        name = f"{table.name} ({len(table.values)}×{count})"
-    else:
-        cells, name = _cells(values, table.kind, digits), table.name
-        if break_at is not None:
-            name = f"{table.name} ({len(table.values)}×{count})"
+    cells = _cells(values, table.kind, digits)
     wide = max(cell_len(span.text) for row in cells for span in row)
+    # The sign before it, its tokens, and numbers with a space between them.
+    room = (_WIDTH - len(_INDENT) - 3 - labels - bool(labels)) // (wide + 1)
+    if count > min(room, _COLUMNS + 2):
+        first = min(room - 1, _COLUMNS) - 1
+        cells = [[*row[:first], Span("…", "faint"), row[-1]] for row in cells]
+    cut = break_at is not None or any(span.text == "…" for span in cells[0])
+    name = f"{table.name} ({len(table.values)}×{count})" if cut else table.name
     return [_block(name, row_names, [], cells, break_at, wide)]
 
 
@@ -254,13 +251,19 @@ def _right(text: str, wide: int) -> str:
 def _ledger(ledger: Ledger) -> list[Line]:
     rows = [ledger.header, *ledger.lines]
     wide = [max(cell_len(row[place]) for row in rows) for place in range(len(ledger.header))]
+    too_wide = len(_INDENT) + sum(wide) + 2 * (len(wide) - 1) > _WIDTH
+    parts = [(0, ledger.split), (ledger.split, len(wide))] if too_wide else [(0, len(wide))]
     lines: list[Line] = []
     for count, row in enumerate(rows):
-        cells = []
-        for place, cell in enumerate(row):
-            space = " " * (wide[place] - cell_len(cell))
-            cells.append(cell + space if place < ledger.left else space + cell)
-        text = _INDENT + "  ".join(cells)
-        last = count == len(rows) - 1
-        lines.append([Span(text, "faint" if count == 0 else "strong" if last else "")])
+        style = "faint" if count == 0 else "strong" if count == len(rows) - 1 else ""
+        for start, end in parts:
+            cells = [
+                cell + space if place < ledger.left else space + cell
+                for place, cell in enumerate(row)
+                if start <= place < end
+                for space in [" " * (wide[place] - cell_len(cell))]
+            ]
+            text = _INDENT * (1 if start == 0 else 3) + "  ".join(cells)
+            if text.strip():
+                lines.append([Span(text, style)])
     return lines

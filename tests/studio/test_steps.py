@@ -1,0 +1,60 @@
+"""A walk through attention in a browser: words that are no markup, light, dark, no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft.walkthrough.lesson import Steps
+
+
+def test_hostile_words_stay_words(studio: Any, tmp_path: Path, hostile_tokens: list[str]) -> None:
+    walk = weft.steps(hostile_tokens, kind="decoder", positions="none")
+    assert isinstance(walk, Steps)
+    path = tmp_path / "walk.html"
+    walk.page(path)
+    page = studio.open(path.as_uri(), "file:", offline=True)
+    names = page.locator("table").first.locator("th[scope=row]").all_inner_texts()
+    assert len(names) == len(hostile_tokens)
+    assert names[0] == "<script>a…"
+    assert page.locator("script, img").count() == 0
+    cells = page.locator("td.hidden").all_inner_texts()
+    length = len(hostile_tokens)
+    assert len(cells) == 2 * length * (length - 1) // 2 and set(cells) == {"-inf"}
+
+
+@pytest.mark.parametrize("kind", ["cross", "all"])
+def test_a_page_fits_its_window_and_follows_its_theme(
+    browser: Any, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "walk.html"
+    weft.steps(kind=kind).page(path)
+    grounds = []
+    for theme in ("light", "dark"):
+        context = browser.new_context(color_scheme=theme, viewport={"width": 420, "height": 800})
+        page = context.new_page()
+        page.goto(path.as_uri())
+        grounds.append(
+            page.evaluate("getComputedStyle(document.querySelector('.weft-steps')).backgroundColor")
+        )
+        inside = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        assert page.evaluate(inside), theme
+        context.close()
+    assert grounds == ["rgb(255, 255, 255)", "rgb(16, 19, 23)"]
+
+
+def test_a_dark_notebook_on_a_light_system_is_dark(browser: Any) -> None:
+    walk = weft.steps()
+    page = browser.new_context(color_scheme="light").new_page()
+    page.set_content(f'<body data-jp-theme-light="false">{walk._repr_html_()}</body>')
+    ground = "getComputedStyle(document.querySelector('.weft-steps')).backgroundColor"
+    assert page.evaluate(ground) == "rgb(16, 19, 23)"
+    # The strongest weight of a row stands out.
+    shares = page.eval_on_selector_all(
+        "td.most", "cells => cells.map(cell => getComputedStyle(cell).fontWeight)"
+    )
+    assert len(shares) == 6 and set(shares) == {"700"}
+    page.context.close()
