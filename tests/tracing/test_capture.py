@@ -263,7 +263,9 @@ def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, m
 
     own = attention_layer.attend
     monkeypatch.setattr(
-        attention_layer, "attend", lambda *given, **options: own(*given, **{**options, "mask": None})
+        attention_layer,
+        "attend",
+        lambda *given, **options: own(*given, **{**options, "mask": None}),
     )
     with pytest.raises(weft.VerificationError, match=r"layer \S+ is not what it is without weft"):
         weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]))
