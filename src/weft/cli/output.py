@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,15 +44,37 @@ def say(text: str) -> None:
     console().print(text, markup=False, soft_wrap=True)
 
 
+class _Lines:
+    """Progress where there is no terminal: now and then a line on standard error."""
+
+    #: Seconds before the first line, and between two.
+    FIRST, BETWEEN = 1.0, 10.0
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._next = time.monotonic() + self.FIRST
+
+    def __call__(self, done: int, total: int | None, description: str | None = None) -> None:
+        self.what = description or self.what
+        if total is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + self.BETWEEN
+            say(f"{self.what}: {done:,} of {total:,}")
+
+
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[..., None]]:
-    """A bar on standard error; nothing is written where that is no terminal.
+def progress_bar(what: str, *, lines: bool = False) -> Iterator[Callable[..., None]]:
+    """A bar on standard error, if that is a terminal.
 
     Args:
         what: is done, until the block says otherwise.
+        lines: whether something else than a terminal gets a line now and then, or nothing.
 
     Yields: a function of how much is done, of how much or None, and perhaps of what.
     """
+    if lines and not sys.stderr.isatty():
+        yield _Lines(what)
+        return
+
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(

@@ -31,6 +31,7 @@ class CorpusMeasure:
     signature: which variant it is, as its library writes it.
     binary: of shares: whether each example is right (1) or wrong (0), and so a pair of models
         can be compared by McNemar's test.
+    per_token: whether it depends on what a token is: not comparable between vocabularies.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CorpusMeasure:
     digits: int = 4
     signature: str | None = None
     binary: bool = False
+    per_token: bool = False
 
     @property
     def value(self) -> float:
@@ -59,14 +61,12 @@ class Results:
     split: "valid" or "test".
     unit: what an example is, in the plural: "sentences".
     measures: all of the same examples; a comparison speaks of the first.
-    data: a digest of the held-out data: two models are compared on the same only.
     facts: what else there is to say, without intervals.
     """
 
     split: str
     unit: str
     measures: Sequence[CorpusMeasure]
-    data: str
     facts: JsonObject
 
     def values(self) -> JsonObject:
@@ -108,7 +108,9 @@ def mean_measure(
     *,
     higher: bool,
     formula: Callable[[Floats], Floats] = ratio,
+    digits: int = 4,
     binary: bool = False,
+    per_token: bool = False,
 ) -> CorpusMeasure:
     """A mean over all that the examples count: sum of totals / sum of counts.
 
@@ -118,4 +120,6 @@ def mean_measure(
     statistics = np.stack(
         (np.asarray(totals, dtype=np.float64), np.asarray(counts, dtype=np.float64)), -1
     )
-    return CorpusMeasure(name, label, statistics, formula, higher, binary=binary)
+    return CorpusMeasure(
+        name, label, statistics, formula, higher, digits, binary=binary, per_token=per_token
+    )

@@ -51,8 +51,8 @@ def token_bytes(text: str, starts: Sequence[int]) -> Floats:
     edges = np.append(np.asarray(starts, dtype=np.int64), len(text))
     if len(starts):
         edges[0] = 0
-    widths: Floats = np.diff(before[edges]).astype(np.float64)
-    return widths
+    sizes: Floats = np.diff(before[edges]).astype(np.float64)
+    return sizes
 
 
 def language_measures(
@@ -78,7 +78,12 @@ def language_measures(
             "bits_per_byte", "bits per byte", total, summed(sizes), higher=False,
             formula=bits_per_byte,
         ),
-        mean_measure("loss", "loss, nats", total, tokens, higher=False),
-        mean_measure("perplexity", "perplexity", total, tokens, higher=False, formula=perplexity),
-        mean_measure("accuracy", "right tokens", summed(right), tokens, higher=True),
+        mean_measure("loss", "loss, nats", total, tokens, higher=False, per_token=True),
+        mean_measure(
+            "perplexity", "perplexity", total, tokens, higher=False, formula=perplexity, digits=3,
+            per_token=True,
+        ),
+        mean_measure(
+            "accuracy", "right tokens", summed(right), tokens, higher=True, per_token=True
+        ),
     ]  # fmt: skip

@@ -77,6 +77,11 @@ class LanguageTask(TextTask):
         ids = self._valid[: min(48, self.block)].tolist()
         return Probe.of_tokens(ids, self.vocabulary)
 
+    def digest(self, split: str) -> str:
+        """See Task.digest."""
+        self.check_split(split)
+        return digest(self.valid_text)
+
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
@@ -94,7 +99,12 @@ class LanguageTask(TextTask):
         unknown = int((self._valid == self.vocabulary.unknown).sum())
         facts = {"tokens": len(nats), "bytes": int(sizes.sum()), "unknown_tokens": unknown}
         measures = language_measures(nats, right, sizes, starts)
-        return Results("valid", "stretches of text", measures, digest(self.valid_text), facts)
+        return Results("valid", "stretches of text", measures, facts)
+
+    def held_out(self, count: int, size: int) -> Tensor:
+        """Evenly spaced parts of the held-out text: ids, (count, size)."""
+        starts = torch.linspace(0, len(self._valid) - size, count).long()
+        return self._valid[starts[:, None] + torch.arange(size)]
 
 
 def language_task(

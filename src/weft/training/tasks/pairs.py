@@ -127,20 +127,28 @@ class PairsTask(TextTask):
             },
         )
 
+    def pairs(self, split: str) -> TextPairs:
+        """The texts of a split. Raises: InputError: there are none."""
+        if not self.texts[split]:
+            raise InputError(f"this run has no {split} data; name it in the configuration.")
+        return self.texts[split]
+
+    def digest(self, split: str) -> str:
+        """See Task.digest."""
+        return digest(self.pairs(split))
+
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
         """The task's measures of the translations of a split, and the loss of its targets."""
-        pairs = self.texts[split]
-        if not pairs:
-            raise InputError(f"this run has no {split} data; name it in the configuration.")
+        pairs = self.pairs(split)
         sources, expected = ([pair[side] for pair in pairs] for side in (0, 1))
         loss = self._loss(model, self._encode(pairs))
         written = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
         repeated = repetition([text.split() for text in written])
         facts = {"examples": len(pairs), "beam": beam, "repetition": repeated}
         measures = [*self.measures(written, expected), loss]
-        return Results(split, "sentences", measures, digest(pairs), facts)
+        return Results(split, "sentences", measures, facts)
 
     def _loss(self, model: Predictor, data: _Encoded) -> CorpusMeasure:
         nats, tokens = np.zeros(len(data.sources)), np.zeros(len(data.sources))
@@ -148,7 +156,7 @@ class PairsTask(TextTask):
             scores = score_targets(model, self._batch(data, plan), self.vocabulary.pad)
             nats[plan] = np.bincount(scores.rows.numpy(), scores.nats.numpy(), len(plan))
             tokens[plan] = np.bincount(scores.rows.numpy(), minlength=len(plan))
-        return mean_measure("loss", "loss, nats", nats, tokens, higher=False)
+        return mean_measure("loss", "loss, nats", nats, tokens, higher=False, per_token=True)
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
         """How good translations are: the share of those that are exactly right."""

@@ -94,6 +94,12 @@ class RepeatsTask(TextTask):
         ids = self._draw(2 * length + 1, length, 1).inputs["tokens"][0].tolist()
         return Probe.of_tokens(ids, self.vocabulary)
 
+    def digest(self, split: str) -> str:
+        """See Task.digest; the data follow from the seed."""
+        self.check_split(split)
+        settings = self.config
+        return digest([self.seed, settings.symbols, settings.shortest, settings.longest])
+
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:
@@ -112,10 +118,8 @@ class RepeatsTask(TextTask):
             mean_measure("loss", "loss, nats", nats, targets, higher=False),
             mean_measure("accuracy", "right tokens", right, targets, higher=True),
         ]
-        settings = self.config
-        data = digest([self.seed, settings.symbols, settings.shortest, settings.longest])
-        facts = {"targets": int(targets.sum()), "chance": 1 / settings.symbols}
-        return Results("valid", "sequences", measures, data, facts)
+        facts = {"targets": int(targets.sum()), "chance": 1 / self.config.symbols}
+        return Results("valid", "sequences", measures, facts)
 
 
 def repeats_task(

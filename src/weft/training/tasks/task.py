@@ -78,6 +78,13 @@ class Task(ABC):
         """The fixed input of the history."""
 
     @abstractmethod
+    def digest(self, split: str) -> str:
+        """What tells held-out data apart: two models are compared on the same only.
+
+        Raises: InputError: there is no such split.
+        """
+
+    @abstractmethod
     def results(
         self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
     ) -> Results:

@@ -1,0 +1,175 @@
+"""`weft evaluate`: one model with intervals, two with a test, files of translations, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Command, assert_one_line
+
+from weft.cli.output import _Lines
+
+SENTENCES = [f"der Hund Nummer {number} sieht den Park und die Katze ." for number in range(30)]
+
+
+def last_json(text: str) -> dict[str, Any]:
+    return json.loads(text.splitlines()[-1])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A reference; translations with a few and with many words wrong; one that is too short."""
+    texts = {
+        "reference": SENTENCES,
+        "good": [line.replace("Park", "Wald") if i % 6 == 0 else line
+                 for i, line in enumerate(SENTENCES)],
+        "bad": [line.replace("die Katze", "der Kater") if i % 2 else line
+                for i, line in enumerate(SENTENCES)],
+        "short": SENTENCES[:-1],
+    }  # fmt: skip
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.de").write_text("\n".join(lines) + "\n")
+    (tmp_path / "empty.de").write_text("\n")
+    return {name: tmp_path / f"{name}.de" for name in (*texts, "empty")}
+
+
+def test_two_files(weft_main: Command, files: dict[str, Path]) -> None:
+    given = ("evaluate", files["bad"], files["good"], "--reference", files["reference"])
+    result = weft_main(*given, "--json")
+    assert result.code == 0
+    report = last_json(result.out)
+    first, second = report["first"]["bleu"], report["second"]["bleu"]
+    compared = report["comparison"]["bleu"]
+    assert compared["difference"] == pytest.approx(second - first)
+    assert compared["interval"][0] <= second - first <= compared["interval"][1]
+    assert first < second
+    assert compared["p"] < 0.01
+    assert compared["p_bootstrap"] < 0.05
+    assert report["resampling"]["resamples"] == 1_000
+    assert report["in_words"].startswith(f"{files['good']} is better than {files['bad']}: BLEU")
+    assert report["in_words"] in result.out
+    assert f"p = {compared['p']:.4f}" in result.out
+    assert "case:mixed" in result.out
+    table = [line for line in result.out.splitlines() if line.startswith(("measure", "BLEU  "))]
+    assert [len(line) <= 80 for line in table] == [True, True]
+    assert f"{first:.2f}" in table[1]
+    assert f"{second:.2f}" in table[1]
+    assert weft_main(*given, "--json").out == result.out
+
+
+def test_a_file_and_itself(weft_main: Command, files: dict[str, Path]) -> None:
+    result = weft_main(
+        "evaluate", files["good"], files["good"], "--reference", files["reference"], "--json"
+    )
+    report = last_json(result.out)
+    assert {part["p"] for part in report["comparison"].values()} == {1}
+    assert "are equal by BLEU" in report["in_words"]
+
+
+def test_one_file(weft_main: Command, files: dict[str, Path]) -> None:
+    result = weft_main("evaluate", files["reference"], "--reference", files["reference"], "--json")
+    report = last_json(result.out)
+    assert report["bleu"] == pytest.approx(100)
+    assert report["ter"] == 0
+    assert report["intervals"]["chrf"] == pytest.approx([100, 100])
+
+
+def test_a_run_and_a_file(weft_main: Command, runs: Path, data: Path, tmp_path: Path) -> None:
+    """The right translations against those of an untrained model."""
+    pairs = (data / "valid.tsv").read_text().splitlines()
+    (tmp_path / "right.de").write_text("".join(line.split("\t")[1] + "\n" for line in pairs))
+    for order in (0, 1):
+        two = [runs / "translation", tmp_path / "right.de"]
+        result = weft_main("evaluate", *(two[::-1] if order else two), "--beam", 1, "--json")
+        report = last_json(result.out)
+        right, run = ("first", "second") if order else ("second", "first")
+        assert report[right]["bleu"] == pytest.approx(100)
+        assert report[run]["step"] in (2, 3)
+        assert report["not_compared"] == ["loss, nats"]
+        assert report[run]["loss"] > 0
+
+
+def test_two_runs(weft_main: Command, runs: Path) -> None:
+    result = weft_main("evaluate", runs / "dates", runs / "dates", "--beam", 1, "--json")
+    report = last_json(result.out)
+    assert report["comparison"]["exact_match"]["p_mcnemar"] == 1
+    assert report["comparison"]["loss"]["p"] == 1
+    assert report["first"] == report["second"]
+
+
+def test_language_models_with_other_vocabularies(
+    weft_main: Command, runs: Path, data: Path, tmp_path: Path
+) -> None:
+    """Only bits per byte can be compared: the tokens are not the same."""
+    options = ("--set", 'task.tokens="pieces"', "--set", "task.vocabulary=300")
+    weft_main("train", data / "language.toml", "--run", tmp_path / "pieces", *options)
+    result = weft_main("evaluate", runs / "language", tmp_path / "pieces", "--json")
+    report = last_json(result.out)
+    assert list(report["comparison"]) == ["bits_per_byte"]
+    assert report["not_compared"] == ["loss, nats", "perplexity", "right tokens"]
+    assert "Not comparable: loss, nats, perplexity, right tokens.\n" in result.out
+    assert report["first"]["tokens"] != report["second"]["tokens"]
+
+
+def test_samples(weft_main: Command, runs: Path) -> None:
+    result = weft_main("evaluate", runs / "language", "--samples", 5, "--json")
+    report = last_json(result.out)
+    for part in ("written", "held_out"):
+        assert set(report["samples"][part]) == {
+            "distinct_1", "distinct_2", "distinct_3", "self_bleu", "repetition", "loops",
+        }  # fmt: skip
+    again = weft_main("evaluate", runs / "language", "--samples", 5, "--json")
+    assert last_json(again.out) == report
+
+
+def test_what_cannot_be_compared(
+    weft_main: Command, runs: Path, data: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    weft_main("train", data / "dates.toml", "--run", tmp_path / "seed", "--set", "training.seed=2")
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        ((runs / "dates", tmp_path / "seed"), "differ (drawn with training.seed 1 and 2)"),
+        ((runs / "dates", runs / "language"), "differ (task.kind dates and language)"),
+        ((runs / "language", files["good"]), "a language model, which does not translate"),
+        ((runs / "translation", files["good"]), "has 30 lines, the test data of"),
+        ((files["good"],), "Add --reference FILE"),
+        ((files["good"], "--reference", files["short"]), "short.de 29; expected a translation"),
+        ((files["good"], "--reference", files["empty"]), "empty.de: the file is empty"),
+        ((files["empty"], "--reference", files["good"]), "empty.de: the file is empty"),
+        ((files["good"], tmp_path / "no", "--reference", files["good"]), "no such run"),
+        ((runs / "dates", "--reference", files["good"]), "a run has its own held-out data"),
+        ((runs / "dates", "--samples", 2, "--beam", 1), "is no language model of a text"),
+        ((files["good"], "--samples", 2, "--reference", files["good"]), "is a file, not a"),
+    ]
+    for arguments, message in cases:
+        assert_one_line(weft_main("evaluate", *arguments), message)
+
+
+def test_a_run_whose_text_changed(
+    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out text is read again: another one is told by its content, not by its name."""
+    shutil.copy(data / "train.en", tmp_path / "text.txt")
+    (tmp_path / "other.txt").write_text((data / "train.en").read_text() + "one more line, held out")
+    for name in ("text", "other"):
+        weft_main("train", data / "language.toml", "--run", tmp_path / name,
+                  "--set", f'task.file="{tmp_path / name}.txt"')  # fmt: skip
+    result = weft_main("evaluate", tmp_path / "text", tmp_path / "other")
+    assert_one_line(result, "their valid data differ")
+
+
+def test_progress_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first line after a second, then one in ten."""
+    clock = [100.0]
+    monkeypatch.setattr("weft.cli.output.time.monotonic", lambda: clock[0])
+    lines = _Lines("starting")
+    for second in range(25):
+        clock[0] = 100.0 + second
+        lines(second, 1_000, "measuring")
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring: 1 of 1,000", "measuring: 11 of 1,000", "measuring: 21 of 1,000",
+    ]  # fmt: skip

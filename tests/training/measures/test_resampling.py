@@ -1,0 +1,146 @@
+"""Intervals against SciPy's bootstrap and the normal formula; p-values by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from weft.errors import InputError
+from weft.training.measures.corpus import CorpusMeasure, mean_measure, ratio
+from weft.training.measures.labels import label_measures
+from weft.training.measures.resampling import Resampling, compare, interval
+from weft.training.measures.translation import translation_measures
+
+HOW = Resampling()
+
+
+def mean(values: NDArray[np.float64]) -> CorpusMeasure:
+    return mean_measure("mean", "mean", values, np.ones(len(values)), higher=True)
+
+
+def test_the_interval_of_a_mean_is_the_normal_one() -> None:
+    values = np.random.default_rng(1).normal(3, 2, 2_000)
+    found = interval(mean(values), Resampling(resamples=5_000))
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert found.low == pytest.approx(values.mean() - half, abs=0.05 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.05 * half)
+
+
+def test_the_interval_of_a_ratio_is_that_of_scipy() -> None:
+    """Of skewed numbers, where the interval is not symmetric."""
+    numbers = np.random.default_rng(2)
+    totals, counts = numbers.exponential(5, 60), numbers.integers(1, 9, 60).astype(float)
+    measure = mean_measure("ratio", "ratio", totals, counts, higher=True)
+    found = interval(measure, Resampling(resamples=20_000))
+    oracle = stats.bootstrap(
+        (totals, counts), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True,
+        vectorized=True, n_resamples=20_000, method="percentile", rng=np.random.default_rng(3),
+    ).confidence_interval  # fmt: skip
+    width = oracle.high - oracle.low
+    assert found.low == pytest.approx(oracle.low, abs=0.03 * width)
+    assert found.high == pytest.approx(oracle.high, abs=0.03 * width)
+
+
+def test_seeded() -> None:
+    values = np.random.default_rng(1).normal(size=50)
+    assert interval(mean(values), HOW) == interval(mean(values), HOW)
+    assert interval(mean(values), HOW) != interval(mean(values), Resampling(seed=2))
+
+
+def test_p_by_enumeration() -> None:
+    """All 2^10 exchanges of ten pairs."""
+    numbers = np.random.default_rng(4)
+    first, second = numbers.normal(0, 1, 10), numbers.normal(0.7, 1, 10)
+    change = second - first
+    signs = np.array(list(itertools.product((-1, 1), repeat=10)))
+    exact = (np.abs(signs @ change) >= abs(change.sum()) - 1e-9).mean()
+    found = compare(mean(first), mean(second), Resampling(trials=40_000))
+    assert 0.02 < exact < 0.5
+    assert found.p == pytest.approx(exact, abs=0.01)
+    assert found.difference == pytest.approx(change.mean())
+
+
+def test_planted_differences() -> None:
+    numbers = np.random.default_rng(6)
+    base = numbers.normal(size=400)
+    small, large = base + numbers.normal(0.01, 1, 400), base + numbers.normal(0.3, 0.5, 400)
+    assert compare(mean(base), mean(small), HOW).p > 0.2
+    found = compare(mean(base), mean(large), HOW)
+    assert found.p == pytest.approx(1 / 10_001)
+    assert found.p_bootstrap == pytest.approx(1 / 1_001)
+    assert found.second_is_better
+    assert 0.2 < found.interval.low < found.difference < found.interval.high < 0.4
+    # Pairs show what two intervals that overlap hide.
+    assert found.first_interval.high > found.second_interval.low
+
+
+def test_equal_models() -> None:
+    values = np.random.default_rng(7).normal(size=40)
+    found = compare(mean(values), mean(values), HOW)
+    assert (found.difference, found.p, found.p_bootstrap) == (0, 1, 1)
+
+
+def test_p_values_of_no_difference_are_uniform() -> None:
+    numbers = np.random.default_rng(11)
+    how = Resampling(resamples=200, trials=400)
+    found = [
+        compare(mean(numbers.normal(size=30)), mean(numbers.normal(size=30)), how)
+        for _ in range(400)
+    ]
+    for name in ("p", "p_bootstrap"):
+        p = np.array([getattr(pair, name) for pair in found])
+        assert 0.02 < (p <= 0.05).mean() < 0.09, name
+        assert 0.42 < (p <= 0.5).mean() < 0.58, name
+
+
+def test_against_sacrebleu() -> None:
+    """The p-value of its --paired-ar, up to the random numbers."""
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    numbers = np.random.default_rng(3)
+    words = np.array(["ein", "Mann", "und", "eine", "Frau", "mit", "dem", "Hund", "im", "Park"])
+    expected, first, second = [], [], []
+    for _ in range(150):
+        sentence = numbers.choice(words, 9)
+        expected.append(" ".join(sentence))
+        for written, share in ((first, 0.30), (second, 0.27)):
+            noise = numbers.choice(words, 9)
+            written.append(" ".join(np.where(numbers.random(9) < share, noise, sentence)))
+    pair = [translation_measures(written, expected)[0] for written in (first, second)]
+    found = compare(*pair, HOW)
+    systems = [("first", first), ("second", second)]
+    test = PairedTest(systems, {"BLEU": BLEU(force=True)}, [expected], "ar", n_samples=4_000)
+    oracle = test()[1]["BLEU"][1].p_value
+    assert found.p == pytest.approx(oracle, abs=0.02)
+    assert 0.01 < found.p < 0.9
+
+
+def test_accuracies_have_mcnemars_p() -> None:
+    numbers = np.random.default_rng(2)
+    labels = numbers.integers(0, 3, 300)
+    guesses = [np.where(numbers.random(300) < share, 3 - labels, labels) for share in (0.3, 0.15)]
+    first, second = (label_measures(labels, guess, 4) for guess in guesses)
+    found = compare(first[0], second[0], HOW)
+    assert found.p_mcnemar is not None
+    assert found.p_mcnemar == pytest.approx(found.p, abs=0.01)
+    assert compare(first[1], second[1], HOW).p_mcnemar is None
+
+
+def test_lower_may_be_better() -> None:
+    first = mean_measure("loss", "loss", [2.0, 3.0], [1, 1], higher=False)
+    second = mean_measure("loss", "loss", [1.0, 2.5], [1, 1], higher=False)
+    assert compare(first, second, HOW).second_is_better
+    assert not compare(second, first, HOW).second_is_better
+
+
+def test_other_examples() -> None:
+    with pytest.raises(InputError, match="2 and 3 examples; two models are compared"):
+        compare(mean(np.ones(2)), mean(np.ones(3)), HOW)
+    nothing = CorpusMeasure("mean", "mean", np.zeros((0, 2)), ratio, True)
+    with pytest.raises(InputError, match="no examples to draw from"):
+        interval(nothing, HOW)

@@ -1,0 +1,100 @@
+"""BLEU, chrF and TER: by hand, and against sacreBLEU's own corpus scores."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from weft.errors import InputError
+from weft.training.measures.translation import translation_measures
+
+WORDS = ["ein", "Mann", "und", "eine", "Frau", "gehen", "mit", "dem", "Hund", "im", "Park", "."]
+
+
+def values(written: list[str], expected: list[str]) -> dict[str, float]:
+    return {m.name: m.value for m in translation_measures(written, expected)}
+
+
+def corpus(seed: int, sentences: int, wrong: float) -> tuple[list[str], list[str]]:
+    """Translations with words replaced, dropped and doubled, and their references."""
+    numbers = random.Random(seed)
+    written, expected = [], []
+    for _ in range(sentences):
+        words = numbers.choices(WORDS, k=numbers.randint(1, 12))
+        expected.append(" ".join(words))
+        noisy = [numbers.choice(WORDS) if numbers.random() < wrong else word for word in words]
+        numbers.random() < wrong and noisy.pop()
+        numbers.random() < wrong and noisy.reverse()
+        written.append(" ".join(noisy).upper() if numbers.random() < 0.1 else " ".join(noisy))
+    return written, expected
+
+
+def test_bleu_by_hand() -> None:
+    """One word in five is wrong: 4/5, 2/4, and none of 3 and 2, which count 1/2 and 1/4."""
+    found = values(["a b x d e"], ["a b c d e"])
+    product = (4 / 5) * (2 / 4) * (1 / (2 * 3)) * (1 / (4 * 2))
+    assert found["bleu"] == pytest.approx(100 * product**0.25)
+    # Half as long as the reference, else right: the brevity penalty alone.
+    short = values(["a b c d"], ["a b c d e f g h"])
+    assert short["bleu"] == pytest.approx(100 * np.exp(1 - 8 / 4))
+
+
+def test_case() -> None:
+    same = values(["Eine Katze sitzt hier ."], ["Eine Katze sitzt hier ."])
+    assert [same[name] for name in ("bleu", "chrf", "ter")] == pytest.approx([100, 100, 0])
+    lower = values(["eine katze sitzt hier ."], ["Eine Katze sitzt hier ."])
+    assert lower["bleu_lowercase_tokenised"] == pytest.approx(100)
+    assert lower["bleu"] < 80
+    assert lower["chrf"] < 100
+    measures = translation_measures(["a"], ["a"])
+    signatures = {measure.name: str(measure.signature) for measure in measures}
+    assert "case:mixed" in signatures["bleu"]
+    assert "case:lc" in signatures["bleu_lowercase_tokenised"]
+    assert all("version:" in signature for signature in signatures.values())
+
+
+def test_ter_by_hand() -> None:
+    """A word replaced of four; a word shifted of four; two words too many of two."""
+    assert values(["a b x d"], ["a b c d"])["ter"] == pytest.approx(25)
+    assert values(["b c d a"], ["a b c d"])["ter"] == pytest.approx(25)
+    assert values(["a b c d"], ["a b"])["ter"] == pytest.approx(100)
+    assert values(["a b x d", "a b c d"], ["a b c d", "a b"])["ter"] == pytest.approx(300 / 6)
+
+
+def test_chrf_by_hand() -> None:
+    """abc for abd: 2/3, 1/2 and 0/1 of the n-grams; there are none of 4 and more."""
+    mean = (2 / 3 + 1 / 2 + 0) / 3
+    assert values(["abc"], ["abd"])["chrf"] == pytest.approx(100 * mean)
+
+
+@pytest.mark.parametrize(("seed", "sentences", "wrong"), [(1, 40, 0.2), (2, 7, 0.9), (3, 1, 0.5)])
+def test_any_resample_has_the_score_of_sacrebleu(seed: int, sentences: int, wrong: float) -> None:
+    """The formulas of sums, on sentences drawn with replacement."""
+    written, expected = corpus(seed, sentences, wrong)
+    measures = translation_measures(written, expected)
+    numbers = np.random.default_rng(seed)
+    oracles = (BLEU(force=True), BLEU(lowercase=True, force=True), CHRF(), TER())
+    for drawn in [range(sentences), *numbers.integers(0, sentences, (10, sentences)).tolist()]:
+        chosen = list(drawn)
+        pair = [written[i] for i in chosen], [[expected[i] for i in chosen]]
+        for measure, oracle in zip(measures, oracles, strict=True):
+            value = float(measure.formula(measure.statistics[chosen].sum(0)))
+            assert value == pytest.approx(oracle.corpus_score(*pair).score, abs=1e-9), measure.name
+            assert measure.signature == str(oracle.get_signature())
+
+
+def test_empty_translations() -> None:
+    found = values(["", "a b c d e"], ["a b", "a b c d e"])
+    oracle = BLEU(force=True).corpus_score(["", "a b c d e"], [["a b", "a b c d e"]])
+    assert found["bleu"] == pytest.approx(oracle.score)
+    nothing = values([""], ["a b"])
+    assert [nothing[name] for name in ("bleu", "chrf", "ter")] == [0, 0, 100]
+
+
+def test_not_as_many() -> None:
+    for written, expected in ((["a"], []), ([], [])):
+        with pytest.raises(InputError, match="expected as many, and one at least"):
+            translation_measures(written, expected)
