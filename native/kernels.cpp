@@ -98,6 +98,8 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define WEFT_STRING(name) #name
 #define WEFT_NAME(name) WEFT_STRING(name)
 
+extern const NeighbourKernels neighbour_kernels;
+
 // Named by the instruction set's namespace, so that every build of this file has its own.
 extern const Kernels kernels;
 const Kernels kernels = {
@@ -107,6 +109,7 @@ const Kernels kernels = {
     forward,
     backward_workspace,
     backward,
+    &neighbour_kernels,
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

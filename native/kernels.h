@@ -8,6 +8,7 @@
 
 #include "call.h"
 #include "gradients.h"
+#include "neighbours_call.h"
 
 namespace weft {
 
@@ -27,6 +28,8 @@ struct Kernels {
     // All queries of a group of heads against one piece of their keys.
     void (*backward)(const Call& call, const Gradients& gradients, int64_t batch, int64_t kv_head,
                      int64_t piece, char* workspace);
+
+    const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

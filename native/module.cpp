@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "kernels.h"
+#include "neighbours.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -108,6 +109,91 @@ void bind_gradients(nb::module_& module) {
     WEFT_FIELD(value_table);
 }
 
+void bind_neighbours(nb::module_& module) {
+    {
+        using Owner = NeighbourCall;
+        nb::class_<Owner> owner(module, "NeighbourCall", "See native/neighbours_call.h.");
+        owner.def(nb::init<>());
+        WEFT_FIELD(targets);
+        WEFT_FIELD(sources);
+        WEFT_FIELD(edges_count);
+        WEFT_FIELD(heads);
+        WEFT_FIELD(depth);
+        WEFT_FIELD(value_depth);
+        WEFT_FIELD(row_starts);
+        WEFT_FIELD(columns);
+        WEFT_FIELD(edges);
+        WEFT_FIELD(column_starts);
+        WEFT_FIELD(rows);
+        WEFT_FIELD(places);
+        WEFT_FIELD(score);
+        WEFT_FIELD(slope);
+        WEFT_FIELD(scale);
+        WEFT_FIELD(target_terms);
+        WEFT_FIELD(source_terms);
+        WEFT_FIELD(queries);
+        WEFT_FIELD(keys);
+        WEFT_FIELD(values);
+        WEFT_FIELD(vector);
+        WEFT_FIELD(edge_terms);
+        WEFT_FIELD(edge_features);
+        WEFT_FIELD(edge_matrix);
+        WEFT_FIELD(edge_width);
+        WEFT_FIELD(kept);
+        WEFT_FIELD(kept_factor);
+        WEFT_FIELD(output);
+        WEFT_FIELD(shift);
+        WEFT_FIELD(inverse);
+        WEFT_FIELD(scores);
+    }
+    using Owner = NeighbourGradients;
+    nb::class_<Owner> owner(module, "NeighbourGradients", "See native/neighbours_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(by_output);
+    WEFT_FIELD(pieces);
+    WEFT_FIELD(state);
+    WEFT_FIELD(scores);
+    WEFT_FIELD(target_terms);
+    WEFT_FIELD(source_terms);
+    WEFT_FIELD(queries);
+    WEFT_FIELD(keys);
+    WEFT_FIELD(values);
+    WEFT_FIELD(edge_features);
+    WEFT_FIELD(vector);
+    WEFT_FIELD(edge_matrix);
+    module.def(
+        "neighbours_forward",
+        [](const NeighbourCall& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            nb::gil_scoped_release unlocked;
+            neighbours_forward(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the results of a call over the neighbours of a graph.");
+    module.def(
+        "neighbours_backward",
+        [](const NeighbourCall& call, const NeighbourGradients& gradients, int threads,
+           const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            nb::gil_scoped_release unlocked;
+            neighbours_backward(kernels, call, gradients, threads);
+        },
+        nb::arg("call"), nb::arg("gradients"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the gradients of a call over the neighbours of a graph.");
+    module.def(
+        "group_edges",
+        [](uint64_t ends, bool wide, int64_t count, int64_t nodes, uint64_t starts,
+           uint64_t order) {
+            nb::gil_scoped_release unlocked;
+            int64_t* first = address<int64_t>(starts);
+            if (wide)
+                group_edges(address<int64_t>(ends), count, nodes, first, address<int32_t>(order));
+            else
+                group_edges(address<int32_t>(ends), count, nodes, first, address<int32_t>(order));
+        },
+        "A stable sort of edges by one end, 64 or 32 bits wide; see native/neighbours.h.");
+}
+
 #undef WEFT_FIELD
 
 }  // namespace
@@ -125,6 +211,7 @@ NB_MODULE(_native, module) {
             nb::arg("data"), nb::arg("batch"), nb::arg("head"), nb::arg("row"));
     bind_call(module);
     bind_gradients(module);
+    bind_neighbours(module);
     module.def(
         "forward",
         [](const Call& call, int threads, const std::string& instruction_set) {

@@ -18,6 +18,8 @@ from .mechanism.function import attention as attention
 from .mechanism.graph import All as All
 from .mechanism.graph import AttentionGraph as AttentionGraph
 from .mechanism.graph import Top as Top
+from .mechanism.graph_convolution import GATConv as GATConv
+from .mechanism.graph_convolution import GATv2Conv as GATv2Conv
 from .mechanism.mask import Mask as Mask
 from .mechanism.masks import causal as causal
 from .mechanism.masks import padding as padding

@@ -18,6 +18,7 @@ from torch import nn
 import weft
 from weft import mechanism
 from weft.mechanism import scores
+from weft.mechanism.complete_graph import complete_graph_attention
 from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
@@ -69,6 +70,7 @@ def wide_matrix() -> AttentionMatrix:
     return AttentionMatrix(zeros(1, 2, 4), zeros(1, 3, 4))
 
 
+no_edges = torch.zeros(2, 0, dtype=torch.int64)
 meta = torch.zeros(2, 2, 7, 8, device="meta")
 
 #: What is done; what the message begins with; what must be in it.
@@ -186,6 +188,48 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("nodes of a matrix", lambda: weft.neighbours(zeros(3, 3), 3), "neighbours", "Leave nodes out"),
     ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),
     ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
+    # graphs
+    ("layer of no heads", lambda: weft.GATConv(8, 2, heads=0), "GATConv", "1 or more"),
+    ("layer's dropout", lambda: weft.GATConv(8, 2, dropout=2), "GATConv", "a probability"),
+    ("layer's flow", lambda: untyped.GATConv(8, 2, flow="down"), "GATConv", "source_to_target"),
+    (
+        "pair and flow",
+        lambda: weft.GATConv(8, 2, flow="target_to_source")((zeros(3, 8), zeros(3, 8)), no_edges),
+        "GATConv",
+        "Flip the edge_index",
+    ),
+    ("features", lambda: weft.GATConv(8, 2)(zeros(8), no_edges), "GATConv", "(nodes, width)"),
+    ("edges", lambda: weft.GATConv(8, 2)(zeros(3, 8), no_edges[0]), "GATConv", "(2, edges)"),
+    (
+        "features of edges",
+        lambda: weft.GATConv(8, 2, edge_dim=1)(zeros(3, 8), no_edges, zeros(2, 1)),
+        "GATConv",
+        "a row for each edge",
+    ),
+    (
+        "features of plain edges",
+        lambda: weft.GATv2Conv(8, 2)(zeros(3, 8), no_edges, zeros(0, 1)),
+        "GATv2Conv",
+        "edge_dim=",
+    ),
+    (
+        "no targets",
+        lambda: weft.GATv2Conv(8, 2)((zeros(3, 8), None), no_edges),
+        "GATv2Conv",
+        "Give (x, x_t)",
+    ),
+    (
+        "terms of other nodes",
+        lambda: complete_graph_attention(zeros(2), zeros(3), zeros(4, 1)),
+        "complete_graph_attention",
+        "(..., keys, depth)",
+    ),
+    (
+        "a steep slope",
+        lambda: complete_graph_attention(zeros(2), zeros(3), zeros(3, 1), 2),
+        "complete_graph_attention",
+        "0 to 1",
+    ),
     # scores
     ("dot", lambda: scores.dot(zeros(5, 64), zeros(7, 32)), "dot", "Project both"),
     ("scaled dot", lambda: scores.scaled_dot(zeros(5, 6), zeros(7, 3)), "scaled_dot", "one depth"),

@@ -10,11 +10,13 @@ from typing import Literal, TypedDict, Unpack, overload
 from torch import Tensor
 
 from weft.errors import BackendError, InputError
+from weft.mechanism import complete_graph
 from weft.mechanism.backends import native, torch_ops
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.masks import Mask
+from weft.mechanism.neighbourhood import routing
 from weft.mechanism.positions import Relative
 from weft.mechanism.scores import Score
 
@@ -98,6 +100,13 @@ def attention(
         sinks,
         dropout,
     )
+    if backend in (None, "native") and routing.serves(call):
+        output = routing.attention(call)
+        return output if batched else output[0]
+    by_terms = complete_graph.score_served(call) if backend is None else None
+    if by_terms is not None:
+        output = complete_graph.served_attention(call, by_terms)
+        return output if batched else output[0]
     served = _served_natively("attention", call, backend)
     if backend is None and call.keys.shape[2] < SHORT and torch_ops.fused_serves(call):
         served = False
@@ -174,6 +183,9 @@ def attend(
     call = checked_call(
         "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
     )
+    if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
+        output, graph = routing.attend(call, keep)
+        return (output, graph) if batched else (output[0], graph[0])
     served = _served_natively("attend", call, backend, keep)
     if isinstance(keep, All):
         output, weights = torch_ops.attend_all(call)

@@ -8,6 +8,7 @@ mask that is none of these is formed as bool cells, up to a size.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar
@@ -23,7 +24,15 @@ from weft.mechanism.parts import changed
 from weft.mechanism.relative import Relative
 from weft.mechanism.scores import Bilinear, Dot, ScaledDot, bilinear, symmetrised
 
-__all__ = ["NativeCall", "kernels", "prepare", "why_not_served"]
+__all__ = [
+    "INSTRUCTION_SET",
+    "NO_KERNELS",
+    "NativeCall",
+    "kernels",
+    "prepare",
+    "why_not_served",
+    "why_wrapped",
+]
 
 
 #: The instruction set whose kernels run, by name; the widest that the processor has if empty.
@@ -110,7 +119,7 @@ def _load_kernels() -> tuple[Any, str]:
     except ImportError:  # built without a compiler
         return None, "weft was installed without its native kernels"
     fields = {*NativeCall.names, *NativeCall.rules, *NativeCall.numbers}
-    if not fields <= set(dir(module.Call)):
+    if not fields <= set(dir(module.Call)) or not hasattr(module, "NeighbourCall"):
         return None, "the native kernels were built from other sources; run make setup"
     return module, ""
 
@@ -119,15 +128,23 @@ def _load_kernels() -> tuple[Any, str]:
 kernels, NO_KERNELS = _load_kernels()
 
 
-def why_not_served(call: AttentionCall) -> str | None:
-    """Why the native kernels do not serve a call, or None where they do."""
-    if kernels is None:
-        return NO_KERNELS
-    kinds = {type(tensor) for tensor in (call.queries, call.keys, call.values)}
+def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
+    """Why kernels cannot read, or not differentiate, tensors on their way; None where they can."""
+    kinds = {type(tensor) for tensor in tensors}
     if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
         return "the tensors are wrapped, the kernels read memory"
     if forward_ad._current_level >= 0:
         return "derivatives are taken forward, the kernels take them backward"
+    return None
+
+
+def why_not_served(call: AttentionCall) -> str | None:
+    """Why the native kernels do not serve a call, or None where they do."""
+    if kernels is None:
+        return NO_KERNELS
+    wrapped = why_wrapped((call.queries, call.keys, call.values))
+    if wrapped is not None:
+        return wrapped
     if call.queries.device.type != "cpu":
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
     if call.queries.dtype not in (torch.float32, torch.bfloat16):

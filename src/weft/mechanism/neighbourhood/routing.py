@@ -1,0 +1,125 @@
+"""Attention calls under the mask of a graph, as calls over its neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.adjacency import Neighbours
+from weft.mechanism.backends.native_request import kernels, why_wrapped
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
+from weft.mechanism.neighbourhood.edges import Edges
+from weft.mechanism.neighbourhood.function import (
+    neighbour_attention,
+    neighbour_graph,
+    with_dropout,
+)
+from weft.mechanism.parts import changed
+from weft.mechanism.scores import (
+    Bilinear,
+    Dot,
+    GraphAttention,
+    GraphAttentionV2,
+    ScaledDot,
+    symmetrised,
+)
+from weft.mechanism.shapes import Output, repeat_kv_heads
+
+__all__ = ["attend", "attention", "serves"]
+
+#: Cells of the matrix for each edge from which going along the edges pays.
+SPARSE = 8
+
+
+def serves(call: AttentionCall) -> bool:
+    """Whether a call looks along the edges of a graph, few enough, by a score of the kernels.
+
+    On the CPU, and where the kernels are; torch forms the scores of other calls block by block.
+    """
+    rules = (call.relative, call.bias, call.softcap, call.sinks)
+    mask, score = call.mask, call.score
+    if kernels is None or not isinstance(mask, Neighbours):
+        return False
+    if any(rule is not None for rule in rules) or call.queries.device.type != "cpu":
+        return False
+    if why_wrapped((call.queries, call.keys, call.values)) is not None:
+        return False
+    if torch.compiler.is_compiling():
+        return False
+    cells = call.queries.shape[2] * call.keys.shape[2]
+    if isinstance(score, Dot | ScaledDot | Bilinear):
+        return len(mask.columns) * SPARSE <= cells
+    return isinstance(score, GraphAttention | GraphAttentionV2) and call.scale == 1
+
+
+def attention(call: AttentionCall) -> Output:
+    """The output of a call that is served."""
+    outputs = [neighbour_attention(with_dropout(each, call.dropout)) for each in _calls(call)]
+    return torch.stack([output.transpose(0, 1) for output in outputs])
+
+
+def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
+    """Output and graph of a call that is served."""
+    places = keep.places(call.keys.shape[2])
+    graphs = [neighbour_graph(each, places) for each in _calls(call)]
+    names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+    stacked = {name: torch.stack([getattr(graph, name) for graph in graphs]) for name in names}
+    return attention(call), changed(graphs[0], **stacked, symmetric=call.symmetric)
+
+
+def _calls(call: AttentionCall) -> list[NeighbourCall]:
+    """One for each input of the batch."""
+    mask = call.mask
+    if not isinstance(mask, Neighbours):
+        raise TypeError("a call over neighbours without its graph")
+    edges = Edges(
+        len(mask.row_starts) - 1, mask.keys, mask.row_starts.contiguous(), mask.columns.int()
+    )
+    keys, values = (repeat_kv_heads(tensor, call.heads) for tensor in (call.keys, call.values))
+    score = call.score
+    queries = call.queries
+    if isinstance(score, Bilinear):
+        queries = queries @ (symmetrised(score.matrix) if score.symmetric else score.matrix)
+    by_node = [
+        [nodes.transpose(0, 1) for nodes in tensor.unbind()] for tensor in (queries, keys, values)
+    ]
+    calls = []
+    for query, key, value in zip(*by_node, strict=True):
+        if isinstance(score, GraphAttention):
+            calls.append(
+                NeighbourCall(
+                    edges,
+                    NeighbourScore.ADDITIVE,
+                    value,
+                    target_terms=_terms(query, score.query_vector),
+                    source_terms=_terms(key, score.key_vector),
+                    slope=score.slope,
+                )
+            )
+            continue
+        vector = None
+        if isinstance(score, GraphAttentionV2):
+            vector = score.vector.to(query).expand(call.heads, -1)
+        kind = NeighbourScore.DOT if vector is None else NeighbourScore.VECTOR
+        calls.append(
+            NeighbourCall(
+                edges,
+                kind,
+                value,
+                queries=query,
+                keys=key,
+                vector=vector,
+                slope=getattr(score, "slope", 0.2),
+                scale=call.scale,
+            )
+        )
+    return calls
+
+
+def _terms(nodes: Tensor, vector: Tensor) -> Tensor:
+    """A term of each node and head, (nodes, heads): what a score of two terms reads of it."""
+    if nodes.dtype in (torch.float16, torch.bfloat16):
+        nodes, vector = nodes.float(), vector.float()
+    return (nodes * vector).sum(-1)
