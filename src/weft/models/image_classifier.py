@@ -1,0 +1,56 @@
+"""What models share that name the class of an image.
+
+Images are (batch, channels, rows, columns); a model is built for images of one size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from weft.errors import InputError, ShapeError
+from weft.mechanism.shapes import describe
+from weft.models.predictor import Predictor
+
+__all__ = ["ImageClassifier", "ImageShape"]
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """The size of every image: channels (1 grey, 3 colour), rows and columns of pixels."""
+
+    channels: int
+    rows: int
+    columns: int
+
+    def check(self, images: Tensor) -> None:
+        """Raise a ShapeError where images are not of this size."""
+        expected = (self.channels, self.rows, self.columns)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected:
+            raise ShapeError(
+                f"the images are {describe(images)}; this model reads (batch, {self.channels}, "
+                f"{self.rows}, {self.columns}). Give images of that size."
+            )
+
+
+class ImageClassifier(Predictor):
+    """Makes one vector of an image (`outputs`), and from it the score of each class.
+
+    Args: shape: of the images; classes: how many there are; width: of the vector.
+    Raises: InputError: fewer than two classes.
+    """
+
+    def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
+        super().__init__()
+        if classes < 2:
+            raise InputError(f"{classes} class: there is nothing to tell apart. Give two or more.")
+        self.shape = shape
+        self.class_scores = nn.Linear(width, classes)
+        nn.init.xavier_uniform_(self.class_scores.weight)
+        nn.init.zeros_(self.class_scores.bias)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Scores of every class, (..., classes), from outputs (..., width)."""
+        result: Tensor = self.class_scores(outputs)
+        return result

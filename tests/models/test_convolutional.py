@@ -1,0 +1,79 @@
+"""Convolutions with attention between them, and how far each sees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import weft
+from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
+from weft.models.image_classifier import ImageShape
+
+WIDE = ImageShape(1, 8, 48)
+
+
+def test_it_is_the_same_as_a_sequence_of_torchs_layers() -> None:
+    torch.manual_seed(4)
+    model = ConvolutionalClassifier(
+        ImageShape(3, 8, 8), 4, Convolutions((6, 10), halved=(1,), batch_norm=True, attention=2)
+    )
+    other = nn.Sequential(
+        model.convolutions[0], model.norms[0], nn.ReLU(), nn.MaxPool2d(2),
+        model.convolutions[1], model.norms[1], nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), model.class_scores,
+    )  # fmt: skip
+    images = torch.rand(5, 3, 8, 8)
+    for mode in (True, False):
+        model.train(mode)
+        other.train(mode)
+        torch.testing.assert_close(model(images), other(images))
+    assert model.attention is not None
+    model.attention.gamma.data.fill_(1.0)
+    assert (model(images) - other(images)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("attention", [None, 2])
+def test_convolutions_alone_do_not_see_far(attention: int | None) -> None:
+    """Read at columns 44 to 47 after 3 convolutions: columns 41 to 47 are seen, by hand."""
+    choices = Convolutions((4, 4, 4), attention=attention, region=Region(0, 44, 8, 4))
+    torch.manual_seed(3)
+    model = ConvolutionalClassifier(WIDE, 3, choices)
+    if model.attention is not None:
+        model.attention.gamma.data.fill_(1.0)
+    images = torch.rand(1, 1, 8, 48, requires_grad=True)
+    model(images).square().sum().backward()
+    assert images.grad is not None
+    seen = images.grad[0, 0].abs().amax(0) > 0
+    if attention is None:
+        assert seen.nonzero()[:, 0].tolist() == list(range(41, 48))
+    else:
+        assert bool(seen.all())
+
+
+def test_region_is_where_the_class_is_read() -> None:
+    features = torch.arange(24.0).reshape(1, 1, 4, 6)
+    assert Region(1, 2, 2, 3).of(features)[0, 0].tolist() == [[8, 9, 10], [14, 15, 16]]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"channels": ()}, r"model.channels \[\]: give the channels of one convolution"),
+        ({"halved": (4,)}, "model.halved 4: model.channels has convolutions 1 to 3"),
+        ({"attention": 0}, "model.attention 0: model.channels has convolutions 1 to 3"),
+        (
+            {"region": Region(0, 46, 8, 4)},
+            r"model.region \[0, 46, 8, 4\]: the last features have 8 rows and 48 columns",
+        ),
+    ],
+)
+def test_choices_that_cannot_be(choices: dict[str, object], message: str) -> None:
+    with pytest.raises(weft.InputError, match=message):
+        ConvolutionalClassifier(WIDE, 3, Convolutions(**choices))
+
+
+def test_images_that_are_halved_away() -> None:
+    choices = Convolutions((2, 2), halved=(1, 2))
+    with pytest.raises(weft.InputError, match="of 3 x 8 pixels nothing is left"):
+        ConvolutionalClassifier(ImageShape(1, 3, 8), 2, choices)

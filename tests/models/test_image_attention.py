@@ -1,0 +1,171 @@
+"""SAGAN's block against its formulas, written here once more: dense, in float64, with loops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.mechanism.watching import Recorder, watching
+from weft.models.image_attention import ImageSelfAttention, learned_weight
+
+
+def dense(images: Tensor, matrices: dict[str, Tensor], gamma: float, pooled: bool) -> Tensor:
+    """Equations 1 to 3 of the paper, place by place; W_f, ... are (out, in)."""
+    batch, _, rows, columns = images.shape
+    result = images.clone()
+    for number in range(batch):
+        x = {(r, c): images[number, :, r, c] for r in range(rows) for c in range(columns)}
+        f = {place: matrices["f"] @ vector for place, vector in x.items()}
+        h = {place: matrices["h"] @ vector for place, vector in x.items()}
+        if pooled:
+            f, h = pooled_by_hand(f, rows, columns), pooled_by_hand(h, rows, columns)
+        for (r, c), vector in x.items():
+            g = matrices["g"] @ vector
+            exponentials = {place: math.exp(float(key @ g)) for place, key in f.items()}
+            total = sum(exponentials.values())
+            mixed = sum(exponentials[place] / total * h[place] for place in f)
+            result[number, :, r, c] = gamma * (matrices["v"] @ mixed) + vector
+    return result
+
+
+def pooled_by_hand(
+    vectors: dict[tuple[int, int], Tensor], rows: int, columns: int
+) -> dict[tuple[int, int], Tensor]:
+    return {
+        (r, c): torch.stack([vectors[2 * r + i, 2 * c + j] for i in (0, 1) for j in (0, 1)]).amax(0)
+        for r in range(rows // 2)
+        for c in range(columns // 2)
+    }
+
+
+def weights_of(block: ImageSelfAttention) -> dict[str, Tensor]:
+    """What is learned, each divided by its largest singular value where that is the option."""
+    matrices = {}
+    for name in "fghv":
+        matrix = learned_weight(getattr(block, name)).detach().double().flatten(1)
+        if hasattr(getattr(block, name), "parametrizations"):
+            matrix = matrix / torch.linalg.svdvals(matrix)[0]
+        matrices[name] = matrix
+    return matrices
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_block_is_the_formula_of_the_paper(pooled: bool, normed: bool) -> None:
+    torch.manual_seed(5)
+    block = ImageSelfAttention(16, value_channels=8, pooled=pooled, spectral_norm=normed).double()
+    if normed:
+        # Power iterations go on in training, until u and v are the singular vectors.
+        for _ in range(300):
+            block(torch.rand(1, 16, 2, 2, dtype=torch.float64))
+    block.eval()
+    with torch.no_grad():
+        block.gamma.fill_(0.7)
+    images = 3 * torch.randn(2, 16, 4, 6, dtype=torch.float64)
+    expected = dense(images, weights_of(block), 0.7, pooled)
+    assert (expected - images).abs().max() > 0.05
+    torch.testing.assert_close(block(images), expected, atol=1e-6, rtol=0)
+
+
+def test_scores_are_not_divided_by_the_root_of_the_depth() -> None:
+    """Two places; f = g = 4 on the first of them, 0 on the other: e^16 against 1 of 4 channels."""
+    block = ImageSelfAttention(32, spectral_norm=False)
+    with torch.no_grad():
+        for part in (block.f, block.g, block.h):
+            part.weight.zero_()
+        block.f.weight[0, 0], block.g.weight[0, 1], block.h.weight[0, 0] = 1.0, 1.0, 1.0
+        block.v.weight.zero_()
+        block.v.weight[2, 0], block.gamma.data = 1.0, torch.tensor(1.0)
+    images = torch.zeros(1, 32, 1, 2)
+    images[0, 0, 0, 0], images[0, 1, 0, 1] = 1.0, 2.0
+    # The second place has s = 1 * 2 with the first, 0 with itself; the first has 0 with both.
+    expected = [0.5, math.exp(2) / (math.exp(2) + 1)]
+    assert block(images)[0, 2, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_at_the_start_the_output_is_the_input_bit_for_bit() -> None:
+    images = torch.randn(3, 32, 8, 8)
+    for block in (ImageSelfAttention(32), ImageSelfAttention(32, pooled=True, spectral_norm=False)):
+        for mode in (True, False):
+            block.train(mode)
+            assert torch.equal(block(images).view(torch.int32), images.view(torch.int32))
+        recorder = Recorder(block, weft.Top(8))
+        with watching(block, recorder):
+            assert torch.equal(block(images).view(torch.int32), images.view(torch.int32))
+
+
+def test_gamma_alone_is_learned_at_first() -> None:
+    block = ImageSelfAttention(16)
+    block(torch.randn(2, 16, 4, 4)).square().sum().backward()
+    assert block.gamma.grad is not None and block.gamma.grad.abs() > 0
+    assert all(float(matrix.abs().max()) == 0 for matrix in block.matrices(gradients=True).values())
+
+
+def test_sizes_are_those_of_the_paper_and_of_the_authors_code() -> None:
+    paper = {name: tuple(m.shape) for name, m in ImageSelfAttention(64).matrices().items()}
+    assert paper == {
+        "W_Q": (1, 64, 8), "W_K": (1, 64, 8), "W_V": (1, 64, 8), "W_O": (1, 8, 64)
+    }  # fmt: skip
+    code = ImageSelfAttention(64, value_channels=32, pooled=True).matrices()
+    assert code["W_V"].shape == (1, 64, 32) and code["W_O"].shape == (1, 32, 64)
+
+
+def test_spectral_norm_makes_each_largest_singular_value_one() -> None:
+    torch.manual_seed(1)
+    block = ImageSelfAttention(64)
+    for _ in range(100):
+        block(torch.rand(1, 64, 2, 2))
+    block.eval()
+    for matrix in block.matrices().values():
+        assert torch.linalg.matrix_norm(matrix[0], 2).item() == pytest.approx(1, abs=1e-3)
+
+
+def test_gradients_of_matrices_are_those_of_what_is_learned() -> None:
+    block = ImageSelfAttention(16, inner_channels=3)
+    block.gamma.data.fill_(1.0)
+    block(torch.randn(1, 16, 4, 4)).square().sum().backward()
+    gradients = block.matrices(gradients=True)
+    for name, part in {"W_Q": block.g, "W_K": block.f, "W_V": block.h, "W_O": block.v}.items():
+        grad = learned_weight(part).grad
+        assert grad is not None and float(grad.abs().max()) > 0
+        assert torch.equal(gradients[name][0], grad.flatten(1).T)
+
+
+def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
+    block = ImageSelfAttention(16, value_channels=5, pooled=True).eval()
+    images = torch.randn(2, 16, 4, 6)
+    recorder = Recorder(block, weft.All())
+    with watching(block, recorder):
+        block(images)
+    ((_, layer, seen),) = recorder.calls
+    assert layer is block and seen.scale == 1.0
+    assert seen.queries.shape == (2, 1, 24, 2) and seen.keys.shape == (2, 1, 6, 2)
+    assert seen.values.shape == (2, 1, 6, 5)
+    assert seen.grids is not None
+    assert [(grid.rows, grid.columns) for grid in seen.grids] == [(4, 6), (2, 3)]
+    again = (seen.queries @ seen.keys.transpose(-2, -1)).softmax(-1)
+    torch.testing.assert_close(seen.caught, again)
+    # Query 13 is the place in row 2, column 1.
+    torch.testing.assert_close(seen.queries[0, 0, 13], block.g(images)[0, :, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(1, 8, 4, 4), r"the images are .*; expected \(batch, 16, rows, columns\)"),
+        (torch.zeros(16, 4, 4), r"expected \(batch, 16, rows, columns\)"),
+        (torch.zeros(1, 16, 4, 5), "4 x 5 places do not split into 2 x 2; pad"),
+    ],
+)
+def test_images_that_do_not_fit(images: Tensor, message: str) -> None:
+    with pytest.raises(weft.ShapeError, match=message):
+        ImageSelfAttention(16, pooled=True)(images)
+
+
+def test_no_channels() -> None:
+    with pytest.raises(weft.InputError, match="0 of values; expected 1 or more of each"):
+        ImageSelfAttention(16, value_channels=0)
