@@ -39,6 +39,7 @@ from .mechanism.scores import Dot as Dot
 from .mechanism.scores import GraphAttention as GraphAttention
 from .mechanism.scores import GraphAttentionV2 as GraphAttentionV2
 from .mechanism.scores import ScaledDot as ScaledDot
+from .models.image_attention import ImageSelfAttention as ImageSelfAttention
 from .traces import Trace as Trace
 from .traces import open as open
 from .traces import trace as trace

@@ -26,7 +26,13 @@ from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.transformers import is_transformers_model
-from weft.tracing.sources.weft_models import as_inputs, named_sequences, observed, sequences_of
+from weft.tracing.sources.weft_models import (
+    as_inputs,
+    longest_of,
+    named_sequences,
+    observed,
+    sequences_of,
+)
 from weft.tracing.verification import as_observed, untouched_own, verify_prefix
 
 __all__ = ["trace"]
@@ -55,8 +61,9 @@ def trace(
     Args:
         model: made of weft's attention layers; or any model of Hugging Face's Transformers that
             uses its attention interface, unmodified.
-        inputs: token ids, (length,) or (batch, length): a tensor (the model's first argument), or
-            a tensor for each argument: {"source": ids, "target": ids}. For a model of
+        inputs: token ids, (length,) or (batch, length), or images, (batch, channels, rows,
+            columns): a tensor (the model's first argument), or a tensor for each argument:
+            {"source": ids, "target": ids}. For a model of
             Transformers: what its tokenizer or processor gives, or a text.
         tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
             weft vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
@@ -109,7 +116,7 @@ def trace(
     if not layers_of(model):
         raise InputError(
             f"trace: {type(model).__name__} has no attention layers of weft "
-            "(weft.mechanism.multihead.MultiHeadAttention), and is no model of Transformers. "
+            "(weft.MultiHeadAttention, weft.ImageSelfAttention), and is no model of Transformers. "
             "Only these can be traced."
         )
     options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
@@ -129,7 +136,7 @@ def _weft_trace(
     ids = sequences_of(given)
     samples = len(next(iter(ids.values())))
     check_can_be_saved(options.save, samples)
-    longest = max(part.shape[1] for part in ids.values())
+    longest = longest_of(ids)
     places = Top(longest + new) if isinstance(keep, All) else keep
     calls: list[RecordedCall] = []
     with recording_alone(model, "trace"), explained(model, given):

@@ -26,6 +26,7 @@ from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.weft_models import (
     LayerObserver,
     as_inputs,
+    longest_of,
     named_sequences,
     sequences_of,
 )
@@ -162,7 +163,7 @@ class WatchedWeftModel(Watched):
             passes = Passes()
             recorder = CallRecorder(passes, self._keep, self._layers, passes.are_verified)
             self._text = _Text(recorder, passes, [])
-        longest = position + max(part.shape[1] for part in ids.values())
+        longest = position + longest_of(ids)
         self._observer.keep = self._text.recorder.places(longest)
         self._text.recorder.new_pass()
         self._text.passes.new_pass(position)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.grid import Grid
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
 
@@ -34,6 +35,7 @@ class LayerCall:
                     value_depth); None: it cannot be asked
     by_formula      whether the layer is weft's, and is held against the formula
     weights_only    whether its weights alone are known, whose logarithms are `bias`
+    grids           where its queries and its keys lie, if they are places of an image
     """
 
     path: str
@@ -52,6 +54,7 @@ class LayerCall:
     own_output: Callable[[Tensor], Tensor] | None = None
     by_formula: bool = False
     weights_only: bool = False
+    grids: tuple[Grid, Grid] | None = None
 
     def arguments(self) -> dict[str, Any]:
         """The keywords of `weft.attend`."""
@@ -85,6 +88,7 @@ class RecordedCall:
                  for one whose mask has no such ranges. None for all: nothing is known of the mask
     bias, relative, sinks  as the call took them
     is_causal    whether the model says that no query looks ahead
+    grids        as of LayerCall
     missing      what else enters its scores and is not here, with the reason; None: nothing
 
     Of a batch of one, a bias stands for every input.
@@ -107,4 +111,5 @@ class RecordedCall:
     softcap: float | None = None
     is_causal: bool = False
     by_formula: bool = False
+    grids: tuple[Grid, Grid] | None = None
     missing: str | None = None

@@ -53,7 +53,7 @@ class LayerMaker:
                 "is whose; trace one input at a time"
             )
             return
-        ends = self._sequences.ends(call.path, call.kind, queries, keys)
+        ends = self._sequences.ends(call.path, call.kind, queries, keys, call.grids)
         parts = batch if batch != self._samples else 1
         if parts > 1:
             call = side_by_side(call)

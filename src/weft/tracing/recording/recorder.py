@@ -104,6 +104,7 @@ class CallRecorder:
                 softcap=call.softcap,
                 is_causal=call.is_causal,
                 by_formula=call.by_formula,
+                grids=call.grids,
             )
         )
         self.progress(call.path, number)

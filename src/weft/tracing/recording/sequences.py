@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.mechanism.grid import Grid
 from weft.tracing.names import texts_known, token_names
 
 __all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on_device_of"]
@@ -88,6 +89,8 @@ class Sequences:
         self._before_patches = 1 + distilled
         #: The length of each sequence of which no argument says it: that of its first layer.
         self._lengths: dict[str, int] = {}
+        #: Where the positions lie of sequences whose layers say it.
+        self._grids: dict[str, Grid] = {}
 
     @property
     def plain(self) -> bool:
@@ -96,12 +99,22 @@ class Sequences:
         special = ("token_type_ids", "pixel_values", "inputs_embeds")
         return (mask is None or mask.ndim == 2) and not any(n in self._inputs for n in special)
 
-    def ends(self, path: str, kind: str, queries: int, keys: int) -> tuple[str, str]:
+    def ends(
+        self,
+        path: str,
+        kind: str,
+        queries: int,
+        keys: int,
+        grids: tuple[Grid, Grid] | None = None,
+    ) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from.
 
         Every length is a sequence of its own: what has not the length of the input, as a text that
-        is pooled or an image and a text together, is named by its length.
+        is pooled or an image and a text together, is named by its length; places of an image that
+        their layer tells, by their rows and columns.
         """
+        if grids is not None:
+            return self._of_grid(grids[0]), self._of_grid(grids[1])
         if self._exact is not None:
             self._check_exact(path, kind, queries, keys)
         if self._pair:
@@ -137,6 +150,14 @@ class Sequences:
                 "the inputs as the model reads them."
             )
 
+    def _of_grid(self, grid: Grid) -> str:
+        """The sequence of the places of an image: all layers over as many have one."""
+        name = "patches"
+        if self._grids.setdefault(name, grid) != grid:
+            name = f"patches-{grid.rows}x{grid.columns}" + f"+{grid.before}" * (grid.before > 0)
+            self._grids[name] = grid
+        return name
+
     def _of_length(self, name: str, length: int) -> str:
         own = self._given_length(name) or self._lengths.setdefault(name, length)
         return name if length == own else f"{name}-{length}"
@@ -152,6 +173,9 @@ class Sequences:
 
     def of(self, name: str, length: int, sample: int) -> InputSequence:
         """A sequence of some length, of one input of the batch."""
+        if name in self._grids:
+            grid = self._grids[name]
+            return InputSequence(slice(0, length), grid.names(), {**grid.places()})
         ids, mask = self._ids(name, length), self._mask(name, length)
         span = slice(0, length)
         if mask is not None:
@@ -222,14 +246,8 @@ class Sequences:
         registers = getattr(config, "num_register_tokens", 0) or 0
         if not 0 <= before <= self._before_patches + registers:
             return None
-        names = ["[CLS]", *(f"[REGISTER {i}]" for i in range(1, before))][:before]
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).tolist()
-        names += [f"patch {row},{column}" for row, column in places]
-        none = [-1] * before
-        return names, {
-            "rows": none + [row for row, _ in places],
-            "columns": none + [column for _, column in places],
-        }
+        grid = Grid(rows, columns, before)
+        return grid.names(), {**grid.places()}
 
 
 def on_device_of(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:

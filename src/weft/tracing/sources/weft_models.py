@@ -18,7 +18,14 @@ from weft.mechanism.watching import layers_of, watching
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import Sequences, on_device_of
 
-__all__ = ["LayerObserver", "as_inputs", "named_sequences", "observed", "sequences_of"]
+__all__ = [
+    "LayerObserver",
+    "as_inputs",
+    "longest_of",
+    "named_sequences",
+    "observed",
+    "sequences_of",
+]
 
 #: Types of token ids.
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -53,6 +60,7 @@ class LayerObserver:
             relative=seen.relative,
             positions=layer.relative,
             by_formula=True,
+            grids=seen.grids,
         )
         self._receive(call, graph.detach())
 
@@ -83,9 +91,10 @@ def as_inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str,
 
 
 def sequences_of(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The token ids among the arguments of a model, (batch, length) by their names.
+    """What a model reads among its arguments, by their names: token ids, (batch, length); or, if
+    there are none, images, (batch, channels, rows, columns).
 
-    Raises: InputError: there are none, or batches of different sizes.
+    Raises: InputError: neither, or batches of different sizes.
     """
     sequences = {
         name: ids
@@ -93,14 +102,31 @@ def sequences_of(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in _INTEGERS
     }
     if not sequences:
+        sequences = {
+            name: images
+            for name, images in inputs.items()
+            if isinstance(images, Tensor) and images.ndim == 4 and images.is_floating_point()
+        }
+    if not sequences:
         raise InputError(
-            "trace: the inputs hold no token ids; expected integers of shape (length,) or "
-            "(batch, length)."
+            "trace: the inputs hold no token ids and no images; expected integers of shape "
+            "(length,) or (batch, length), or numbers of shape (batch, channels, rows, columns)."
         )
     if len({len(ids) for ids in sequences.values()}) > 1:
         sizes = ", ".join(f"{name}: {len(ids)}" for name, ids in sequences.items())
         raise InputError(f"trace: the inputs are batches of different sizes ({sizes}).")
     return sequences
+
+
+def longest_of(sequences: Mapping[str, Tensor]) -> int:
+    """How many positions a layer has at most, for what `sequences_of` gives.
+
+    Of an image as many as pixels, and a class token.
+    """
+    return max(
+        part.shape[1] if part.ndim == 2 else part.shape[2] * part.shape[3] + 1
+        for part in sequences.values()
+    )
 
 
 def named_sequences(
@@ -109,12 +135,16 @@ def named_sequences(
     """The sequences that a model read, for `LayerMaker`.
 
     Padding is the id ``model.padding``. A model that reads one sequence calls it "tokens",
-    whatever its argument is called; of two, they are "source" and "target".
+    whatever its argument is called; of two, they are "source" and "target". Places of an image are
+    "patches".
 
     Args:
         ids: from `sequences_of`. tokenizer: as for `weft.trace`.
         prompt: tokens that were given; those after them were generated. None: nothing was.
     """
+    images = next((part for part in ids.values() if part.ndim == 4), None)
+    if images is not None:
+        return Sequences(model, {"pixel_values": images}, None)
     names = {"source": "input_ids", "target": "decoder_input_ids"}
     if not all(name in ids for name in names):
         first = next(iter(ids))
