@@ -2,9 +2,9 @@
 
 One safetensors file a snapshot, ``step-00000128.safetensors``, with
 
-    LAYER/W_Q, LAYER/W_K, LAYER/W_V    (heads, width, depth)
-    LAYER/W_O                          (heads, depth, width)
-    LAYER/probe/keys, ...              the attention graph of the probe, a fixed input
+    LAYER/W_Q, LAYER/W_K    (heads, width, depth)
+    LAYER/W_V, LAYER/W_O    (heads, width, value_depth), (heads, value_depth, width)
+    LAYER/probe/keys, ...   the attention graph of the probe, a fixed input
 
 and in its notes the step, the loss, the measures of each head and the probe's tokens. Snapshots
 follow a geometric schedule: much happens early.
@@ -46,10 +46,12 @@ _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
 class LayerSnapshot:
     """One attention layer at one step.
 
-    matrices: "W_Q", "W_K", "W_V" (heads, width, depth), "W_O" (heads, depth, width).
+    matrices: "W_Q", "W_K" (heads, width, depth), "W_V" (heads, width, value_depth), "W_O" (heads,
+        value_depth, width).
     measures: of MEASURES, each one number a head; a gradient's norm is None where none was there.
     graph: the probe's attention graph, without a batch.
     query_tokens, key_tokens: of the probe.
+    scale: the factor on its scores; None, as earlier snapshots have it: 1 / sqrt(depth).
     """
 
     name: str
@@ -59,6 +61,7 @@ class LayerSnapshot:
     graph: AttentionGraph
     query_tokens: list[str]
     key_tokens: list[str]
+    scale: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
                 "length": layer.graph.length,
                 "query_tokens": layer.query_tokens,
                 "key_tokens": layer.key_tokens,
+                "scale": layer.scale,
             }
         )
     notes = {"step": snapshot.step, "loss": snapshot.loss, "layers": layers}
@@ -109,6 +113,7 @@ def _is_layer(entry: Any) -> bool:
         isinstance(entry.get("name"), str)
         and isinstance(entry.get("kind"), str)
         and type(entry.get("length")) is int
+        and type(entry.get("scale")) in (int, float, type(None))
         and all(
             isinstance(entry.get(tokens), list)
             and all(isinstance(token, str) for token in entry[tokens])
@@ -154,6 +159,7 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
         AttentionGraph(keys, scores, weights, lse, entropy, rest, count, length),
         entry["query_tokens"],
         entry["key_tokens"],
+        entry.get("scale"),
     )
 
 

@@ -54,3 +54,7 @@ class ImageClassifier(Predictor):
         """Scores of every class, (..., classes), from outputs (..., width)."""
         result: Tensor = self.class_scores(outputs)
         return result
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of every class: (batch, channels, rows, columns) to (batch, classes)."""
+        return self.logits(self.outputs(images))

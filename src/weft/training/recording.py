@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.formats.history import LayerSnapshot, Snapshot
+from weft.mechanism.attention_layer import LayerKind
 from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.grid import Grid
 from weft.mechanism.spectra import directionality, effective_rank, product_spectrum, symmetry
 from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.tasks.task import Probe
@@ -71,25 +73,37 @@ def snapshot(
     try:
         with watching(model, recorder):
             model(**probe.inputs)
+        # In training, what makes a matrix may move with each look at it, as spectral norm does.
+        matrices = {name: layer.matrices() for name, layer in layers_of(model)}
     finally:
         model.train(training)
-    graphs: dict[str, AttentionGraph] = {}
-    for name, _, observation in recorder.calls:
-        assert isinstance(observation.caught, AttentionGraph)
-        graphs[name] = observation.caught[0]
+    seen = {name: observation for name, _, observation in recorder.calls}
     layers = []
     for name, layer in layers_of(model):
-        matrices = layer.matrices()
-        queries_of, keys_of = probe.sequences_of(layer.kind)
+        graph = seen[name].caught
+        if not isinstance(graph, AttentionGraph):
+            raise TypeError("an observer that keeps Top(k) is given graphs")
+        query_tokens, key_tokens = _tokens(probe, layer.kind, seen[name].grids)
         layers.append(
             LayerSnapshot(
                 name,
                 layer.kind,
-                {matrix: tensor.detach().clone() for matrix, tensor in matrices.items()},
-                _measures(matrices, layer.matrices(gradients=True) if gradients else None),
-                graphs[name],
-                probe.tokens[queries_of],
-                probe.tokens[keys_of],
+                {matrix: tensor.detach().clone() for matrix, tensor in matrices[name].items()},
+                _measures(matrices[name], layer.matrices(gradients=True) if gradients else None),
+                graph[0],
+                query_tokens,
+                key_tokens,
+                seen[name].scale,
             )
         )
     return Snapshot(step, loss, layers)
+
+
+def _tokens(
+    probe: Probe, kind: LayerKind, grids: tuple[Grid, Grid] | None
+) -> tuple[list[str], list[str]]:
+    """The names of a layer's queries and keys: of places of an image the layer knows them."""
+    if grids is not None:
+        return grids[0].names(), grids[1].names()
+    queries, keys = probe.sequences_of(kind)
+    return probe.tokens[queries], probe.tokens[keys]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.errors import InputError
-from weft.formats.history import History, Snapshot
+from weft.formats.history import History, LayerSnapshot, Snapshot
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 
 __all__ = ["Moment", "formation", "trace_of_snapshot"]
@@ -41,8 +41,12 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
     sequences: dict[str, list[str]] = {}
     layers = []
     for layer in snapshot.layers:
-        queries_from, keys_from = _TWO[layer.kind] if two else ("tokens", "tokens")
-        sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        if two:
+            queries_from, keys_from = _TWO[layer.kind]
+            sequences[keys_from], sequences[queries_from] = layer.key_tokens, layer.query_tokens
+        else:
+            queries_from = _sequence(sequences, layer.query_tokens)
+            keys_from = _sequence(sequences, layer.key_tokens)
         heads, queries, keys = layer.graph.shape
         layers.append(
             TraceLayer(
@@ -54,12 +58,24 @@ def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
                 keys_from=keys_from,
                 query_tokens=layer.query_tokens,
                 key_tokens=layer.key_tokens,
-                scale=1 / math.sqrt(layer.matrices["W_Q"].shape[-1]),
+                scale=_scale(layer),
                 data=LayerInMemory(layer.graph, None),
             )
         )
         counts[layer.kind] += 1
     return TraceData(sequences, tuple(layers))
+
+
+def _sequence(sequences: dict[str, list[str]], tokens: list[str]) -> str:
+    """The name of the sequence of these tokens: the first is "tokens", others tell their length."""
+    name = "tokens"
+    while sequences.setdefault(name, tokens) != tokens:
+        name = f"tokens-{len(tokens)}" if name == "tokens" else f"{name}'"
+    return name
+
+
+def _scale(layer: LayerSnapshot) -> float:
+    return 1 / math.sqrt(layer.matrices["W_Q"].shape[-1]) if layer.scale is None else layer.scale
 
 
 def formation(history: History, measure: str) -> list[Moment]:
