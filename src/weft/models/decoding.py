@@ -182,11 +182,21 @@ def beam_search(
         alive = [alive[row] for row in going_on]
         scores, written = scores[keep], written[keep]
 
+    _cut(finished, alive, written, scores)
+    return [max(candidates, key=lambda pair: pair[0])[1] for candidates in finished]
+
+
+def _cut(
+    finished: list[list[tuple[float, Hypothesis]]],
+    alive: list[int],
+    written: Tensor,
+    scores: Tensor,
+) -> None:
+    """Let the best hypothesis of each sequence that has none end where it is."""
     for row, sequence in enumerate(alive):
         if not finished[sequence]:
             hypothesis = Hypothesis(written[row, 0, 1:].tolist(), float(scores[row, 0]))
             finished[sequence].append((0.0, hypothesis))
-    return [max(candidates, key=lambda pair: pair[0])[1] for candidates in finished]
 
 
 def _settled(

@@ -14,7 +14,7 @@ First = Annotated[
     Path, typer.Argument(metavar="RUN", help="A training run, or a file of translations.")
 ]
 Second = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="Another one, to compare on the same data.")
+    Path | None, typer.Argument(metavar="OTHER", help="Another one, to compare on the same data.")
 ]
 HeldOut = Annotated[
     Split | None, typer.Option(help="The held-out data; default: test, where there is such data.")
