@@ -195,7 +195,12 @@ def test_given_heads_and_drawn_rest() -> None:
         ({"embeddings": [[1, 2, 3, 4]]}, None, ""),
         ({"sentence": "a b", "embeddings": [[1, 2, 3, 4]]}, ShapeError, "(1, 4); expected (2, 4)"),
         ({"W_Q": [[[np.inf] * 2] * 4] * 2}, InputError, "W_Q holds a number that is not finite"),
-        ({"model": "x", "W_Q": [[1]]}, InputError, "give matrices, or a model"),
+        ({"model": "x", "W_Q": [[1]]}, InputError, "a model whose matrices they are; not both"),
+        ({"model": "x", "width": 8}, InputError, "a model whose matrices they are; not both"),
+        ({"sentence": 5}, InputError, "the sentence is 5; expected a text, or a list of words"),
+        ({"sentence": ["a", 1]}, InputError, "expected a text, or a list of words"),
+        ({"layer": 1}, InputError, "layer 1: matrices that are given or drawn are one layer"),
+        ({"target": "die Katze"}, InputError, "target: an encoder reads one sentence"),
     ],
 )
 def test_input_that_cannot_be_used(options: Any, error: Any, message: str) -> None:

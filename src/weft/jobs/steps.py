@@ -81,10 +81,22 @@ def steps(
     if model is not None:
         from weft.jobs.trained_head import steps_of_model
 
-        if matrices is not None or arrays:
-            raise InputError("give matrices, or a model whose matrices they are; not both.")
+        if matrices is not None or arrays or width is not None or heads is not None:
+            raise InputError(
+                "give matrices, or their width and heads, or a model whose matrices they are; not "
+                "both."
+            )
         return steps_of_model(str(model), sentence, target, kind, layer, view)
     table: dict[str, Any] = {} if matrices is None else read_matrices(Path(matrices))
+    if layer:
+        raise InputError(
+            f"layer {layer}: matrices that are given or drawn are one layer. Give a model, or "
+            "leave it out."
+        )
+    if kind in (None, "encoder") and target is not None:
+        raise InputError(
+            'target: an encoder reads one sentence. Choose the kind "decoder", "cross" or "all".'
+        )
     sentence = table.pop("sentence", None) if sentence is None else sentence
     target = table.pop("target", None) if target is None else target
     for spare in ("sentence", "target"):

@@ -65,6 +65,9 @@ def words_of(sentence: str | Sequence[str], name: str = "sentence") -> tuple[str
     >>> words_of("the cat sat")
     ('the', 'cat', 'sat')
     """
+    listed = isinstance(sentence, list | tuple) and all(isinstance(w, str) for w in sentence)
+    if not isinstance(sentence, str) and not listed:
+        raise InputError(f"the {name} is {sentence!r:.60}; expected a text, or a list of words.")
     words = tuple(sentence.split() if isinstance(sentence, str) else sentence)
     if not words:
         raise InputError(
