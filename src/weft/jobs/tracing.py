@@ -6,13 +6,13 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.formats.files import JsonMapping
+from weft.formats.images import open_image
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import not_a_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.jobs.model import Inputs, Model, Progress, TraceOptions, check_text
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
-from weft.tracing.pretrained import open_image
 
 __all__ = ["VerifiedOnce", "check_output", "trace_model"]
 

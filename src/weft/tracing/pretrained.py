@@ -17,7 +17,7 @@ from weft.tracing.inputs import token_limit
 from weft.tracing.locating import Located, locate, why_unreachable
 from weft.tracing.sources.transformers import transformers
 
-__all__ = ["image_inputs", "load_pretrained", "open_image", "split_windows", "text_inputs"]
+__all__ = ["image_inputs", "load_pretrained", "split_windows", "text_inputs"]
 
 #: Ends of the names of files that hold pickles.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -242,30 +242,6 @@ def text_inputs(
     }
 
 
-def open_image(path: Path) -> Any:
-    """A picture, as Pillow has it, in red, green and blue.
-
-    Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
-    """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise InputError(
-            'an image needs Pillow, which is not installed. pip install "weft[hf]"'
-        ) from None
-    check_file(path, "image")
-    try:
-        with Image.open(path) as opened:
-            return opened.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        reason = "not an image that Pillow can read"
-        if isinstance(error, Image.DecompressionBombError):
-            reason = "too many pixels"
-        elif not isinstance(error, UnidentifiedImageError):
-            reason = f"damaged, or not readable ({str(error).splitlines()[0].rstrip('.')})"
-        raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
-
-
 def image_inputs(
     source: str, model: nn.Module, image: Any, text: str | None
 ) -> tuple[dict[str, Any], Any]:
@@ -274,7 +250,7 @@ def image_inputs(
     Args:
         source: the folder or the name of the model.
         model: of Hugging Face.
-        image: from `open_image`.
+        image: from `weft.formats.images.open_image`.
         text: what the model reads beside it; None: nothing.
 
     Raises: InputError: the model sees no images, has no processor, or reads a text too.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,8 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError, ShapeError
-from weft.formats.files import open_file, read_json
+from weft.formats.arrays import read_npz
+from weft.formats.files import read_json
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.worked import Projections
 
@@ -37,10 +36,6 @@ MATRICES = (
 #: Words of a sentence at most: more cannot be read as tables.
 _MOST_WORDS = 40
 _LARGEST_WIDTH = 4_096
-#: What NumPy, and what it reads archives with, raise for a damaged one.
-_UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,21 +239,7 @@ def read_matrices(path: Path) -> dict[str, Any]:
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
     if path.suffix == ".npz":
-        # Opened here: NumPy leaves a file open whose archive is damaged.
-        try:
-            with open_file(path, "file of matrices") as file:
-                archive = np.load(file, allow_pickle=False)
-                if isinstance(archive, np.ndarray):
-                    raise ValueError("it holds one array without a name, not an archive")
-                with archive:
-                    return {name: archive[name] for name in archive.files}
-        except DataError:
-            raise
-        except _UNREADABLE as error:
-            reason = " ".join(str(error).split())[:120] or type(error).__name__
-            raise DataError(
-                f"{path}: this file cannot be read as arrays of numbers: {reason}."
-            ) from error
+        return {**read_npz(path, "file of matrices")}
     if path.suffix == ".json":
         content = read_json(path, "file of matrices")
         if not isinstance(content, dict):
