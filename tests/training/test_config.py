@@ -85,12 +85,12 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ('[task]\nkind = "language"', "'task.file' is missing. Add it."),
         (
             '[task]\nkind = "translaton"',
-            "task.kind is 'translaton'; expected one of dates, translation, language, repeats; did "
-            "you mean 'translation'?",
+            "task.kind is 'translaton'; expected one of dates, translation, language, repeats, "
+            "labels; did you mean 'translation'?",
         ),
         (
             "[task]\nfile = 3",
-            "task.kind is None; expected one of dates, translation, language, repeats.",
+            "task.kind is None; expected one of dates, translation, language, repeats, labels.",
         ),
         (
             '[model]\nkind = "clasifier"',

@@ -52,7 +52,7 @@ def test_ids_do_not_depend_on_the_order_of_texts() -> None:
     assert Vocabulary.of_characters(["bbac"]).encode("abc") == [5, 4, 6]
 
 
-def test_unknown_characters() -> None:
+def test_unknown_parts() -> None:
     vocabulary = Vocabulary.of_characters(["abc"])
     ids = vocabulary.encode("aXc")
     assert ids[1] == vocabulary.unknown

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import json
 import math
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,13 +273,19 @@ def parse_json(text: str, path: Path | str, what: str) -> Any:
 
 
 def read_text(path: Path | str, what: str = "file") -> str:
-    """Read a UTF-8 text file.
+    """Read a UTF-8 text file; one whose name ends in .gz is decompressed.
 
     Raises: DataError: it is missing, not readable or not UTF-8 (says at which line).
     """
     with open_file(path, what) as file:
         try:
             content = file.read()
+            if str(path).endswith(".gz"):
+                content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{path}: damaged, or not compressed by gzip: {error}. Compress it again."
+            ) from None
         except OSError as error:
             raise cannot_read(path, what, error) from error
         except MemoryError:

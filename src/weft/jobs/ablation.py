@@ -63,7 +63,7 @@ def effects_of_heads(
         result = patch(model.network, measure.run, source, heads=heads, progress=progress)
     if question.text is not None:
         read = question.text + (question.target or "") + (question.patch or "")
-        tell_unknown("the text", model.unknown_characters(read))
+        tell_unknown("the text", model.unknown_parts(read))
     return result, measure.name
 
 

@@ -115,7 +115,8 @@ def trace_corpus(
             else:
                 done.failed[title] = reason
             progress(done.there + done.traced + len(done.failed), len(texts))
-    tell_unknown("the corpus", model.unknown_characters("".join(missing.values())))
+    unknown = (part for text in missing.values() for part in model.unknown_parts(text))
+    tell_unknown("the corpus", list(dict.fromkeys(unknown)))
     return done
 
 

@@ -124,8 +124,8 @@ class Model(Protocol):
         """Who names its tokens, as `weft.trace` takes it; None: it only sees images."""
         ...
 
-    def unknown_characters(self, text: str) -> Sequence[str]:
-        """Characters of a text that its vocabulary lacks."""
+    def unknown_parts(self, text: str) -> Sequence[str]:
+        """Characters, or words, of a text that its vocabulary lacks."""
         ...
 
     def inputs(self, text: str, options: TraceOptions) -> Inputs:

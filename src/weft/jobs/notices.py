@@ -10,12 +10,13 @@ from weft.formats.tokens import visible
 __all__ = ["tell_unknown"]
 
 
-def tell_unknown(what: str, characters: Sequence[str]) -> None:
-    """Name the characters of a text that the vocabulary of a run lacks, if there are any."""
-    if characters:
-        shown = " ".join(map(visible, characters[:10])) + (" ..." if len(characters) > 10 else "")
+def tell_unknown(what: str, parts: Sequence[str]) -> None:
+    """Name the characters, or words, of a text that the vocabulary of a run lacks, if any."""
+    if parts:
+        shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
+        kind = "characters" if all(len(part) == 1 for part in parts) else "words"
         print(
-            f"weft: {what} has {len(characters)} characters that are not in the vocabulary of this "
-            f"run, and that the model reads as unknown: {shown}",
+            f"weft: {what} has {len(parts)} {kind} that are not in the vocabulary of this run, and "
+            f"that the model reads as unknown: {shown}",
             file=sys.stderr,
         )

@@ -48,7 +48,7 @@ class PretrainedModel:
     network: nn.Module
     tokenizer: Any
 
-    def unknown_characters(self, text: str) -> Sequence[str]:
+    def unknown_parts(self, text: str) -> Sequence[str]:
         """None: what its tokenizer lacks, the tokens of a trace show."""
         return ()
 

@@ -63,7 +63,7 @@ def relevance_of_tokens(
         raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
     model = open_model(name, predicting=True, labelling=True)
     prediction = model.prediction(text, target, position)
-    tell_unknown("the text", model.unknown_characters(text + (target or "")))
+    tell_unknown("the text", model.unknown_parts(text + (target or "")))
     place = _place(prediction, position)
     chosen = None if logit is None else one_token("--logit", prediction.numbers(logit))
     other = None if against is None else one_token("--against", prediction.numbers(against))

@@ -58,9 +58,9 @@ class RunModel:
         """See Model."""
         return self.run.vocabulary
 
-    def unknown_characters(self, text: str) -> Sequence[str]:
+    def unknown_parts(self, text: str) -> Sequence[str]:
         """See Model."""
-        return self.run.vocabulary.unknown_characters(text)
+        return self.run.vocabulary.unknown_parts(text)
 
     def history(self) -> History:
         """See Model."""

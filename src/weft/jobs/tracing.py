@@ -68,7 +68,7 @@ def trace_model(
         text = text or ""
         inputs = model.inputs(text, options)
         trace = model.trace(inputs, output, options, progress=progress)
-        tell_unknown("the text", model.unknown_characters(text + (options.target or "")))
+        tell_unknown("the text", model.unknown_parts(text + (options.target or "")))
         return trace
     model, inputs = model.image_inputs(picture, text)
     return model.trace(

@@ -97,7 +97,7 @@ def trace_windows(
             progress(done, len(paths))
         for path in beyond:
             _remove(path)
-    tell_unknown("the text", model.unknown_characters(text))
+    tell_unknown("the text", model.unknown_parts(text))
     return WindowTraces(paths, there)
 
 

@@ -17,6 +17,7 @@ from weft.training.model_sections import ClassifierConfig, ModelConfig, Section,
 from weft.training.optimisation import Schedule
 from weft.training.task_sections import (
     DatesConfig,
+    LabelsConfig,
     LanguageConfig,
     RepeatsConfig,
     TaskConfig,
@@ -27,6 +28,7 @@ from weft.training.task_sections import (
 __all__ = [
     "ClassifierConfig",
     "DatesConfig",
+    "LabelsConfig",
     "LanguageConfig",
     "ModelConfig",
     "RepeatsConfig",

@@ -86,7 +86,9 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         # nothing behind.
         task = make_task(config)
         with torch.no_grad():
-            build_model(config, task.description)(**task.probe().inputs)
+            trial = build_model(config, task.description)
+            task.initialise(trial)
+            trial(**task.probe().inputs)
         with RunFolder.training_lock(path):
             folder = RunFolder.create_or_open(path, content)
             task.description.save(folder)
@@ -94,7 +96,8 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
     with RunFolder.training_lock(path):
         folder = RunFolder.create_or_open(path, content, _completed)
         _check_finished(folder)
-        known = DataDescription.load(folder)
+        # Before the first checkpoint nothing depends on what is there, which may be unfinished.
+        known = DataDescription.load(folder) if folder.checkpoint.exists() else None
         task = make_task(config, known)
         if known is None:
             task.description.save(folder)
@@ -136,6 +139,8 @@ class _Training:
         self.folder, self.task, self.listener = folder, task, listener
         torch.manual_seed(self.settings.seed)
         self.model: Predictor = build_model(config, task.description)
+        if not folder.checkpoint.exists():
+            task.initialise(self.model)
         self.average = (
             {name: value.detach().clone() for name, value in self.model.named_parameters()}
             if self.settings.average

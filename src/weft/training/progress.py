@@ -64,7 +64,8 @@ class ConsoleListener:
         )
         self.console.print(f"Data: {sizes}.")
         self.console.print(
-            f"Model: {parameters:,} parameters; {len(layers)} attention layers, {heads} heads, "
+            f"Model: {parameters:,} parameters; {len(layers)} attention "
+            f"layer{'s' if len(layers) != 1 else ''}, {heads} heads, "
             "each with its own W_Q, W_K, W_V, W_O, "
             + (
                 "drawn at random."
@@ -105,7 +106,7 @@ class ConsoleListener:
         self.console.print(
             f"step {position.step:>6,}  epoch {position.epoch:>3}  "
             f"loss {self._mean_loss:.3f}  validation {report['validation_loss']:.4f}  "
-            f"right tokens {report['validation_accuracy']:.2%}  "
+            f"right {report['validation_accuracy']:.2%}  "
             f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
             + ("  kept" if better else ""),
             highlight=False,

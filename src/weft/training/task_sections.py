@@ -6,10 +6,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from weft.training.model_sections import ModelSection, Section, TransformerConfig
+from weft.training.model_sections import (
+    ClassifierConfig,
+    ModelSection,
+    Section,
+    TransformerConfig,
+)
 
 __all__ = [
     "DatesConfig",
+    "LabelsConfig",
     "LanguageConfig",
     "RepeatsConfig",
     "TaskConfig",
@@ -79,7 +85,26 @@ class RepeatsConfig(TaskSection):
     longest: int = Field(30, ge=2, description="symbols of a part, at most")
 
 
+class LabelsConfig(TaskSection):
+    """Texts, each of one class."""
+
+    models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig,)
+    kind: Literal["labels"]
+    folder: str = Field(".", description="where the files are, from the current folder")
+    train: str = Field(description="label TAB text lines, or a folder with one for each class")
+    valid: str | None = Field(None, description="likewise; None: drawn from train")
+    test: str | None = Field(None, description="likewise; None: drawn from train")
+    valid_share: float = Field(0.1, gt=0, lt=0.5, description="of each class, where drawn")
+    test_share: float = Field(0.1, ge=0, lt=0.5, description="of each class, where drawn")
+    split_seed: int = Field(1, ge=0, le=2**63 - 1, description="of what is drawn")
+    tokens: Literal["words", "pieces", "characters"] = "words"
+    vocabulary: int = Field(10_000, ge=300, description="tokens, of words and pieces")
+    max_length: int = Field(512, ge=2, description="longer texts are read as far as that")
+    embeddings: str | None = Field(None, description="given vectors of tokens: a file or a folder")
+
+
 #: What a section [task] may be.
 TaskConfig = Annotated[
-    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig, Field(discriminator="kind")
+    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig | LabelsConfig,
+    Field(discriminator="kind"),
 ]

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the `tokenizers` library: characters, or byte-pair encoding."""
+"""Text to token ids and back, by the `tokenizers` library: characters, words, pieces of words."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ __all__ = ["Vocabulary"]
 
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
+
+#: Letters, digits and the apostrophes between them; or any other sign that is no white space.
+_WORD = r"\w+(?:['’]\w+)*|[^\w\s]"
 
 
 class Vocabulary:
@@ -59,6 +62,55 @@ class Vocabulary:
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
+        return cls(tokenizer)
+
+    @classmethod
+    def of_words(cls, texts: Iterable[str], size: int) -> Vocabulary:
+        """One token for each of the most frequent words of the texts, in lower case.
+
+        A word is what stands together of letters, digits and apostrophes between them; every
+        other sign but white space is a token of its own.
+
+        size: number of tokens at most, the 4 specials among them.
+
+        >>> vocabulary = Vocabulary.of_words(["It's a too-long film.", "A film!"], 7)
+        >>> vocabulary.token_strings(vocabulary.encode("A film, it's"))
+        ['a', 'film', '<unk>', '<unk>']
+        """
+        normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        splitter = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
+        counts: Counter[str] = Counter()
+        for text in texts:
+            pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+            counts.update(word for word, _ in pieces)
+        if not counts:
+            raise InputError("the texts are empty; a vocabulary needs at least one word.")
+        # Equal counts in the order of the alphabet, as in `of_characters`.
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls.of_list(ordered[: max(1, size - len(SPECIALS))])
+
+    @classmethod
+    def of_list(cls, words: Sequence[str]) -> Vocabulary:
+        """One token for each word of a list, in its order, after the 4 specials.
+
+        Texts are split as by `of_words`. They are put in lower case where the list is.
+
+        Raises: InputError: a word stands twice, or is none.
+        """
+        twice = [word for word, count in Counter(words).items() if count > 1 or not word]
+        if twice or not words:
+            raise InputError(
+                f"the list of words has {twice[0]!r} twice, or empty. Give each word once."
+                if twice
+                else "the list of words is empty; give at least one."
+            )
+        names = {word: index for index, word in enumerate((*SPECIALS, *words))}
+        tokenizer = Tokenizer(models.WordLevel(names, SPECIALS[1]))
+        steps: list[normalizers.Normalizer] = [normalizers.NFC()]
+        if all(word == word.lower() for word in words):
+            steps.append(normalizers.Lowercase())
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), "removed", invert=True)
         return cls(tokenizer)
 
     @classmethod
@@ -110,17 +162,21 @@ class Vocabulary:
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
-    def unknown_characters(self, text: str) -> list[str]:
-        """Characters of a text that the vocabulary lacks, each once: the model reads <unk>.
+    def unknown_parts(self, text: str) -> list[str]:
+        """Characters, or words, of a text that the vocabulary lacks: the model reads <unk>.
 
-        >>> Vocabulary.of_characters(["3 May"]).unknown_characters("4 May 4")
+        Each once, as the vocabulary would have it: composed, and in its case.
+
+        >>> Vocabulary.of_characters(["3 May"]).unknown_parts("4 May 4")
         ['4']
         """
         _check_text(text)
-        if self.has_pieces:
-            return []  # of bytes, which are all there
-        normal = self.tokenizer.normalizer.normalize_str(text)
-        return [c for c in dict.fromkeys(normal) if self.tokenizer.token_to_id(c) is None]
+        normalizer = self.tokenizer.normalizer
+        normal = text if normalizer is None else normalizer.normalize_str(text)
+        encoding = self.tokenizer.encode(normal, add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        unknown = (normal[start:end] for number, (start, end) in places if number == self.unknown)
+        return list(dict.fromkeys(unknown))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; special tokens vanish."""

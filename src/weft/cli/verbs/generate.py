@@ -36,7 +36,7 @@ def generate(
     text = generate_text(
         trained, prompt, length=length, temperature=temperature, top=top, seed=seed
     )
-    tell_unknown("the prompt", trained.vocabulary.unknown_characters(prompt))
+    tell_unknown("the prompt", trained.vocabulary.unknown_parts(prompt))
     print(prompt + text, file=exact_output())
     if as_json:
         print_json({"prompt": prompt, "text": text})

@@ -30,7 +30,7 @@ def translate(
     lines = standard_input_lines()
     words = trained.vocabulary
     if trained.translates:
-        tell_unknown("standard input", words.unknown_characters("".join(lines)))
+        tell_unknown("standard input", words.unknown_parts("".join(lines)))
     for line in translate_texts(
         trained.model, words, lines, beam=beam, length_penalty=length_penalty
     ):

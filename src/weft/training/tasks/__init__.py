@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import InputError
+from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
-from weft.training.config import ModelConfig, RunConfig, TransformerConfig
+from weft.training.config import ClassifierConfig, ModelConfig, RunConfig, TransformerConfig
 from weft.training.data import DataDescription
 from weft.training.tasks.dates import dates_task
+from weft.training.tasks.labels import classes_of, labels_task
 from weft.training.tasks.language import language_task
 from weft.training.tasks.repeats import repeats_task
 from weft.training.tasks.task import Task
@@ -52,11 +54,26 @@ def _sizes(config: ModelConfig, data: DataDescription) -> tuple[int, Architectur
     return len(data.vocabulary), config.architecture(), data.vocabulary.pad
 
 
+def _classifier(config: ModelConfig, data: DataDescription) -> Classifier:
+    """A model that reads a text and scores each class."""
+    if not isinstance(config, ClassifierConfig) or data.vocabulary is None:
+        raise InputError(f"model.kind {config.kind!r}: this task needs a classifier.")
+    return Classifier(
+        len(data.vocabulary),
+        len(classes_of(data)),
+        config.architecture(),
+        pooling=config.pooling,
+        frozen=config.embeddings == "frozen",
+        padding=data.vocabulary.pad,
+    )
+
+
 _KINDS = {
     "dates": _Kind(dates_task, _transformer),
     "translation": _Kind(translation_task, _transformer),
     "language": _Kind(language_task, _language_model),
     "repeats": _Kind(repeats_task, _language_model),
+    "labels": _Kind(labels_task, _classifier),
 }
 
 

@@ -61,6 +61,9 @@ class Task(ABC):
     description: DataDescription = DataDescription()
     ignored: int = -100
 
+    def initialise(self, model: Predictor) -> None:  # noqa: B027 - most have nothing to give
+        """Give a new model what it begins with beside matrices drawn at random."""
+
     @abstractmethod
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """The batches of a pass over the training data; the same for the same arguments."""

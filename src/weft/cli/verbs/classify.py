@@ -1,0 +1,35 @@
+"""`weft classify`."""
+
+from weft.cli.input import standard_input_lines
+from weft.cli.options import AsJson, RunPath, Threads
+from weft.cli.output import print_json
+from weft.cli.safe_text import exact_output
+
+PLACE = ("Make", 6)
+
+
+def classify(run: RunPath, threads: Threads = None, as_json: AsJson = False) -> None:
+    """Classify standard input, line by line: the likeliest class, a tab, its probability."""
+    from weft.jobs.notices import tell_unknown
+    from weft.training.inference import open_run
+    from weft.training.tasks.labels import classify as classify_texts
+
+    trained = open_run(run)
+    lines = standard_input_lines()
+    predictions = classify_texts(trained.model, trained.data, lines)
+    tell_unknown("standard input", trained.vocabulary.unknown_parts("\n".join(lines)))
+    for prediction in predictions:
+        line = "" if prediction is None else f"{prediction.label}\t{prediction.probability:.4f}"
+        print(line, file=exact_output())
+    if as_json:
+        print_json(
+            {
+                "run": str(run),
+                "predictions": [
+                    None
+                    if prediction is None
+                    else {"label": prediction.label, "probabilities": dict(prediction)}
+                    for prediction in predictions
+                ],
+            }
+        )

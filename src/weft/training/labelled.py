@@ -1,0 +1,148 @@
+"""Labelled texts: read from a file of tab-separated lines, or from a folder a class; and split."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.errors import DataError, InputError
+from weft.formats.files import read_text
+
+__all__ = ["LabelledText", "check_labels", "drawn_split", "read_labelled"]
+
+#: A label and its text.
+LabelledText = tuple[str, str]
+
+
+def read_labelled(path: Path) -> list[LabelledText]:
+    """Labelled texts.
+
+    Args:
+        path: a file with a line for each text, label TAB text or label TAB id TAB text (.gz too);
+            or a folder with a folder for each class, in which each .txt file is a text.
+
+    Raises:
+        DataError: a file is missing, not UTF-8 or damaged.
+        InputError: lines without a label or a text, a class without texts, nothing at all.
+    """
+    return _read_folder(path) if path.is_dir() else _read_lines(path)
+
+
+def _read_lines(path: Path) -> list[LabelledText]:
+    examples: list[LabelledText] = []
+    columns = 0
+    for number, line in enumerate(read_text(path, "labelled texts").split("\n"), 1):
+        if not line.strip():
+            continue
+        fields = [field.strip() for field in line.split("\t")]
+        columns = columns or len(fields)
+        if len(fields) != columns or columns not in (2, 3):
+            expected = (
+                f"{columns - 1}, as in the lines before"
+                if columns in (2, 3)
+                else "label TAB text, or label TAB id TAB text"
+            )
+            raise InputError(
+                f"{path}: line {number} has {len(fields) - 1} tabs; expected {expected}."
+            )
+        if not fields[0] or not fields[-1]:
+            what = "label" if not fields[0] else "text"
+            raise InputError(f"{path}: line {number} has no {what}. Fill it in, or remove it.")
+        examples.append((fields[0], fields[-1]))
+    if not examples:
+        raise InputError(f"{path}: no labelled texts; the file is empty.")
+    return examples
+
+
+def _read_folder(folder: Path) -> list[LabelledText]:
+    try:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir())
+        files = {path.name: sorted(path.glob("*.txt")) for path in classes}
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}.") from error
+    if not files:
+        raise InputError(
+            f"{folder}: no folders in it; expected one for each class, with a .txt file a text."
+        )
+    for name, paths in files.items():
+        if not paths:
+            raise InputError(
+                f"{folder / name}: the class {name!r} has no examples. Put .txt files there, or "
+                "remove the folder."
+            )
+    examples = []
+    for name, paths in files.items():
+        for path in paths:
+            text = read_text(path, "text").strip()
+            if not text:
+                raise InputError(f"{path}: the text is empty. Fill it in, or remove the file.")
+            examples.append((name, text))
+    return examples
+
+
+def drawn_split(
+    examples: Sequence[LabelledText], shares: Mapping[str, float], seed: int, source: str
+) -> dict[str, list[LabelledText]]:
+    """Examples drawn into parts, so that each part has its share of every class.
+
+    Args:
+        examples: all of them.
+        shares: of each part but the first, "train", which has the rest; 0: the part is empty.
+        seed: of what is drawn; the same for the same numbers of examples gives the same.
+        source: where they are from, for errors.
+
+    Returns: the parts, each in the order of the examples.
+    Raises: InputError: a class has too few examples for every part to have one.
+
+    >>> examples = [("a", "1"), ("a", "2"), ("b", "3"), ("b", "4")]
+    >>> split = drawn_split(examples, {"valid": 0.5}, seed=1, source="x")
+    >>> [label for label, _ in split["train"]], [label for label, _ in split["valid"]]
+    (['a', 'b'], ['a', 'b'])
+    """
+    wanted = {name: share for name, share in shares.items() if share > 0}
+    numbers = random.Random(seed)
+    places: dict[str, list[int]] = {}
+    for place, (label, _) in enumerate(examples):
+        places.setdefault(label, []).append(place)
+    part_of = ["train"] * len(examples)
+    for label, own in sorted(places.items()):
+        if len(own) < len(wanted) + 1:
+            raise InputError(
+                f"{source}: the class {label!r} has {len(own)} examples; expected "
+                f"{len(wanted) + 1}, one for each of train, {', '.join(wanted)}. Add some, or "
+                "remove the class."
+            )
+        numbers.shuffle(own)
+        begin, room = 0, len(own) - 1  # one is left to learn from
+        for rest, (name, share) in enumerate(wanted.items(), 1):
+            # One at least for this part, and for each that comes after it.
+            count = min(max(1, round(share * len(own))), room - begin - (len(wanted) - rest))
+            for place in own[begin : begin + count]:
+                part_of[place] = name
+            begin += count
+    split: dict[str, list[LabelledText]] = {"train": [], **{name: [] for name in shares}}
+    for part, example in zip(part_of, examples, strict=True):
+        split[part].append(example)
+    return split
+
+
+def check_labels(
+    examples: Sequence[LabelledText], classes: Sequence[str], source: str, *, all_there: bool
+) -> None:
+    """Raise an InputError where a label is no class; all_there: or where a class has no example."""
+    counts = Counter(label for label, _ in examples)
+    for label in counts:
+        if label not in classes:
+            known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
+            raise InputError(
+                f"{source}: unknown label {label!r}, {counts[label]} times; the model knows "
+                f"{known}. Correct the label, or learn it from training data that have it."
+            )
+    for label in classes:
+        if all_there and not counts[label]:
+            raise InputError(
+                f"{source}: the class {label!r} has no examples. Add some, or train another run "
+                "without it."
+            )

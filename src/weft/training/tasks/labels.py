@@ -1,0 +1,238 @@
+"""Labels: texts, each of one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.errors import DataError, InputError
+from weft.formats.files import JsonObject
+from weft.models.classifier import Classifier
+from weft.models.predictor import Predictor
+from weft.training.batches import Batch, bucketed, padded
+from weft.training.config import LabelsConfig
+from weft.training.data import DataDescription
+from weft.training.labelled import LabelledText, check_labels, drawn_split, read_labelled
+from weft.training.measures.corpus import Results, digest, mean_measure
+from weft.training.measures.labels import label_measures
+from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.text import Vocabulary
+from weft.training.vectors import GivenVectors, read_vectors
+
+__all__ = ["LabelsTask", "Prediction", "classes_of", "classify", "labels_task", "text_ids"]
+
+#: Examples of a part: ids, and the number of the class.
+Examples = list[tuple[list[int], int]]
+
+
+def classes_of(data: DataDescription) -> list[str]:
+    """The names of the classes that a run knows. Raises: DataError: data.json has none."""
+    names = data.facts.get("classes")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError("data.json of this run names no classes. Put a copy back, or train again.")
+    return names
+
+
+def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
+    """What a classifier reads of a text: a start token, and its first tokens.
+
+    A head that has nothing to look for can look at the start; pooling "first" reads there.
+    """
+    return [vocabulary.start, *vocabulary.encode(text)][:max_length]
+
+
+class LabelsTask(Task):
+    """Labelled texts.
+
+    Args:
+        vocabulary: of the texts.
+        classes: their names, whose places are the numbers of the classes.
+        split: the examples of "train", "valid" and "test".
+        vectors: what the embeddings of a new model begin with; None: they are read where
+            task.embeddings names a file, else drawn.
+    """
+
+    def __init__(
+        self,
+        config: LabelsConfig,
+        seed: int,
+        vocabulary: Vocabulary,
+        classes: Sequence[str],
+        split: dict[str, list[LabelledText]],
+        vectors: GivenVectors | None = None,
+    ) -> None:
+        self.config, self.seed, self.vectors = config, seed, vectors
+        self.vocabulary, self.classes, self.texts = vocabulary, list(classes), split
+        facts: JsonObject = {"classes": self.classes, "max_length": config.max_length}
+        self.description = DataDescription(vocabulary, facts)
+        self._train, self._valid = self._encode(split["train"]), self._encode(split["valid"])
+
+    def _encode(self, examples: Sequence[LabelledText]) -> Examples:
+        start, longest = self.vocabulary.start, self.config.max_length
+        number = {name: place for place, name in enumerate(self.classes)}
+        encoded = self.vocabulary.encode_all([text for _, text in examples])
+        return [
+            ([start, *ids][:longest], number[label])
+            for ids, (label, _) in zip(encoded, examples, strict=True)
+        ]
+
+    def initialise(self, model: Predictor) -> None:
+        """See Task.initialise: embeddings that are given take the place of those drawn."""
+        if self.config.embeddings is not None and isinstance(model, Classifier):
+            vectors = self.vectors or read_vectors(Path(self.config.embeddings))
+            vectors.fill(model.embedding.tokens.weight)
+
+    @property
+    def has_test(self) -> bool:
+        """See Task.has_test."""
+        return bool(self.texts["test"])
+
+    def sizes(self) -> dict[str, int]:
+        """See Task.sizes."""
+        return {
+            **{part: len(examples) for part, examples in self.texts.items()},
+            "classes": len(self.classes),
+            "vocabulary": len(self.vocabulary),
+            "train_tokens": sum(len(ids) for ids, _ in self._train),
+        }
+
+    def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
+        """See Task.plan_epoch."""
+        lengths = [(len(ids),) for ids, _ in self._train]
+        return bucketed(lengths, batch_tokens, seed=self.seed * 1_000_003 + epoch)
+
+    def batch(self, plan: Plan) -> Batch:
+        """See Task.batch."""
+        return self._batch(self._train, plan)
+
+    def _batch(self, examples: Examples, plan: Plan) -> Batch:
+        tokens = padded([examples[index][0] for index in plan], self.vocabulary.pad)
+        targets = torch.tensor([examples[index][1] for index in plan])
+        return Batch({"tokens": tokens}, targets, sum(len(examples[index][0]) for index in plan))
+
+    def validation(self, batch_tokens: int) -> list[Batch]:
+        """See Task.validation."""
+        lengths = [(len(ids),) for ids, _ in self._valid]
+        return [self._batch(self._valid, plan) for plan in bucketed(lengths, batch_tokens)]
+
+    def probe(self) -> Probe:
+        """The validation text of median length."""
+        ids, _ = sorted(self._valid, key=lambda example: len(example[0]))[len(self._valid) // 2]
+        return Probe.of_tokens(ids, self.vocabulary)
+
+    def examples(self, split: str) -> list[LabelledText]:
+        """The labelled texts of a split. Raises: InputError: it has none."""
+        if not self.texts.get(split):
+            raise InputError(f"this run has no {split} data; name it in the configuration.")
+        return self.texts[split]
+
+    def digest(self, split: str) -> str:
+        """See Task.digest."""
+        return digest(self.examples(split))
+
+    def results(
+        self, model: Predictor, *, split: str, beam: int, progress: Callable[[int, int], None]
+    ) -> Results:
+        """Accuracy, macro-F1 and loss on the texts of a split."""
+        examples = self.examples(split)
+        expected = np.array([self.classes.index(label) for label, _ in examples])
+        logs = _log_probabilities(model, [ids for ids, _ in self._encode(examples)],
+                                  self.vocabulary.pad, progress)  # fmt: skip
+        nats = -logs[np.arange(len(expected)), expected]
+        loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
+        measures = [*label_measures(expected, logs.argmax(1), len(self.classes)), loss]
+        facts: JsonObject = {"examples": len(examples), "classes": len(self.classes)}
+        return Results(split, "texts", measures, facts)
+
+
+@torch.no_grad()
+def _log_probabilities(
+    model: Predictor,
+    sequences: Sequence[list[int]],
+    filler: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """``log softmax(logits)`` of each sequence, (sequences, classes)."""
+    rows: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
+    for plan in bucketed([(len(ids),) for ids in sequences], 8_192):
+        logits = model(padded([sequences[index] for index in plan], filler))
+        logs = logits.double().log_softmax(-1).numpy()
+        rows.update(zip(plan, logs, strict=True))
+        progress(len(rows), len(sequences))
+    return np.stack([rows[index] for index in range(len(sequences))])
+
+
+class Prediction(dict[str, float]):
+    """The probability of each class, by its name, the likeliest first."""
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return next(iter(self))
+
+    @property
+    def probability(self) -> float:
+        """Its probability."""
+        return self[self.label]
+
+
+def classify(
+    model: Predictor, data: DataDescription, texts: Sequence[str]
+) -> list[Prediction | None]:
+    """The probabilities of the classes of texts, by a trained classifier.
+
+    Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
+    Raises: InputError: the model is no classifier.
+    """
+    if not isinstance(model, Classifier) or data.vocabulary is None:
+        raise InputError("this run does not classify. Give a run of a classifier.")
+    names, words = classes_of(data), data.vocabulary
+    full = [index for index, text in enumerate(texts) if text.strip()]
+    results: list[Prediction | None] = [None] * len(texts)
+    if full:
+        longest = int(data.facts["max_length"])
+        sequences = [text_ids(words, texts[index], longest) for index in full]
+        probabilities = np.exp(_log_probabilities(model, sequences, words.pad))
+        for index, row in zip(full, probabilities, strict=True):
+            order = np.argsort(-row, kind="stable")
+            results[index] = Prediction({names[place]: float(row[place]) for place in order})
+    return results
+
+
+def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -> LabelsTask:
+    """The task with its texts read, and split where the configuration names no files."""
+    folder = Path(config.folder)
+    paths = {part: name for part in ("train", "valid", "test") if (name := getattr(config, part))}
+    split = {part: read_labelled(folder / name) for part, name in paths.items()}
+    shares = {"test": config.test_share, "valid": config.valid_share}
+    drawn = {part: share for part, share in shares.items() if part not in split}
+    source = str(folder / config.train)
+    split = {**drawn_split(split["train"], drawn, config.split_seed, source), **{
+        part: examples for part, examples in split.items() if part != "train"
+    }}  # fmt: skip
+    classes = sorted({label for label, _ in split["train"]}) if data is None else classes_of(data)
+    if len(classes) < 2:
+        raise InputError(
+            f"{source}: one class, {classes[0]!r}; expected two or more, or there is nothing to "
+            "learn."
+        )
+    for part, examples in split.items():
+        where = str(folder / paths.get(part, config.train))
+        check_labels(examples, classes, where, all_there=part == "train")
+    vocabulary, vectors = None if data is None else data.vocabulary, None
+    if vocabulary is None:
+        vectors = None if config.embeddings is None else read_vectors(Path(config.embeddings))
+        vocabulary = vectors.vocabulary if vectors else _vocabulary(config, split["train"])
+    return LabelsTask(config, seed, vocabulary, classes, split, vectors)
+
+
+def _vocabulary(config: LabelsConfig, examples: Sequence[LabelledText]) -> Vocabulary:
+    texts = [text for _, text in examples]
+    if config.tokens == "characters":
+        return Vocabulary.of_characters(texts)
+    if config.tokens == "pieces":
+        return Vocabulary.of_pieces(texts, config.vocabulary)
+    return Vocabulary.of_words(texts, config.vocabulary)

@@ -1,0 +1,170 @@
+"""The task of labels: what is read, learned, measured and classified."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from weft.errors import InputError
+from weft.models.classifier import Classifier
+from weft.training.config import RunConfig, check_config
+from weft.training.inference import evaluate_run, open_run
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.tasks import make_task
+from weft.training.tasks.labels import LabelsTask, classify, labels_task
+
+GOOD = ["good", "fine", "witty", "warm"]
+BAD = ["bad", "dull", "flat", "cold"]
+MIDDLE = ["the film is {}", "a {} story", "so {} , so long", "they call it {}"]
+
+
+def lines(count: int = 60) -> str:
+    """Two classes that one word decides."""
+    rows = []
+    for number in range(count):
+        words = GOOD if number % 2 else BAD
+        text = MIDDLE[number // 8 % 4].format(words[number // 2 % 4])
+        rows.append(f"{'pos' if number % 2 else 'neg'}\t{text}")
+    return "\n".join(rows) + "\n"
+
+
+def config_of(folder: Path, task: dict[str, Any] | None = None, **model: Any) -> RunConfig:
+    (folder / "all.tsv").write_text(lines())
+    return check_config(
+        {
+            "task": {"kind": "labels", "folder": str(folder), "train": "all.tsv", **(task or {})},
+            "model": {"width": 16, "heads": 2, "feed_forward": 16, "layers": 1, "dropout": 0.0,
+                      **model},
+            "training": {"max_steps": 120, "batch_tokens": 128, "warmup": 5, "validate_every": 30,
+                         "checkpoint_every": 30, "label_smoothing": 0.0,
+                         "peak_learning_rate": 5e-3},
+        },
+        "test",
+    )  # fmt: skip
+
+
+def task_of(config: RunConfig) -> LabelsTask:
+    task = make_task(config)
+    assert isinstance(task, LabelsTask)
+    return task
+
+
+def test_batches_hold_each_training_text_once_an_epoch(tmp_path: Path) -> None:
+    task = task_of(config_of(tmp_path))
+    assert task.description.facts["classes"] == ["neg", "pos"]
+    plans = task.plan_epoch(0, 64)
+    assert sorted(place for plan in plans for place in plan) == list(range(48))
+    assert plans != task.plan_epoch(1, 64)
+    for plan in plans:
+        batch = task.batch(plan)
+        assert batch.inputs["tokens"].numel() <= 64
+        for place, ids, target in zip(plan, batch.inputs["tokens"], batch.targets, strict=True):
+            label, text = task.texts["train"][place]
+            assert ids[0] == task.vocabulary.start
+            assert task.vocabulary.token_strings(ids[ids != 0][1:].tolist()) == text.split()
+            assert task.classes[target] == label
+
+
+def test_long_texts_are_read_as_far_as_the_limit(tmp_path: Path) -> None:
+    task = task_of(config_of(tmp_path, {"max_length": 3}))
+    assert task.batch([0, 1]).inputs["tokens"].shape == (2, 3)
+
+
+def test_files_for_every_part(tmp_path: Path) -> None:
+    for name, content in (("v", "pos\tgood\nneg\tbad\n"), ("t", "pos\tid\twarm\n")):
+        (tmp_path / f"{name}.tsv").write_text(content)
+    task = task_of(config_of(tmp_path, {"valid": "v.tsv", "test": "t.tsv"}))
+    assert [len(task.texts[part]) for part in ("train", "valid", "test")] == [60, 2, 1]
+    task = task_of(config_of(tmp_path, {"test": "t.tsv"}))
+    assert [len(task.texts[part]) for part in ("train", "valid", "test")] == [54, 6, 1]
+    assert not task_of(config_of(tmp_path, {"test_share": 0.0})).has_test
+
+
+def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("pos\twarm\nmixed\tso so\n")
+    with pytest.raises(InputError) as caught:
+        make_task(config_of(tmp_path, {"test": "t.tsv"}))
+    assert str(caught.value).startswith(
+        f"{tmp_path / 't.tsv'}: unknown label 'mixed', 1 times; the model knows 'neg', 'pos'."
+    )
+    config = config_of(tmp_path)
+    known = make_task(config).description
+    known.facts["classes"].append("mixed")
+    with pytest.raises(InputError, match=r"all\.tsv: the class 'mixed' has no examples\."):
+        make_task(config, known)
+    (tmp_path / "one.tsv").write_text("pos\twarm\n" * 5)
+    with pytest.raises(InputError, match="one class, 'pos'; expected two or more"):
+        make_task(config_of(tmp_path, {"train": "one.tsv"}))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "max"])
+def test_a_run_learns_is_measured_and_classifies(tmp_path: Path, pooling: str) -> None:
+    folder = tmp_path / "run"
+    train(config_of(tmp_path, pooling=pooling), folder, SilentListener())
+    assert json.loads((folder / "data.json").read_text())["classes"] == ["neg", "pos"]
+    run = open_run(folder)
+    measures = evaluate_run(run, split=None, beam=1, progress=lambda done, total: None)
+    assert (measures["split"], measures["examples"]) == ("test", 6)
+    assert measures["accuracy"] == measures["macro_f1"] == 1.0
+    good, nothing, bad = classify(run.model, run.data, ["A warm film!", " ", "a flat film"])
+    assert good is not None and bad is not None and nothing is None
+    assert (good.label, bad.label) == ("pos", "neg")
+    assert good.probability == max(good.values()) > 0.5
+    assert math.isclose(sum(good.values()), 1.0)
+    # The loss is that of the probabilities, text by text.
+    task = make_task(run.config, run.data)
+    assert isinstance(task, LabelsTask)
+    nats = [
+        -math.log(classified[label])
+        for label, text in task.texts["test"]
+        if (classified := classify(run.model, run.data, [text])[0]) is not None
+    ]
+    assert measures["loss"] == pytest.approx(sum(nats) / 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("kept", ["learned", "frozen"])
+def test_given_embeddings_are_where_a_run_begins_and_frozen_ones_stay(
+    tmp_path: Path, kept: str
+) -> None:
+    words = [*GOOD, *BAD, "film", "story"]
+    generator = torch.Generator().manual_seed(1)
+    matrix = torch.randn(len(words), 16, generator=generator)
+    path = tmp_path / "words.safetensors"
+    save_file({"vectors": matrix}, path, {"words": json.dumps(words)})
+    config = config_of(tmp_path, {"embeddings": str(path)}, embeddings=kept)
+    train(config, tmp_path / "run", SilentListener())
+    path.unlink()  # a trained run has all that it needs
+    run = open_run(tmp_path / "run")
+    model = run.model
+    assert isinstance(model, Classifier)
+    learned = model.embedding.tokens.weight[4:].detach()
+    begun = matrix / float(matrix.std()) / 4
+    if kept == "frozen":
+        torch.testing.assert_close(learned, begun)
+    else:
+        assert not torch.allclose(learned, begun, atol=1e-3)
+    assert run.vocabulary.encode("Dull film") == [4 + words.index("dull"), 4 + words.index("film")]
+    measures = evaluate_run(run, split=None, beam=1, progress=lambda done, total: None)
+    assert measures["accuracy"] > 0.8  # half would be chance
+
+
+def test_embeddings_of_another_width_leave_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "words.safetensors"
+    save_file({"vectors": torch.eye(2)}, path, {"words": '["a", "b"]'})
+    config = config_of(tmp_path, {"embeddings": str(path)})
+    with pytest.raises(InputError, match=r"have width 2, model\.width is 16\. Set model\.width"):
+        train(config, tmp_path / "run", SilentListener())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_classifier_does_not_classify(tmp_path: Path) -> None:
+    task = labels_task(config_of(tmp_path).task, 1, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="this run does not classify"):
+        classify(torch.nn.Linear(2, 2), task.description, ["x"])  # type: ignore[arg-type]
