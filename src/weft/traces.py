@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
+from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
 from weft.tracing import capture
 from weft.tracing import watch as watching
@@ -84,7 +85,7 @@ class Trace(TraceData):
 
         return view(self, port=port, browser=browser)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repr_mimebundle_(self, **kwargs: Any) -> tuple[JsonObject, JsonObject]:
         """What a notebook shows: the studio. See `weft.studio.notebook`."""
         from weft.studio.notebook import trace_bundle
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import InputError
 from weft.experiments.head_outputs import Reached, reaching
+from weft.tracing.arguments import Inputs
 from weft.tracing.model_state import evaluation_mode
 
 __all__ = ["Layer", "backward"]
@@ -38,7 +39,7 @@ class Layer:
 
 def backward(
     model: nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Inputs,
     ask: Callable[[Any, Sequence[Layer]], Tensor],
     receive: Callable[[int, Reached, Tensor], None],
 ) -> None:

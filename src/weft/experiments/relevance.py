@@ -20,7 +20,7 @@ is linear in the length. Those of an encoder-decoder are needed again, and stay.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from weft.errors import InputError
 from weft.experiments.gradient_weights import Weighted
 from weft.experiments.gradients import Layer, backward
 from weft.experiments.head_outputs import Reached
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import token_limit
 from weft.tracing.recording.sequences import on_device_of
 from weft.tracing.sources.transformers import is_transformers_model
@@ -42,7 +43,7 @@ Target = int | Callable[[Any], Tensor]
 
 def relevance(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor,
+    inputs: Inputs | Tensor,
     target: Target | None = None,
     *,
     position: int = -1,
@@ -169,7 +170,7 @@ def _over(above: Tensor, below: Tensor) -> Tensor:
 
 def weighted_layers(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor,
+    inputs: Inputs | Tensor,
     target: Target | None = None,
     *,
     position: int = -1,
@@ -192,7 +193,7 @@ def weighted_layers(
     return found, asked
 
 
-def _inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor, *, last: bool) -> dict[str, Any]:
+def _inputs(model: nn.Module, inputs: Inputs | Tensor, *, last: bool) -> Arguments:
     """The arguments of the model; last: of all logits, the last ones alone are asked about."""
     if isinstance(inputs, Tensor):
         inputs = {next(iter(inspect.signature(model.forward).parameters)): inputs}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -64,7 +63,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: JsonObject) -> N
     metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
     # Wide numbers first, so that each begins at a multiple of its size; then by name.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    contents: dict[str, Any] = {"__metadata__": metadata}
+    contents: JsonObject = {"__metadata__": metadata}
     end = 0
     for name in names:
         start, end = end, end + tensors[name].nbytes

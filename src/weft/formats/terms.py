@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from weft.formats.files import JsonMapping, JsonObject
 from weft.mechanism.masks import Mask, Ranges, Window, causal
 from weft.mechanism.positions import ALiBi, ByDistance, Relative, Shaw
 
@@ -123,7 +124,7 @@ class Terms:
             tensors[form.name] = form.to_tensor(self.relative).float()
         return tensors
 
-    def said(self) -> dict[str, Any]:
+    def said(self) -> JsonObject:
         """What the manifest says of them, besides the window."""
         return {
             "missing": self.missing,
@@ -132,7 +133,7 @@ class Terms:
         }
 
     @classmethod
-    def stored(cls, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], queries: int) -> Terms:
+    def stored(cls, entry: JsonMapping, tensors: Mapping[str, Tensor], queries: int) -> Terms:
         """Made again from what lies on disk: the layer's entry in the manifest, and its tensors."""
         terms = entry["terms"]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.formats.files import JsonObject
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.trace import TraceData
 from weft.jobs.model import TraceOptions
@@ -48,7 +49,7 @@ def demo_config(seed: int) -> RunConfig:
         return load_config(path, [f"training.seed={seed}"])
 
 
-def run_demo(path: Path, seed: int, console: Console) -> dict[str, Any]:
+def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
     """Train, translate, trace, draw; print where each file is.
 
     Args:
@@ -169,7 +170,7 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     steps = [snapshot.step for snapshot in snapshots]
     layers = [snapshot.layer(name) for snapshot in snapshots]
     losses = [(snapshot.step, snapshot.loss) for snapshot in snapshots if snapshot.loss is not None]
-    measures: dict[str, Any] = {
+    measures: JsonObject = {
         "loss": ([step for step, _ in losses], [loss for _, loss in losses]),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -313,7 +312,7 @@ def in_words(pair: Pair) -> str:
     )
 
 
-def resampling_notes(how: Resampling) -> dict[str, Any]:
+def resampling_notes(how: Resampling) -> JsonObject:
     """How intervals and p-values were drawn, for JSON."""
     return {
         "level": how.level, "resamples": how.resamples, "trials": how.trials, "seed": how.seed,

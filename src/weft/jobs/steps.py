@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.mechanism.worked import work
 from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Matrices, read_matrices, words_of
@@ -87,7 +88,7 @@ def steps(
                 "both."
             )
         return steps_of_model(str(model), sentence, target, kind, layer, view)
-    table: dict[str, Any] = {} if matrices is None else read_matrices(Path(matrices))
+    table: JsonObject = {} if matrices is None else read_matrices(Path(matrices))
     if layer:
         raise InputError(
             f"layer {layer}: matrices that are given or drawn are one layer. Give a model, or "

@@ -25,6 +25,7 @@ from typing import Any
 
 from weft.analysis.heads.roles import special_keys
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
 from weft.studio.arrays import Array, LayerCache
@@ -52,10 +53,10 @@ class Example:
 
     name: str
     trace: TraceData
-    roles: Callable[[TraceData], list[list[dict[str, Any]]]] | None = None
+    roles: Callable[[TraceData], list[list[JsonObject]]] | None = None
     _sums: dict[int, bytes] = field(default_factory=dict, repr=False)
     _unkept: list[list[float]] | None = None
-    _heads: list[list[dict[str, Any]]] | None = None
+    _heads: list[list[JsonObject]] | None = None
     _state: str = "measuring"
     _measuring: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -65,7 +66,7 @@ class Example:
         self.matrix = MatrixTiles(self.trace, self.layers)
         self.overviews = Overviews(self.trace, self.layers, self.matrix)
 
-    def description(self) -> dict[str, Any]:
+    def description(self) -> JsonObject:
         """The trace without its numbers."""
         trace = self.trace
         return {
@@ -113,7 +114,7 @@ class Example:
         repeated: Array = norms.float().repeat_interleave(layer.heads // norms.shape[0], 0).numpy()
         return repeated
 
-    def heads(self, wait: bool = False) -> dict[str, Any]:
+    def heads(self, wait: bool = False) -> JsonObject:
         """What is known of every head.
 
             measures, roles   what they are called: see `weft.studio.heads.WORDS`
@@ -183,7 +184,7 @@ class Collection:
             example.name = name
             taken.add(name)
 
-    def opening(self) -> dict[str, Any]:
+    def opening(self) -> JsonObject:
         """What the front end asks first."""
         return {
             "title": self.title,

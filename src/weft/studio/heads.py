@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from weft.analysis.heads.measures import head_measures
 from weft.analysis.heads.roles import MEASURES, ROLE_WORDS, HeadRole
 from weft.analysis.heads.roles import head_roles as roles_of
+from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
 
 __all__ = ["WORDS", "head_roles"]
@@ -31,7 +31,7 @@ WORDS = {
 }
 
 
-def head_roles(trace: TraceData) -> list[list[dict[str, Any]]]:
+def head_roles(trace: TraceData) -> list[list[JsonObject]]:
     """By layer a list by head of
 
     role      one of WORDS["roles"]
@@ -39,13 +39,13 @@ def head_roles(trace: TraceData) -> list[list[dict[str, Any]]]:
     bounds    which of them are lower bounds
     null      {measure: [mean, standard deviation]} of random weights of the same entropy
     """
-    layers: list[list[dict[str, Any]]] = [[] for _ in trace.layers]
+    layers: list[list[JsonObject]] = [[] for _ in trace.layers]
     for head in roles_of(trace):
         layers[head.layer].append(_shown(head))
     return layers
 
 
-def _shown(head: HeadRole) -> dict[str, Any]:
+def _shown(head: HeadRole) -> JsonObject:
     scores, nulls, deviations = _known(head.scores), _known(head.nulls), _known(head.sds)
     return {
         "role": head.role,

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from weft.errors import InputError, optional_package
+from weft.formats.files import JsonObject
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.bundle import script, style
@@ -21,7 +22,7 @@ __all__ = [
     "graph_bundle", "graph_display", "graph_trace", "trace_bundle", "trace_display", "widget",
 ]  # fmt: skip
 
-Bundle = tuple[dict[str, Any], dict[str, Any]]
+Bundle = tuple[JsonObject, JsonObject]
 
 
 def widget(trace: TraceData, start: str = "", title: str = "") -> Any:

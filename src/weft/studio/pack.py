@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.studio.arrays import BLOCK, SHORT, LayerArrays
 from weft.studio.collection import Collection, Example
 
@@ -78,7 +79,7 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
                 yield f"history/layers/{number}/{name}", _packed(array, width=1)
 
 
-def _description(example: Example) -> dict[str, Any]:
+def _description(example: Example) -> JsonObject:
     """As a page has it: nothing comes later."""
     found = example.description()
     for number, layer in enumerate(found["layers"]):

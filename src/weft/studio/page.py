@@ -7,10 +7,9 @@ import hashlib
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from weft.errors import InputError
-from weft.formats.files import atomic_file
+from weft.formats.files import JsonMapping, atomic_file
 from weft.formats.trace import TraceData
 from weft.studio.bundle import script, style
 from weft.studio.collection import Collection, Example, as_json, name_of
@@ -47,10 +46,10 @@ def export_page(
     title: str = "weft",
     *,
     names: Sequence[str] | None = None,
-    history: Sequence[Mapping[str, Any]] | None = None,
+    history: Sequence[JsonMapping] | None = None,
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     probe: TraceData | None = None,
-    summary: Mapping[str, Any] | None = None,
+    summary: JsonMapping | None = None,
 ) -> None:
     """Write one HTML file that shows traces in a browser, offline, with nothing beside it.
 
@@ -92,10 +91,10 @@ def collect(
     title: str = "weft",
     *,
     names: Sequence[str] | None = None,
-    history: Sequence[Mapping[str, Any]] | None = None,
+    history: Sequence[JsonMapping] | None = None,
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     probe: TraceData | None = None,
-    summary: Mapping[str, Any] | None = None,
+    summary: JsonMapping | None = None,
 ) -> Collection:
     """What is to be shown; takes what `export_page` takes."""
     if names is not None and len(names) != len(traces):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from weft.analysis.heads.formation import trace_of_snapshot
 from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
+from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.history import History, LayerSnapshot
 from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
@@ -85,7 +85,7 @@ def _open_run(run: RunFolder) -> Collection:
     return collection
 
 
-def loss_curves(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+def loss_curves(reports: Sequence[JsonMapping]) -> dict[str, list[tuple[float, float]]]:
     """The losses of a run's metrics: {"training loss": [(step, loss), ...], ...}."""
     curves = {}
     for title, name in (("training loss", "loss"), ("validation loss", "validation_loss")):
@@ -100,10 +100,10 @@ def probe_trace(history: History) -> TraceData:
     return trace_of_snapshot(history[history.steps[-1]])
 
 
-def run_snapshots(history: History) -> list[dict[str, Any]]:
+def run_snapshots(history: History) -> list[JsonObject]:
     """A run's snapshots as `weft.studio.page.export_page` takes them."""
 
-    def of_layer(layer: LayerSnapshot) -> dict[str, Any]:
+    def of_layer(layer: LayerSnapshot) -> JsonObject:
         queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
         group = queries.shape[0] // keys.shape[0]
         product = queries @ keys.repeat_interleave(group, 0).transpose(1, 2)

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import WeftError
+from weft.formats.files import JsonObject
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, Example, as_json
@@ -86,7 +87,7 @@ class LocalOnly:
 
 # Decimal digits only: a path is one thing, not many spellings of it.
 Number = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-_MISSING: dict[int | str, dict[str, Any]] = {
+_MISSING: dict[int | str, JsonObject] = {
     304: {"description": "Not modified: the browser has it already."},
     403: {"description": "Asked under a name that is not this machine's."},
     404: {"description": "There is no such piece."},

@@ -15,12 +15,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.matrix.blocks import reduced
@@ -75,11 +76,11 @@ class MatrixTiles:
                     part = sums.numpy() / _rows_of(len(rows), size)[:, None]
         return bytes(np.ascontiguousarray(part, dtype="<f2").tobytes())
 
-    def cell(self, number: int, head: int, row: int, column: int) -> dict[str, Any]:
+    def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
         """One weight, its score, and its rank among the weights of its row, from 1."""
         arrays = self._arrays[number]
         lse, count = float(arrays.lse[head, row]), int(arrays.count[head, row])
-        found: dict[str, Any] = {"count": count, "below": None, "hidden": False, "rank": None}
+        found: JsonObject = {"count": count, "below": None, "hidden": False, "rank": None}
         matrix = self.matrix(number)
         if matrix is None:
             return found | _kept_cell(arrays, head, row, column, lse)
@@ -188,7 +189,7 @@ def _kept_blocks(arrays: LayerArrays, head: int, size: int) -> tuple[Tensor, Ten
     return torch.from_numpy(maxima.reshape(high, wide)), torch.from_numpy(sums.reshape(high, wide))
 
 
-def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> dict[str, Any]:
+def _kept_cell(arrays: LayerArrays, head: int, row: int, column: int, lse: float) -> JsonObject:
     """A cell as far as the kept edges tell."""
     (places,) = np.nonzero(arrays.keys[head, row] == column)
     if len(places):

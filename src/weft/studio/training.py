@@ -24,6 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array
 
@@ -40,13 +41,13 @@ _MEASURES = ("norm", "effective_rank", "symmetry", "left_out")
 class TrainingHistory:
     """See above: the description, and the arrays of each layer."""
 
-    description: dict[str, Any]
+    description: JsonObject
     weights: dict[int, bytes]
     products: dict[int, bytes]
 
 
 def training_history(
-    snapshots: Sequence[Mapping[str, Any]],
+    snapshots: Sequence[JsonMapping],
     curves: Mapping[str, Sequence[tuple[float, float]]],
     probe: TraceData,
 ) -> TrainingHistory:
@@ -112,10 +113,10 @@ def _array(value: Any) -> Array:
 
 
 def _layer(
-    layer: TraceLayer, entries: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], bytes | None, bytes | None]:
+    layer: TraceLayer, entries: Sequence[JsonMapping]
+) -> tuple[JsonObject, bytes | None, bytes | None]:
     """The description of a layer along the training, its weights and its products."""
-    found: dict[str, Any] = {
+    found: JsonObject = {
         "name": layer.name,
         "kind": layer.kind,
         "index": layer.index,

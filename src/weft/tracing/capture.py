@@ -15,6 +15,7 @@ from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.watching import layers_of
+from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
 from weft.tracing.model_state import evaluation_mode, recording_alone, unwrapped
@@ -40,7 +41,7 @@ __all__ = ["trace"]
 
 def trace(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor | str,
+    inputs: Inputs | Tensor | str,
     *,
     tokenizer: Any = None,
     keep: Keep = Top(32),  # noqa: B008 - frozen
@@ -49,7 +50,7 @@ def trace(
     save: Path | str | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
-    generate: int | Mapping[str, Any] | None = None,
+    generate: int | Inputs | None = None,
     verify: Verify = None,
 ) -> TraceData | list[TraceData]:
     """Run a model once and catch the attention graph of every layer.
@@ -125,9 +126,9 @@ def trace(
 
 def _weft_trace(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor,
+    inputs: Inputs | Tensor,
     options: TraceOptions,
-    generate: int | Mapping[str, Any] | None,
+    generate: int | Inputs | None,
 ) -> TraceData | list[TraceData]:
     """Trace a model of weft's layers."""
     keep = options.keep

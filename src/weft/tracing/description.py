@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from weft.formats.files import JsonObject
 from weft.tracing.sources.transformers import is_transformers_model, transformers
 
 __all__ = ["describe", "weights_digest"]
 
 
-def describe(model: nn.Module) -> dict[str, Any]:
+def describe(model: nn.Module) -> JsonObject:
     """Its name, class, type and size, and the version of the library."""
     kind, config = type(model), getattr(model, "config", None)
     if not is_transformers_model(model):

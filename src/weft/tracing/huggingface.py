@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep, Top
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
@@ -40,7 +42,7 @@ __all__ = ["trace_huggingface", "verify_inputs"]
 
 def trace_huggingface(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor | str,
+    inputs: Inputs | Tensor | str,
     *,
     tokenizer: Any = None,
     keep: Keep = Top(32),  # noqa: B008 - frozen
@@ -49,10 +51,10 @@ def trace_huggingface(
     save: Path | str | None = None,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
-    generate: int | Mapping[str, Any] | None = None,
+    generate: int | Inputs | None = None,
     verify: Verify = None,
-    verification: Mapping[str, Any] | None = None,
-    description: Mapping[str, Any] | None = None,
+    verification: JsonMapping | None = None,
+    description: JsonMapping | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> TraceData | list[TraceData]:
     """Run a model of Transformers once and catch the attention graph of every layer.
@@ -100,11 +102,11 @@ def trace_huggingface(
 
 def _one_pass(
     model: nn.Module,
-    given: dict[str, Any],
+    given: Arguments,
     offsets: list[list[int]] | None,
     options: TraceOptions,
-    says: Mapping[str, Any],
-    verification: Mapping[str, Any] | None,
+    says: JsonMapping,
+    verification: JsonMapping | None,
     progress: Callable[[str, int, int | None], None] | None,
 ) -> TraceData | list[TraceData]:
     """Trace one pass over the inputs, layer by layer."""
@@ -156,12 +158,12 @@ def _one_pass(
 
 def verify_inputs(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor | str,
+    inputs: Inputs | Tensor | str,
     tokenizer: Any,
     keep: Keep,
     verify: Verify,
     generates: bool = False,
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """As `verify_transformer`, for inputs as `trace_huggingface` takes them."""
     given, _ = _as_inputs(model, inputs, tokenizer)
     _check(model, given, generates)
@@ -187,9 +189,7 @@ def _tell(
     progress(path, number, expected if expected is None or number < expected else None)
 
 
-def _generation(
-    model: nn.Module, given: dict[str, Any], generate: int | Mapping[str, Any]
-) -> dict[str, Any]:
+def _generation(model: nn.Module, given: Arguments, generate: int | Inputs) -> Arguments:
     """The options of the model's `generate`, so that it reads every token that was asked for."""
     if not isinstance(generate, Mapping) and whole_number(generate) is None:
         raise InputError(
@@ -235,8 +235,8 @@ def _generation(
 
 
 def _as_inputs(
-    model: nn.Module, inputs: Mapping[str, Any] | Tensor | str, tokenizer: Any
-) -> tuple[dict[str, Any], list[list[int]] | None]:
+    model: nn.Module, inputs: Inputs | Tensor | str, tokenizer: Any
+) -> tuple[Arguments, list[list[int]] | None]:
     """The arguments of the model, with a batch dimension; and where tokens are in a text."""
     offsets = None
     if isinstance(inputs, str):
@@ -271,7 +271,7 @@ def _as_inputs(
     return given, offsets
 
 
-def _check(model: nn.Module, given: Mapping[str, Any], generates: bool) -> None:
+def _check(model: nn.Module, given: Inputs, generates: bool) -> None:
     """Raise an InputError for inputs that the model cannot read."""
     tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
     if not tensors:

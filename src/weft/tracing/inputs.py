@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
+from weft.tracing.arguments import Arguments, Inputs
 
 __all__ = [
     "batch_of",
@@ -35,7 +36,7 @@ _OF_MODELS = (
 _BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values")
 
 
-def batch_of(inputs: Mapping[str, Any]) -> int:
+def batch_of(inputs: Inputs) -> int:
     """How many inputs a batch holds."""
     tensors = {
         name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim
@@ -131,7 +132,7 @@ def _vocabulary(model: Any) -> int | None:
 
 
 @contextmanager
-def explained(model: nn.Module, inputs: Mapping[str, Any], run: str = "") -> Iterator[None]:
+def explained(model: nn.Module, inputs: Inputs, run: str = "") -> Iterator[None]:
     """Say in one line why a model fails on its inputs, in the block that runs it.
 
     run: what it does, "generate"; empty: it reads.
@@ -154,7 +155,7 @@ def explained(model: nn.Module, inputs: Mapping[str, Any], run: str = "") -> Ite
         ) from error
 
 
-def _mistake(model: nn.Module, inputs: Mapping[str, Any]) -> str | None:
+def _mistake(model: nn.Module, inputs: Inputs) -> str | None:
     """What is wrong with inputs on which a model failed, where that can be seen."""
     for prefix in ("", "decoder_"):
         ids, vectors = inputs.get(f"{prefix}input_ids"), inputs.get(f"{prefix}inputs_embeds")
@@ -201,7 +202,7 @@ def _width(model: Any) -> int | None:
 _IDS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 
 
-def prefix_of(inputs: Mapping[str, Any], tokens: int | None) -> tuple[dict[str, Any], int]:
+def prefix_of(inputs: Inputs, tokens: int | None) -> tuple[Arguments, int]:
     """The inputs cut to so many positions of each text, and the positions that are left.
 
     Left is the longest of the texts; 0 where there is no text. Where the inputs hold more than
@@ -212,7 +213,7 @@ def prefix_of(inputs: Mapping[str, Any], tokens: int | None) -> tuple[dict[str, 
     whole = max((length for _, length in lengths.values()), default=0)
     if tokens is None or whole <= tokens:
         return dict(inputs), whole
-    cut: dict[str, Any] = {}
+    cut: Arguments = {}
     for name, value in inputs.items():
         # `decoder_attention_mask` goes with `decoder_input_ids`.
         texts = [text for text in lengths if text.startswith("decoder_") == _of_decoder(name)]
@@ -240,7 +241,7 @@ def _of_decoder(name: str) -> bool:
     return name.startswith("decoder_") or name == "labels"
 
 
-def _span(inputs: Mapping[str, Any], text: str, tokens: int) -> slice:
+def _span(inputs: Inputs, text: str, tokens: int) -> slice:
     """The positions that are taken: where a text is padded on the left, half of them are real."""
     length = inputs[text].shape[1]
     name = "decoder_attention_mask" if text.startswith("decoder_") else "attention_mask"
@@ -267,7 +268,7 @@ def _part(value: Tensor, shape: tuple[int, ...], span: slice) -> Tensor | None:
     return None
 
 
-def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
+def copied(inputs: Inputs) -> Arguments:
     """The inputs for one run: a cache among them is a copy, for the run changes it."""
     return {
         name: copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
@@ -275,7 +276,7 @@ def copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hidden_positions(inputs: Mapping[str, Any]) -> list[Tensor]:
+def hidden_positions(inputs: Inputs) -> list[Tensor]:
     """The masks of the inputs that say which positions are padding, (batch, length)."""
     return [
         value == 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import InputError
+from weft.formats.files import JsonObject
 from weft.formats.tokens import Tokens, texts_of
 
 __all__ = ["texts_known", "token_names"]
@@ -145,7 +146,7 @@ def _byte(character: str) -> bytes | None:
     return None if number is None else bytes([number])
 
 
-def _parts(component: Any) -> list[dict[str, Any]]:
+def _parts(component: Any) -> list[JsonObject]:
     """What a decoder or a pre-tokenizer of the tokenizers library is made of."""
     if component is None:
         return []

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError, WeftError
-from weft.formats.files import cannot_read, check_file, is_there, read_json
+from weft.formats.files import JsonObject, cannot_read, check_file, is_there, read_json
+from weft.tracing.arguments import Arguments
 from weft.tracing.inputs import token_limit
 from weft.tracing.locating import Located, locate, why_unreachable
 from weft.tracing.sources.transformers import transformers
@@ -86,7 +87,7 @@ def _load(
 ) -> tuple[Any, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
     # Code that a model brings along is never run.
-    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": from_disk}
+    options: JsonObject = {"trust_remote_code": False, "local_files_only": from_disk}
     tokenizer = None
     if text:
         tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
@@ -114,7 +115,7 @@ def _load(
     return loaded, tokenizer
 
 
-def _check_weights(model: nn.Module, report: dict[str, Any], predicting: bool) -> None:
+def _check_weights(model: nn.Module, report: JsonObject, predicting: bool) -> None:
     """Raise a DataError where weights that were not saved would be drawn at random.
 
     Not of parts that no attention reads, such as a pooler, unless the model is to predict.
@@ -212,7 +213,7 @@ def _check_memory(folder: Path, weights: int) -> None:
 
 def text_inputs(
     model: nn.Module, tokenizer: Any, text: str, target: str | None, generates: bool = False
-) -> dict[str, Any] | str:
+) -> Arguments | str:
     """What `weft.trace` reads for a text, and for an encoder-decoder its target.
 
     generates: whether the model is to write the target itself.
@@ -244,7 +245,7 @@ def text_inputs(
 
 def image_inputs(
     source: str, model: nn.Module, image: Any, text: str | None
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[Arguments, Any]:
     """What `weft.trace` reads for an image, by the model's own processor; and the tokenizer.
 
     Args:
@@ -288,7 +289,7 @@ def image_inputs(
 
 def split_windows(
     model: nn.Module, tokenizer: Any, text: str, window: int, overlap: int | None
-) -> list[dict[str, Any]]:
+) -> list[Arguments]:
     """A text in overlapping windows, each as a model reads it, special tokens and offsets included.
 
     Args:

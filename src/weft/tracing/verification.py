@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.formats.files import JsonObject
 from weft.mechanism.graph import Keep
 from weft.mechanism.watching import layers_of, watching
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
 from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
 from weft.tracing.options import Verify, tokens_to_verify
@@ -46,12 +48,12 @@ __all__ = [
 
 def verify_transformer(
     model: nn.Module,
-    given: Mapping[str, Any],
+    given: Inputs,
     keep: Keep,
     verify: Verify,
     generates: bool = False,
     part: nn.Module | None = None,
-) -> dict[str, Any] | None:
+) -> JsonObject | None:
     """Hold a model of Transformers, as it is traced, against itself without weft.
 
     generates: whether the inputs are a prompt, of an encoder-decoder the source alone.
@@ -69,7 +71,7 @@ def verify_transformer(
 
 
 def untouched_transformer(
-    model: nn.Module, given: Mapping[str, Any], verify: Verify, part: nn.Module | None = None
+    model: nn.Module, given: Inputs, verify: Verify, part: nn.Module | None = None
 ) -> UntouchedRun | None:
     """Let a model of Transformers, or a part of it, read its inputs untouched.
 
@@ -82,10 +84,10 @@ def untouched_transformer(
 
 def as_traced(
     model: nn.Module, keep: Keep, part: nn.Module | None = None
-) -> Callable[[Mapping[str, Any], Comparison], None]:
+) -> Callable[[Inputs, Comparison], None]:
     """What runs a model, or a part of it, as it is traced, for `verify_prefix`."""
 
-    def traced(inputs: Mapping[str, Any], comparison: Comparison) -> None:
+    def traced(inputs: Inputs, comparison: Comparison) -> None:
         if routes(model):
             # Every layer, not only those that are wanted: each could be at fault.
             with routed(model, CallRecorder(comparison.edges, keep, None, lambda: False)):
@@ -99,7 +101,7 @@ def as_traced(
     return traced
 
 
-def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+def _as_prompt(model: nn.Module, given: Inputs) -> Arguments:
     """The arguments of the first pass of generation, as a pass of its own."""
     prompt = {**given, "use_cache": False}
     config: Any = model.config
@@ -114,9 +116,7 @@ def _as_prompt(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     return prompt
 
 
-def verify_own(
-    model: nn.Module, inputs: Mapping[str, Any], keep: Keep, verify: Verify
-) -> dict[str, Any] | None:
+def verify_own(model: nn.Module, inputs: Inputs, keep: Keep, verify: Verify) -> JsonObject | None:
     """Run a model of weft's layers observed and unobserved, on the beginning of its inputs.
 
     Observed, a layer computes with `weft.attend`, else with `weft.attention`.
@@ -130,12 +130,10 @@ def verify_own(
     return untouched.says()
 
 
-def untouched_own(
-    model: nn.Module, inputs: Mapping[str, Any], verify: Verify
-) -> UntouchedRun | None:
+def untouched_own(model: nn.Module, inputs: Inputs, verify: Verify) -> UntouchedRun | None:
     """Let a model of weft's layers read its inputs unobserved; returns as `run_untouched`."""
 
-    def cut(given: Mapping[str, Any], tokens: int | None) -> tuple[dict[str, Any], int]:
+    def cut(given: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         part = {
             name: value[:, :tokens] if isinstance(value, Tensor) and value.ndim == 2 else value
             for name, value in given.items()
@@ -147,10 +145,10 @@ def untouched_own(
         return run_untouched(model, inputs, verify, dict(layers_of(model)), cut)
 
 
-def as_observed(model: nn.Module, keep: Keep) -> Callable[[Mapping[str, Any], Comparison], None]:
+def as_observed(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], None]:
     """What runs a model of weft's layers observed, for `verify_prefix`."""
 
-    def traced(part: Mapping[str, Any], comparison: Comparison) -> None:
+    def traced(part: Inputs, comparison: Comparison) -> None:
         with observed(model, keep, lambda call, graph: None):
             model(**part)
 
@@ -167,7 +165,7 @@ class UntouchedRun:
         self,
         model: nn.Module,
         modules: Mapping[str, nn.Module],
-        inputs: dict[str, Any],
+        inputs: Arguments,
         tokens: int,
         whole: bool,
         untouched: Untouched,
@@ -209,7 +207,7 @@ class UntouchedRun:
 
         return both
 
-    def says(self) -> dict[str, Any]:
+    def says(self) -> JsonObject:
         """What a trace says of how it was verified.
 
         Returns: "tokens" (positions of the text that were read; 0 where there is none), "whole"
@@ -228,10 +226,10 @@ class UntouchedRun:
 
 def run_untouched(
     model: nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Inputs,
     verify: Verify,
     modules: Mapping[str, nn.Module],
-    cut: Callable[[Mapping[str, Any], int | None], tuple[dict[str, Any], int]] = prefix_of,
+    cut: Callable[[Inputs, int | None], tuple[Arguments, int]] = prefix_of,
 ) -> UntouchedRun | None:
     """Let a model read the beginning of its inputs with its own attention.
 
@@ -265,9 +263,7 @@ def run_untouched(
     return UntouchedRun(model, modules, part, tokens, tokens == length, untouched)
 
 
-def verify_prefix(
-    untouched: UntouchedRun, traced: Callable[[Mapping[str, Any], Comparison], object]
-) -> None:
+def verify_prefix(untouched: UntouchedRun, traced: Callable[[Inputs, Comparison], object]) -> None:
     """Run a model once more on what it has read untouched, as it will be traced, and compare.
 
     Raises: VerificationError: something differs by more than rounding explains.
@@ -280,9 +276,7 @@ def verify_prefix(
         traced(copied(untouched.inputs), comparison)
 
 
-def _run_untouched(
-    model: nn.Module, inputs: Mapping[str, Any], paths: Mapping[int, str]
-) -> Untouched:
+def _run_untouched(model: nn.Module, inputs: Inputs, paths: Mapping[int, str]) -> Untouched:
     """Run a model with its own attention, and keep what its attention modules give."""
     untouched = Untouched()
 

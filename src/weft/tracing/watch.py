@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.watching import layers_of
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import recording_alone, unwrapped
@@ -48,7 +50,7 @@ class WatchedTransformer(Watched):
         keep: Keep,
         queries_keys: bool,
         layers: Sequence[int | str] | None,
-        description: Mapping[str, Any] | None,
+        description: JsonMapping | None,
         offsets: list[list[int]] | None = None,
         verify: Verify = False,
     ) -> None:
@@ -70,7 +72,7 @@ class WatchedTransformer(Watched):
         #: Paths of layers that ran outside of these.
         self.outside: list[str] = []
         #: See Trace.verification.
-        self.verification: Mapping[str, Any] | None = None
+        self.verification: JsonMapping | None = None
         #: Whether all that the model does is one text: a second one is an error.
         self.one_text = False
         self._texts = 0
@@ -118,7 +120,7 @@ class WatchedTransformer(Watched):
         if self.verification is not None and not self.one_text:
             self.verification = ON_ANOTHER_TEXT if self._verify is False else None
 
-    def _check(self, arguments: Mapping[str, Any], before: int, part: nn.Module) -> None:
+    def _check(self, arguments: Inputs, before: int, part: nn.Module) -> None:
         """Verify the model on the first text that it reads, and its encoder on what that reads."""
         encodes = not self._is_model(part)
         if self._verify is False:
@@ -154,7 +156,7 @@ class WatchedTransformer(Watched):
         """Whether a module is the model, or its base: not its encoder alone."""
         return module is self._model or module is getattr(self._model, "base_model", None)
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], given: Arguments) -> None:
         """The model, its base or its encoder is called."""
         if self._verifying:
             return
@@ -200,10 +202,10 @@ class _Text:
         self.decoded = False
         #: Tokens of the first pass.
         self.prompt: int | None = None
-        self._given: dict[str, Any] = {}
+        self._given: Arguments = {}
         self._ids: dict[str, list[Tensor]] = {}
 
-    def new_pass(self, arguments: Mapping[str, Any], before: int, model: bool) -> None:
+    def new_pass(self, arguments: Inputs, before: int, model: bool) -> None:
         """Another pass with these arguments, after so many positions."""
         self.recorder.new_pass()
         self.passes.new_pass(before)
@@ -219,7 +221,7 @@ class _Text:
                 self._given[name] = value.detach()
         self.decoded = self.decoded or model
 
-    def inputs(self, model: nn.Module) -> dict[str, Any]:
+    def inputs(self, model: nn.Module) -> Arguments:
         """The arguments of the model as one pass over the whole text would take them."""
         found = dict(self._given)
         for name, parts in self._ids.items():
@@ -257,7 +259,7 @@ def watch(
     keep: Keep = Top(32),  # noqa: B008 - frozen
     queries_keys: bool = True,
     layers: Sequence[int | str] | None = None,
-    description: Mapping[str, Any] | None = None,
+    description: JsonMapping | None = None,
     verify: Verify = None,
 ) -> Iterator[Watched]:
     """Trace whatever a model does in a block of code.

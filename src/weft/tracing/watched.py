@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.watching import watching as observing
+from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
 from weft.tracing.options import Verify
 from weft.tracing.recording.layer_call import LayerCall
@@ -93,7 +95,7 @@ class WatchedWeftModel(Watched):
         self._model, self._tokenizer, self._queries_keys = model, tokenizer, queries_keys
         self._keep, self._layers = keep, layers
         self._verify: Verify = verify
-        self._verification: Mapping[str, Any] | None = None
+        self._verification: JsonMapping | None = None
         self._observer = LayerObserver(model, Top(0), self._receive)
         self._text: _Text | None = None
         self._verifying = self._running = False
@@ -126,7 +128,7 @@ class WatchedWeftModel(Watched):
         else:
             self._text.recorder.take(call, graph)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], given: Arguments) -> None:
         if self._verifying:
             return
         bound = inspect.signature(self._model.forward).bind(*args, **given)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.errors import DataError, InputError, ShapeError
 from weft.formats.arrays import read_npz
-from weft.formats.files import read_json
+from weft.formats.files import JsonObject, read_json
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.worked import Projections
 
@@ -233,7 +233,7 @@ class Matrices:
         return torch.from_numpy(generator.integers(-2, 3, shape) / 2)
 
 
-def read_matrices(path: Path) -> dict[str, Any]:
+def read_matrices(path: Path) -> JsonObject:
     """Matrices by their names, of a .npz or a .json file; a JSON file may have the sentence too.
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.

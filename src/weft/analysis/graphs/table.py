@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from weft.analysis.graphs.spectrum import energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.interval import Source, check_numbers, left_out
 from weft.errors import InputError, optional_package
+from weft.formats.files import JsonObject
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -67,7 +68,7 @@ def graph_measures(
         import pandas
     if by not in ("head", "layer"):
         raise InputError(f'measures: by={by!r}; expected "head" or "layer".')
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for number, layer in enumerate(trace.layers):
         source, name = _source(layer, exact)
         found = _by_head if by == "head" else _by_layer
@@ -99,14 +100,12 @@ def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
     return layer.matrix, "exact"
 
 
-def _by_head(
-    layer: TraceLayer, source: Source, share: float, threshold: float
-) -> list[dict[str, Any]]:
+def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) -> list[JsonObject]:
     heads, queries, keys = layer.shape
     got, hitters = received(source), heavy_hitters(source, share)
     rank = energy_rank(source)
     entropy = layer.graph.entropy.double().mean(-1)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for head in range(heads):
         best = int(got.middle[head].argmax())
         rows.append(
@@ -141,13 +140,13 @@ def _by_head(
 
 def _by_layer(
     layer: TraceLayer, source: Source, share: float, threshold: float
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     _, queries, keys = layer.shape
     got = received(source)
     hitters = heavy_hitters(source, share, together=True)
     rank = energy_rank(source)
     best = int(got.middle.mean(0).argmax())
-    row: dict[str, Any] = {
+    row: JsonObject = {
         "entropy": float(layer.graph.entropy.double().mean()),
         **_named("received", layer, best),
         **_share(source, got.lower.sum(0), got.upper.sum(0), None, best),
@@ -194,5 +193,5 @@ def _share(
     }
 
 
-def _named(measure: str, layer: TraceLayer, key: int) -> dict[str, Any]:
+def _named(measure: str, layer: TraceLayer, key: int) -> JsonObject:
     return {f"{measure}_key": key, f"{measure}_token": shown(layer.key_tokens)[key]}

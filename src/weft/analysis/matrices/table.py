@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
 from weft.analysis.matrices.projections import LayerMatrices, matrices_of_snapshot
 from weft.errors import InputError, optional_package
+from weft.formats.files import JsonObject
 from weft.formats.history import History
 from weft.mechanism.spectra import finite
 
@@ -34,7 +35,7 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
         import pandas
     if by not in ("head", "layer"):
         raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for number, layer in enumerate(layers):
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             if (matrix := getattr(layer, name)) is not None:
@@ -70,9 +71,9 @@ def history_measures(
     return pandas.concat(tables, ignore_index=True)
 
 
-def _by_head(layer: LayerMatrices) -> dict[str, Any]:
+def _by_head(layer: LayerMatrices) -> JsonObject:
     qk = qk_circuit(layer)
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     if _is_square(qk):
         found["symmetry"] = qk.symmetry()
     found |= {
@@ -93,7 +94,7 @@ def _by_head(layer: LayerMatrices) -> dict[str, Any]:
     return found
 
 
-def _by_layer(layer: LayerMatrices, of_heads: dict[str, Any]) -> dict[str, float]:
+def _by_layer(layer: LayerMatrices, of_heads: JsonObject) -> dict[str, float]:
     qk = qk_circuit(layer).together()
     found = {name: float(of.mean()) for name, of in of_heads.items()}
     if "symmetry" in found:

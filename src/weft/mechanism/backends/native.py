@@ -6,6 +6,7 @@ native/forward.h and native/backward.h. Results do not depend on the number of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
 from weft.mechanism.backends.native_forward import forward, forward_graph
 from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
-from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
@@ -75,6 +75,11 @@ def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
     return gradients(native, saved, incoming, ctx.needs_input_grad[-count:])
 
 
+# An autograd function's results, as its `forward` gives them.
+_attention: Callable[..., tuple[Tensor, Tensor]] = _Attention.apply
+_attend: Callable[..., tuple[Tensor, ...]] = _Attend.apply
+
+
 def _wants_gradients(native: NativeCall) -> bool:
     return torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in native.tensors
@@ -86,7 +91,7 @@ def attention(call: AttentionCall) -> Output:
     native = prepare(call)
     if not _wants_gradients(native):
         return forward(native, with_lse=False)[0]
-    return applied(_Attention, native, *native.tensors)[0]
+    return _attention(native, *native.tensors)[0]
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
@@ -94,7 +99,7 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     native = prepare(call)
     k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
-        rows = Rows(*applied(_Attend, native, k, *native.tensors))
+        rows = Rows(*_attend(native, k, *native.tensors))
     else:
         rows = forward_graph(native, k)
     return rows.output, rows.with_places(k).graph(call)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.formats.files import JsonObject
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.grid import Grid
 from weft.mechanism.masks import Mask
@@ -56,7 +56,7 @@ class LayerCall:
     weights_only: bool = False
     grids: tuple[Grid, Grid] | None = None
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> JsonObject:
         """The keywords of `weft.attend`."""
         names = ("mask", "bias", "relative", "scale", "softcap", "sinks")
         return {name: getattr(self, name) for name in names}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.formats.files import JsonMapping
 from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.formats.trace_writer import TraceWriter
@@ -160,7 +160,7 @@ class LayerMaker:
             self.writer.not_traced = not_traced
 
     def traces(
-        self, model: Mapping[str, Any], verification: Mapping[str, Any] | None = None
+        self, model: JsonMapping, verification: JsonMapping | None = None
     ) -> list[TraceData]:
         """The trace of each input, of what was held.
 

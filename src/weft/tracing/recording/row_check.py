@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from weft.errors import VerificationError
+from weft.formats.files import JsonObject
 from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
 from weft.mechanism.positions import ALiBi, Relative, Shaw
@@ -139,9 +138,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
     return largest
 
 
-def _terms(
-    relative: Relative | None, query: Tensor, row: int, length: int
-) -> dict[str, Any] | None:
+def _terms(relative: Relative | None, query: Tensor, row: int, length: int) -> JsonObject | None:
     """What relative positions add to the scores of a row; query: (heads, depth)."""
     if relative is None:
         return {}

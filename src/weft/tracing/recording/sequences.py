@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.grid import Grid
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.names import texts_known, token_names
 
 __all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on_device_of"]
@@ -65,7 +66,7 @@ class Sequences:
     def __init__(
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: Inputs,
         tokenizer: Any,
         offsets: list[list[int]] | None = None,
         prompt: int | None = None,
@@ -250,10 +251,10 @@ class Sequences:
         return grid.names(), {**grid.places()}
 
 
-def on_device_of(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     """The inputs where the model is, token ids with a batch dimension."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    given: dict[str, Any] = {}
+    given: Arguments = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             value = value.to(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
+from weft.tracing.arguments import Inputs
 from weft.tracing.inputs import batch_of
 from weft.tracing.noticing import takes_attention
 from weft.tracing.recording.layer_call import LayerCall
@@ -27,7 +28,7 @@ __all__ = ["run_dense"]
 Receive = Callable[[LayerCall], object]
 
 
-def run_dense(model: nn.Module, inputs: Mapping[str, Any], receive: Receive) -> None:
+def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
     """Run a model of Transformers and hand over the dense weights of each layer as its call.
 
     Args:

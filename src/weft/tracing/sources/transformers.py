@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, as_mask, causal
+from weft.tracing.arguments import Arguments
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.score_terms import as_rule, ranges_of
 from weft.tracing.recording.sequences import layer_kind
@@ -230,7 +231,7 @@ def _own_output(
     function: Callable[..., Any],
     call: LayerCall,
     own_mask: Tensor | None,
-    options: dict[str, Any],
+    options: Arguments,
     rows: Tensor,
 ) -> Tensor:
     """The output of a model's own attention function for some rows of a call.

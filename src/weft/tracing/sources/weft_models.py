@@ -15,6 +15,7 @@ from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.observe import Observation
 from weft.mechanism.watching import layers_of, watching
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import Sequences, on_device_of
 
@@ -75,7 +76,7 @@ def observed(
         yield observer
 
 
-def as_inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str, Any]:
+def as_inputs(model: nn.Module, inputs: Inputs | Tensor) -> Arguments:
     """The inputs by the names of the model's arguments, ids with a batch dimension."""
     if isinstance(inputs, Tensor):
         first = next(iter(inspect.signature(model.forward).parameters), None)
@@ -90,7 +91,7 @@ def as_inputs(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> dict[str,
     return on_device_of(model, inputs)
 
 
-def sequences_of(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+def sequences_of(inputs: Inputs) -> dict[str, Tensor]:
     """What a model reads among its arguments, by their names: token ids, (batch, length); or, if
     there are none, images, (batch, channels, rows, columns).
 
@@ -152,7 +153,7 @@ def named_sequences(
         if isinstance(tokenizer, Mapping):
             tokenizer = tokenizer.get(first)
     padding = getattr(model, "padding", None)
-    inputs: dict[str, Any] = {}
+    inputs: Arguments = {}
     for name, argument in names.items():
         inputs[argument] = ids[name]
         if padding is not None:
