@@ -52,17 +52,20 @@ class LayerWeights:
         self.complete = bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
         self.exact = exact
         if exact and not self.complete and self.matrix is None:
-            raise InputError(
-                f"layer {layer.name}: its weights are not known exactly: {layer.no_matrix}. Trace "
-                "the model with queries_keys=True or keep=All(), or leave exact out for bounds."
-            )
+            raise self._not_exact()
+
+    def _not_exact(self) -> InputError:
+        return InputError(
+            f"layer {self.layer.name}: its weights are not known exactly: {self.layer.no_matrix}. "
+            "Trace the model with queries_keys=True or keep=All(), or leave exact out for bounds."
+        )
 
     @cached_property
-    def _queries_keys(self) -> tuple[Tensor, Tensor] | None:
+    def _queries_keys(self) -> tuple[Tensor, Tensor]:
         """In float32, (heads, positions, depth) both."""
         queries, keys = self.layer.queries, self.layer.keys
         if queries is None or keys is None:
-            return None
+            raise self._not_exact()
         return queries.float(), repeat_kv_heads(keys.float()[None], queries.shape[0])[0]
 
     @cached_property
@@ -79,14 +82,21 @@ class LayerWeights:
         return self.layer.matrix
 
     @property
+    def _whole_matrix(self) -> AttentionMatrix:
+        """The exact operator, where it was found to be there before."""
+        if self.matrix is None:
+            raise self._not_exact()
+        return self.matrix
+
+    @property
     def source(self) -> str:
         """Where masses come from: "exact"; "rounded" (of stored half precision); or "bound"."""
         if self.complete:
             return "exact"
         if self.exact is False or not (self._cells_known or (self._whole and self.matrix)):
             return "bound"
-        assert self.layer.queries is not None
-        return "rounded" if self.layer.queries.dtype in _HALF else "exact"
+        stored = self.layer.queries
+        return "rounded" if stored is not None and stored.dtype in _HALF else "exact"
 
     @property
     def _whole(self) -> bool:
@@ -172,7 +182,6 @@ class LayerWeights:
 
     def _add_pairs(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add the weights of single cells to their rows."""
-        assert self._queries_keys is not None
         inside = (columns >= self.allowed.first[rows]) & (columns < self.allowed.end[rows])
         rows, columns = rows[inside], columns[inside]
         queries, keys = self._queries_keys
@@ -184,7 +193,6 @@ class LayerWeights:
 
     def _add_block(self, total: Tensor, rows: Tensor, columns: Tensor, without: int | None) -> None:
         """Add the weights of every given column to every given row."""
-        assert self._queries_keys is not None
         queries, keys = self._queries_keys
         of_columns = keys[:, columns].transpose(1, 2)
         size = max(1, BLOCK_CELLS // max(1, queries.shape[0] * len(columns)))
@@ -207,15 +215,15 @@ class LayerWeights:
 
     def _from_tiles(self, pattern: Pattern) -> Tensor:
         """The mass from every cell of the matrix, some rows at a time."""
-        assert self.matrix is not None
-        heads, queries, keys = self.matrix.shape
+        matrix = self._whole_matrix
+        heads, queries, keys = matrix.shape
         total = torch.zeros(heads, queries, dtype=torch.float64)
         size = max(1, BLOCK_CELLS // max(1, keys))
         for start in range(0, queries, size):
             rows = slice(start, min(start + size, queries))
             member = _members(pattern, range(rows.start, rows.stop), keys)
             for head in range(heads):
-                tile = self.matrix[head, rows, :]
+                tile = matrix[head, rows, :]
                 total[head, rows] = torch.where(member, tile, 0).sum(-1, dtype=torch.float64)
         return total
 
@@ -227,11 +235,10 @@ class LayerWeights:
         out: where they go, (heads, end - start, columns).
         """
         if not self._cells_known or self.layer.softcap is not None:
-            assert self.matrix is not None
+            matrix = self._whole_matrix
             for head in range(self.layer.heads):
-                torch.sqrt(self.matrix[head, start:end, :columns], out=out[head])
+                torch.sqrt(matrix[head, start:end, :columns], out=out[head])
             return
-        assert self._queries_keys is not None
         queries, keys = self._queries_keys
         lse = self.graph.lse[:, start:end, None]
         shift = (-lse / 2).masked_fill(lse == -torch.inf, -torch.inf).expand(-1, -1, columns)
@@ -248,7 +255,7 @@ class LayerWeights:
         """``sum_j w_ij |i - j|`` of each row, in tokens."""
         position = torch.arange(self.graph.shape[1])
         if self._whole and self.matrix is not None:
-            return Interval.exactly(_distance(self.layer))
+            return Interval.exactly(_distance(self.layer, self._whole_matrix))
         places = self.graph.keys
         away = (places - position[:, None]).abs().where(places >= 0, 0)
         lower = (self.graph.weights.double() * away).sum(-1)
@@ -305,16 +312,16 @@ def _members(pattern: Pattern, rows: range, keys: int) -> Tensor:
     return inside if pattern.without is None else inside & (j != i + pattern.without)
 
 
-def _distance(layer: TraceLayer) -> Tensor:
+def _distance(layer: TraceLayer, whole: AttentionMatrix) -> Tensor:
     """Mean distance of each row, from products of the matrix with the positions.
 
         sum_j w_ij |i - j| = 2 sum_(j <= i) w_ij (i - j) - sum_j w_ij (i - j)
 
     The keys up to i are those that a causal mask leaves.
     """
-    whole, terms = layer.matrix, layer.terms
-    assert whole is not None
-    assert terms is not None
+    terms = layer.terms
+    if terms is None:
+        raise InputError(f"layer {layer.name}: its mask is not known: {layer.no_matrix}.")
     _, queries, keys = layer.shape
     position = torch.arange(queries, dtype=torch.float64)
     # Products lose less where the numbers are small.

@@ -145,9 +145,9 @@ def _matrix(module: Any) -> Tensor | None:
 def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
     """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
     for names in _SEPARATE:
-        parts = [_matrix(getattr(module, name, None)) for name in names]
-        if all(part is not None for part in parts):
-            return parts[0], parts[1], parts[2]  # type: ignore[return-value]
+        queries, keys, values = (_matrix(getattr(module, name, None)) for name in names)
+        if queries is not None and keys is not None and values is not None:
+            return queries, keys, values
     for name, by_head in _FUSED.items():
         whole = _matrix(getattr(module, name, None))
         if whole is None:

@@ -29,7 +29,7 @@ _REORDERED = (
 class _Part:
     """What one pass adds to a layer.
 
-    call: of the pass; keys and norms are those of its own positions alcall.
+    call: of the pass; keys and norms are those of its own positions alone.
     first: the place of the first key of its graph among all keys.
     """
 
@@ -68,7 +68,7 @@ class Passes:
         parts.append(self._part(call, parts) if grows else _Part(call, 0))
 
     def _part(self, call: RecordedCall, parts: list[_Part]) -> _Part:
-        """A pass of self-attention with its own keys alcall."""
+        """A pass of self-attention with its own keys alone."""
         assert call.queries is not None and call.keys is not None
         assert call.value_norms is not None
         own, there = call.queries.shape[2], call.keys.shape[2]
