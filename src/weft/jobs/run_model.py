@@ -29,6 +29,7 @@ from weft.tracing.capture import trace
 from weft.tracing.names import token_names
 from weft.tracing.verification import verify_own
 from weft.training.batches import Batch
+from weft.training.config import GraphConfig
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
 from weft.training.tasks.pairs import translate
@@ -88,6 +89,8 @@ class RunModel:
                 f"--window: {self.run.folder.path} is a run that translates: it writes a target "
                 "for the whole source. Give its texts a line each, as --corpus."
             )
+        if isinstance(self.run.config.model, GraphConfig):
+            raise InputError(f"--window: {self.run.folder.path} reads a graph, which has none.")
         architecture = self.run.config.model.architecture()
         if architecture.positions == "learned" and window > architecture.max_length:
             raise InputError(

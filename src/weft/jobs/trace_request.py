@@ -13,6 +13,7 @@ from weft.formats.tokens import shown, visible
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
 from weft.jobs.model import TraceOptions
+from weft.jobs.nodes import opened_graph, trace_graph
 from weft.jobs.tracing import trace_model
 from weft.jobs.windows import trace_windows
 
@@ -70,6 +71,10 @@ def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Repor
                 "--stdin, --image, --window and --overwrite."
             )
         return _corpus(request, request.corpus, options, show)
+    if (request.text, request.image, request.window) == (None, None, None):
+        graph = opened_graph(request.model)
+        if graph is not None:
+            return _report(trace_graph(*graph, request.output, options), request.output, "nodes")
     if request.text is None and (request.image is None or request.window is not None):
         raise InputError("trace: give the text by one of --text, --file and --stdin.")
     if request.window is not None:
@@ -102,10 +107,14 @@ def _one(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
         request.model, request.text, request.output, options, image=request.image,
         progress=progress,
     )  # fmt: skip
+    return _report(trace, request.output)
+
+
+def _report(trace: TraceData, output: Path, unit: str = "tokens") -> Report:
     return Report(
-        _description(trace, request.output),
+        _description(trace, output, unit),
         {
-            "trace": str(request.output),
+            "trace": str(output),
             "layers": len(trace.layers),
             "deviation": trace.deviation,
             "verification": trace.verification,
@@ -114,12 +123,12 @@ def _one(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
     )
 
 
-def _description(trace: TraceData, output: Path) -> list[str]:
+def _description(trace: TraceData, output: Path, unit: str) -> list[str]:
     """Its tokens, a line for each sequence; its layers and how far they were verified."""
     lines = []
     for name, tokens in trace.sequences.items():
         first = " ".join(map(visible, shown(tokens)[:50])) + (" ..." if len(tokens) > 50 else "")
-        lines.append(f"{name}: {len(tokens)} tokens: {first}")
+        lines.append(f"{name}: {len(tokens)} {unit}: {first}")
     verified = "" if trace.deviation is None else f" Deviation: {trace.deviation:.1e}."
     if trace.verification is not None:
         verified += f" {in_words(trace.verification).capitalize()}."

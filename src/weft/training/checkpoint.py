@@ -22,7 +22,8 @@ class Position:
 
     step: optimiser steps done.
     epoch, batch: the next batch to learn from.
-    best_loss, best_step: of the best validation so far.
+    best_loss, best_accuracy: of the best validations so far, perhaps not one and the same.
+    best_step: when the weights were kept.
     without_better: validations since then.
     seconds: spent training, over all sessions.
     tokens: real tokens learned from.
@@ -32,6 +33,7 @@ class Position:
     epoch: int = 0
     batch: int = 0
     best_loss: float | None = None
+    best_accuracy: float = 0.0
     best_step: int = 0
     without_better: int = 0
     seconds: float = 0.0
@@ -107,7 +109,8 @@ def _position(notes: JsonObject) -> Position:
     losses = numbers.pop("losses")
     if position.best_loss is None:
         del numbers["best_loss"]
-    whole = [value for name, value in numbers.items() if name not in ("seconds", "best_loss")]
+    real = ("seconds", "best_loss", "best_accuracy")
+    whole = [value for name, value in numbers.items() if name not in real]
     if (
         not isinstance(losses, list)
         or any(type(value) not in (int, float) for value in (*losses, *numbers.values()))

@@ -13,12 +13,20 @@ from pydantic_core import PydanticCustomError
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject, read_text
-from weft.training.model_sections import ClassifierConfig, ModelConfig, Section, TransformerConfig
+from weft.training.model_sections import (
+    ClassifierConfig,
+    GraphConfig,
+    ModelConfig,
+    Section,
+    TransformerConfig,
+)
 from weft.training.optimisation import Schedule
+from weft.training.stopping import Better
 from weft.training.task_sections import (
     DatesConfig,
     LabelsConfig,
     LanguageConfig,
+    NodesConfig,
     RepeatsConfig,
     TaskConfig,
     TaskSection,
@@ -28,9 +36,11 @@ from weft.training.task_sections import (
 __all__ = [
     "ClassifierConfig",
     "DatesConfig",
+    "GraphConfig",
     "LabelsConfig",
     "LanguageConfig",
     "ModelConfig",
+    "NodesConfig",
     "RepeatsConfig",
     "RunConfig",
     "TaskConfig",
@@ -71,7 +81,11 @@ class TrainingConfig(Section):
         0.0, ge=0, lt=1, description="decay of a running mean of the weights, which is then used"
     )
     validate_every: int = Field(500, ge=1, description="steps")
-    patience: int | None = Field(None, ge=1, description="validations without a better loss")
+    patience: int | None = Field(None, ge=1, description="validations without a better one")
+    better: Better = Field(
+        "loss",
+        description="which weights are kept; of both: those best in both, patience counts either",
+    )
     checkpoint_every: int = Field(500, ge=1, description="steps")
     history: bool = True
     history_growth: float = Field(1.5, gt=1, description="ratio of successive snapshots' steps")

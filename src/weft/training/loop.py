@@ -22,6 +22,7 @@ from weft.formats.files import JsonObject
 from weft.formats.history import History, write_snapshot
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
+from weft.mechanism.watching import layers_of
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
@@ -29,6 +30,7 @@ from weft.training.config import RunConfig, TrainingConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.optimisation import learning_rate, smoothed_cross_entropy
 from weft.training.recording import is_snapshot_step, snapshot
+from weft.training.stopping import judged
 from weft.training.tasks import build_model, make_task
 from weft.training.tasks.task import Task
 from weft.training.validation import evaluate_batches
@@ -141,6 +143,8 @@ class _Training:
         self.model: Predictor = build_model(config, task.description)
         if not folder.checkpoint.exists():
             task.initialise(self.model)
+        #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
+        self.follows = self.settings.history and bool(layers_of(self.model))
         self.average = (
             {name: value.detach().clone() for name, value in self.model.named_parameters()}
             if self.settings.average
@@ -240,7 +244,7 @@ class _Training:
             torch.autograd.backward(part)
             loss += float(part.detach())
         self._check_finite("loss", loss)
-        if settings.history and is_snapshot_step(position.step, settings.history_growth):
+        if self.follows and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)
         norm = (
             nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
@@ -333,14 +337,12 @@ class _Training:
             found = evaluate_batches(self.model, self.validation, self.task.ignored)
             loss = found.loss
             self._check_finite("validation loss", loss)
-            better = position.best_loss is None or loss < position.best_loss
+            better, progress = judged(position, loss, found.accuracy, self.settings.better)
             if better:
-                position.best_loss, position.best_step = loss, position.step
-                position.without_better = 0
+                position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}
                 save_weights(self.folder.best, self.model, notes)
-            else:
-                position.without_better += 1
+            position.without_better = 0 if progress else position.without_better + 1
         self.model.train()
         report = {
             "step": position.step,
@@ -380,6 +382,6 @@ class _Training:
         """The last snapshot, of what was learned; the run says that it is finished."""
         if self.folder.state == "finished":
             return
-        if self.settings.history:
+        if self.follows:
             self._snapshot(None, gradients=False)
         self.folder.set_state("finished")

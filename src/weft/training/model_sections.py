@@ -9,7 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from weft.mechanism.multihead import WeightsKind
 from weft.models.configuration import Architecture, PoolingKind, PositionKind
 
-__all__ = ["ClassifierConfig", "ModelConfig", "ModelSection", "Section", "TransformerConfig"]
+__all__ = [
+    "ClassifierConfig",
+    "GraphConfig",
+    "ModelConfig",
+    "ModelSection",
+    "Section",
+    "TransformerConfig",
+]
 
 
 class Section(BaseModel):
@@ -96,5 +103,26 @@ class ClassifierConfig(_AttentionSection):
         return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
 
 
+class GraphConfig(ModelSection):
+    """A graph attention network; see weft.models.graph_attention."""
+
+    kind: Literal["graph"] = "graph"
+    width: int = Field(64, ge=1, le=1_000_000, description="of all heads of a hidden layer")
+    heads: int = Field(8, ge=1, le=1_000_000)
+    output_heads: int = Field(1, ge=1, le=1_000_000, description="of the last layer, averaged")
+    layers: int = Field(2, ge=1, le=1_000)
+    version: Literal[1, 2] = Field(1, description="of the score: GAT or GATv2")
+    dropout: float = Field(0.6, ge=0, lt=1, description="of what enters a layer")
+    attention_dropout: float = Field(0.6, ge=0, lt=1, description="of the normalised weights")
+    residual: bool = False
+    weights: WeightsKind = Field("learned", description="uniform: the baseline without attention")
+
+    def layer_counts(self) -> str:
+        """See ModelSection.layer_counts."""
+        return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
+
+
 #: What a section [model] may be.
-ModelConfig = Annotated[TransformerConfig | ClassifierConfig, Field(discriminator="kind")]
+ModelConfig = Annotated[
+    TransformerConfig | ClassifierConfig | GraphConfig, Field(discriminator="kind")
+]

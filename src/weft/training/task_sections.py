@@ -8,6 +8,7 @@ from pydantic import Field
 
 from weft.training.model_sections import (
     ClassifierConfig,
+    GraphConfig,
     ModelSection,
     Section,
     TransformerConfig,
@@ -17,6 +18,7 @@ __all__ = [
     "DatesConfig",
     "LabelsConfig",
     "LanguageConfig",
+    "NodesConfig",
     "RepeatsConfig",
     "TaskConfig",
     "TaskSection",
@@ -103,8 +105,21 @@ class LabelsConfig(TaskSection):
     embeddings: str | None = Field(None, description="given vectors of tokens: a file or a folder")
 
 
+class NodesConfig(TaskSection):
+    """The classes of the nodes of a graph."""
+
+    models: ClassVar[tuple[type[ModelSection], ...]] = (GraphConfig,)
+    kind: Literal["nodes"]
+    graph: str = Field(description="an .npz file, or a folder with nodes.tsv and edges.tsv")
+    setting: Literal["transductive", "inductive"] = Field(
+        "transductive", description="inductive: other nodes are not there in training"
+    )
+    normalise: bool = Field(True, description="divide each node's features by their sum")
+    undirected: bool = Field(False, description="take every edge in both directions")
+
+
 #: What a section [task] may be.
 TaskConfig = Annotated[
-    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig | LabelsConfig,
+    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig | LabelsConfig | NodesConfig,
     Field(discriminator="kind"),
 ]

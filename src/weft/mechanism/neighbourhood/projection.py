@@ -27,7 +27,17 @@ def _draw(linear: nn.Linear) -> None:
 
 
 class Projection(nn.Linear):
-    """A linear layer whose matrix is drawn by `glorot`, and whose bias begins at 0."""
+    """A linear layer whose matrix is drawn by `glorot`, and whose bias begins at 0.
+
+    It takes sparse inputs, (rows, inputs), too: words of a text, say, of which few occur in each.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``inputs W^T + b``, dense."""
+        if inputs.layout == torch.strided:
+            return super().forward(inputs)
+        product: Tensor = torch.sparse.mm(inputs, self.weight.T)
+        return product if self.bias is None else product + self.bias
 
     def reset_parameters(self) -> None:
         """Draw the matrix anew."""

@@ -9,14 +9,22 @@ from typing import Any
 from weft.errors import InputError
 from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture
+from weft.models.graph_attention import GraphAttentionNetwork
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
-from weft.training.config import ClassifierConfig, ModelConfig, RunConfig, TransformerConfig
+from weft.training.config import (
+    ClassifierConfig,
+    GraphConfig,
+    ModelConfig,
+    RunConfig,
+    TransformerConfig,
+)
 from weft.training.data import DataDescription
 from weft.training.tasks.dates import dates_task
 from weft.training.tasks.labels import classes_of, labels_task
 from weft.training.tasks.language import language_task
+from weft.training.tasks.nodes import nodes_task
 from weft.training.tasks.repeats import repeats_task
 from weft.training.tasks.task import Task
 from weft.training.tasks.translation import translation_task
@@ -48,6 +56,23 @@ def _language_model(config: ModelConfig, data: DataDescription) -> LanguageModel
     return LanguageModel(*_sizes(config, data))
 
 
+def _graph_network(config: ModelConfig, data: DataDescription) -> GraphAttentionNetwork:
+    """A model that classifies the nodes of a graph."""
+    features, classes = data.facts.get("features"), data.facts.get("classes")
+    if not isinstance(config, GraphConfig) or not isinstance(classes, list):
+        raise InputError(f"model.kind {config.kind!r}: this task needs a model that reads graphs.")
+    if not isinstance(features, int):
+        raise InputError("data.json does not say how many features a node has. Put a copy back.")
+    if config.width % config.heads:
+        raise InputError(
+            f"model.width {config.width} does not split into {config.heads} heads. Choose a "
+            "multiple."
+        )
+    sizes = config.model_dump(exclude={"kind", "width"})
+    depth = config.width // config.heads
+    return GraphAttentionNetwork(features, len(classes), depth=depth, **sizes)
+
+
 def _sizes(config: ModelConfig, data: DataDescription) -> tuple[int, Architecture, int]:
     if not isinstance(config, TransformerConfig) or data.vocabulary is None:
         raise InputError(f"model.kind {config.kind!r}: this task needs a model that reads tokens.")
@@ -74,6 +99,7 @@ _KINDS = {
     "language": _Kind(language_task, _language_model),
     "repeats": _Kind(repeats_task, _language_model),
     "labels": _Kind(labels_task, _classifier),
+    "nodes": _Kind(nodes_task, _graph_network),
 }
 
 

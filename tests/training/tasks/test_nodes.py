@@ -1,0 +1,217 @@
+"""The task `nodes`: reading graphs, both settings, and a run from training to trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from typer.testing import CliRunner
+
+import weft
+from weft.cli.commands import app
+from weft.training.config import NodesConfig
+from weft.training.nodes import read_nodes
+from weft.training.tasks.nodes import nodes_task
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    """Two cliques of 10 nodes with an edge between; a node's class is its clique.
+
+    Features say the class of nodes 0 and 10 only: the others must ask their neighbours.
+    """
+    pairs = [(i, j) for c in (0, 10) for i in range(c, c + 10) for j in range(c, c + 10) if i != j]
+    features = np.random.default_rng(0).random((20, 6)).astype(np.float32)
+    features[0], features[10] = np.eye(6)[0] * 9, np.eye(6)[1] * 9
+    content: dict[str, Any] = {
+        "x": features,
+        "edge_index": np.array([*pairs, (9, 10), (10, 9)]).T,
+        "y": np.arange(20) // 10,
+        "train": np.array([0, 1, 2, 10, 11, 12]),
+        "val": np.array([3, 13]),
+        "test": np.array([4, 5, 6, 7, 8, 14, 15, 16, 17, 18]),
+    }
+    content |= changes
+    return {name: array for name, array in content.items() if array is not None}
+
+
+def saved(folder: Path, **changes: Any) -> Path:
+    path = folder / "graph.npz"
+    np.savez(path, **arrays(**changes))
+    return path
+
+
+def test_dense_sparse_masks_and_folder_are_one_graph(tmp_path: Path) -> None:
+    expected = read_nodes(saved(tmp_path))
+    content = arrays()
+    x = scipy.sparse.csr_array(content["x"])
+    parts = {"x_data": x.data, "x_indices": x.indices, "x_indptr": x.indptr, "x_shape": x.shape}
+    masks = {
+        f"{name}_mask": np.isin(np.arange(20), content[name]) for name in ("train", "val", "test")
+    }
+    others = {"train": None, "val": None, "test": None} | masks
+    sparse = read_nodes(saved(tmp_path, x=None, **parts))
+    masked = read_nodes(saved(tmp_path, **others))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    split_of = {n: s for s, a in (("train", "train"), ("valid", "val"), ("test", "test"))
+                for n in content[a].tolist()}  # fmt: skip
+    rows = [
+        "\t".join([str(n), str(n // 10), split_of.get(n, ""), *map(repr, map(float, row))])
+        for n, row in enumerate(content["x"])
+    ]
+    (folder / "nodes.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "edges.tsv").write_text(
+        "".join(f"{i}\t{j}\n" for i, j in content["edge_index"].T.tolist())
+    )
+    for other in (sparse, masked, read_nodes(folder)):
+        assert torch.equal(other.features, expected.features)
+        assert torch.equal(other.edge_index, expected.edge_index)
+        assert torch.equal(other.labels, expected.labels)
+        assert other.classes == expected.classes == ["0", "1"]
+        assert other.splits.keys() == expected.splits.keys() == {"train", "valid", "test"}
+        for split, chosen in expected.splits.items():
+            assert torch.equal(other.splits[split].sort().values, chosen.sort().values)
+
+
+def test_features_are_divided_by_their_sum_and_edges_turned() -> None:
+    graph = read_nodes_of(x=np.array([[1.0, 3.0], [0.0, 0.0]]), edge_index=np.array([[0], [1]]))
+    assert graph.row_normalised().features.tolist() == [[0.25, 0.75], [0.0, 0.0]]
+    assert graph.undirected().edge_index.tolist() == [[0, 1], [1, 0]]
+
+
+def read_nodes_of(**changes: Any) -> Any:
+    from weft.training.nodes import NodeData
+
+    x, edge_index = changes["x"], changes["edge_index"]
+    count = len(x)
+    splits = {"train": torch.arange(count), "valid": torch.arange(count)}
+    return NodeData(
+        torch.tensor(x), torch.tensor(edge_index), torch.arange(count),
+        [str(n) for n in range(count)], [str(n) for n in range(count)], splits,
+    ).checked("test")  # fmt: skip
+
+
+def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
+    path = str(saved(tmp_path))
+    whole = nodes_task(NodesConfig(kind="nodes", graph=path), 1)
+    apart = nodes_task(NodesConfig(kind="nodes", graph=path, setting="inductive"), 1)
+    train = {0, 1, 2, 10, 11, 12}
+    seen = apart.batch([0]).inputs["edge_index"]
+    assert seen.shape == (2, 12) and set(seen.flatten().tolist()) == train
+    assert whole.batch([0]).inputs["edge_index"].shape == (2, 182)
+    assert apart.validation(1)[0].inputs["edge_index"].shape == (2, 182)
+    targets = whole.batch([0]).targets
+    assert set((targets != whole.ignored).nonzero().flatten().tolist()) == train
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edge_index": np.array([[0], [20]])}, "an edge leads to node 20; there are 20 nodes"),
+        ({"edge_index": np.array([[-1], [0]])}, "an edge leads to node -1"),
+        ({"x": np.zeros((19, 6))}, "20 labels for 19 rows of features"),
+        ({"y": np.where(np.arange(20) == 14, 2, np.arange(20) // 10)}, "class '2' has no example"),
+        ({"y": np.where(np.arange(20) == 4, -1, np.arange(20) // 10)}, "its label is unknown"),
+        ({"x": None}, "no features; expected x, or x_data"),
+        ({"x": np.full((20, 6), np.nan)}, "NaN or infinite"),
+        ({"y": None}, "'y' is missing; it holds edge_index"),
+        ({"y": np.arange(20) / 10}, "'y' is float64; expected whole numbers"),
+        ({"val": None}, "no node is in 'valid'"),
+        ({"test": np.array([20])}, "'test' names node 20"),
+        ({"train": None, "train_mask": np.ones(3, dtype=bool)}, "a mask of shape (3,)"),
+        ({"classes": np.array(["one"])}, "a label is 1; classes has 1 names"),
+        ({"x": np.array([["a"]], dtype=object)}, "no .npz file of plain arrays"),
+        ({"edge_index": np.zeros((3, 2), dtype=int)}, "edge_index is (3, 2); expected (2, edges)"),
+    ],
+)
+def test_bad_graphs_are_one_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(weft.WeftError) as caught:
+        read_nodes(saved(tmp_path, **changes))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "message"),
+    [
+        ("a\tx\ttrain\t1\nb\tx\tvalid\t2\n", "a\tc\n", "line 1: 'a c'; expected two names"),
+        ("a\tx\ttrain\t1\nb\tx\tvalid\n", "", "fewer than 4 columns"),
+        ("a\tx\ttrain\t1\nb\tx\tvalid\t1\t2\n", "", "lines of 4 to 5 columns"),
+        ("a\tx\ttrain\t1\na\tx\tvalid\t1\n", "", "two nodes have one name"),
+        ("a\tx\tlearn\t1\nb\tx\tvalid\t1\n", "", "split 'learn'"),
+        ("a\tx\ttrain\tone\nb\tx\tvalid\t1\n", "", "a feature is no number"),
+        ("a\tx\ttrain\t1\nb\t\tvalid\t1\n", "", "node b is in 'valid', and its label is unknown"),
+    ],
+)
+def test_bad_folders_are_one_line(tmp_path: Path, nodes: str, edges: str, message: str) -> None:
+    (tmp_path / "nodes.tsv").write_text(nodes)
+    (tmp_path / "edges.tsv").write_text(edges)
+    with pytest.raises(weft.WeftError) as caught:
+        read_nodes(tmp_path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_file_and_no_archive(tmp_path: Path) -> None:
+    with pytest.raises(weft.DataError, match="no such graph"):
+        read_nodes(tmp_path / "gone.npz")
+    (tmp_path / "text.npz").write_text("text")
+    with pytest.raises(weft.DataError, match=r"damaged, or no \.npz file"):
+        read_nodes(tmp_path / "text.npz")
+
+
+def test_from_training_to_a_trace(tmp_path: Path) -> None:
+    """A run learns from neighbours what features do not say, is evaluated, traced and read."""
+    (tmp_path / "run.toml").write_text(
+        f"""
+        [task]
+        kind = "nodes"
+        graph = "{saved(tmp_path)}"
+        [model]
+        heads = 2
+        width = 8
+        dropout = 0.1
+        attention_dropout = 0.1
+        [training]
+        optimiser = "adam"
+        peak_learning_rate = 0.02
+        schedule = "constant"
+        warmup = 0
+        label_smoothing = 0.0
+        max_steps = 60
+        validate_every = 10
+        better = "loss-and-accuracy"
+        """
+    )
+
+    def weft_command(*arguments: str) -> str:
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    run, trace = str(tmp_path / "run"), str(tmp_path / "t.weft")
+    weft_command("train", str(tmp_path / "run.toml"), "--run", run)
+    report = json.loads(weft_command("evaluate", run, "--json").splitlines()[-1])
+    assert report["accuracy"] == 1.0 and report["nodes"] == 10 and report["split"] == "test"
+    assert "20 nodes" in weft_command("trace", run, "-o", trace)
+    opened = weft.open(trace)
+    assert opened.tokens[9:11] == ["9:0", "10:1"]
+    assert [layer.name for layer in opened.layers] == ["convolutions.0", "convolutions.1"]
+    graph = opened.layers[0].graph
+    assert graph.shape == (2, 20, 20)
+    # Every neighbour is kept, and the node itself: of node 9 all of its clique and node 10.
+    assert graph.count[:, 9].tolist() == [11, 11] and set(graph[0, 9].keys.tolist()) == {*range(11)}
+    torch.testing.assert_close(graph.weights.sum(-1), torch.ones(2, 20))
+    assert opened.layers[0].matrix is None
+    weft_command("heads", trace)
+
+
+def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:
+    config = NodesConfig(kind="nodes", graph=str(saved(tmp_path)))
+    known = nodes_task(config, 1).description
+    saved(tmp_path, x=np.ones((20, 5), dtype=np.float32))
+    with pytest.raises(weft.InputError, match="not those that this run learned"):
+        nodes_task(config, 1, known)
