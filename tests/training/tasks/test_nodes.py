@@ -125,7 +125,7 @@ def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
         ({"test": np.array([20])}, "'test' names node 20"),
         ({"train": None, "train_mask": np.ones(3, dtype=bool)}, "a mask of shape (3,)"),
         ({"classes": np.array(["one"])}, "a label is 1; classes has 1 names"),
-        ({"x": np.array([["a"]], dtype=object)}, "no .npz file of plain arrays"),
+        ({"x": np.array([["a"]], dtype=object)}, "cannot be read as arrays"),
         ({"edge_index": np.zeros((3, 2), dtype=int)}, "edge_index is (3, 2); expected (2, edges)"),
     ],
 )
@@ -159,7 +159,7 @@ def test_no_file_and_no_archive(tmp_path: Path) -> None:
     with pytest.raises(weft.DataError, match="no such graph"):
         read_nodes(tmp_path / "gone.npz")
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(weft.DataError, match=r"damaged, or no \.npz file"):
+    with pytest.raises(weft.DataError, match="cannot be read as arrays"):
         read_nodes(tmp_path / "text.npz")
 
 
