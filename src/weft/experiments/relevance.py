@@ -47,7 +47,7 @@ def relevance(
     target: Target | None = None,
     *,
     position: int = -1,
-    rows: int | Sequence[int] | None = None,
+    rows: int | Sequence[int] | Tensor | None = None,
 ) -> Tensor:
     """How relevant each input token is for a prediction.
 
@@ -60,8 +60,9 @@ def relevance(
         target: which logit: its number; or a function from the model's output to one number; None:
             the largest.
         position: of the logits that are asked; not of a model that classifies the whole text.
-        rows: which positions of R are wanted; None: the one whose logits are asked, or the first
-            of a model that classifies.
+        rows: which positions of R are wanted; a tensor, (positions,): one row, the sum of all,
+            each times its number, as of a model that pools its outputs; None: the one whose logits
+            are asked, or the first of a model that classifies.
 
     Returns: (rows, keys), 0 or more: what each row holds of each input token; of an
     encoder-decoder, of the source's tokens. A row holds 1 of itself where the tokens are its own.
@@ -85,8 +86,7 @@ def relevance(
         pair = any(layer.kind == "cross" for layer in layers)
         if not pair:
             _check_one_sequence(layers)
-        wanted = [rows] if isinstance(rows, int) else [asked] if rows is None else list(rows)
-        held = _start(wanted, layers[-1].shape[0])
+        held = _start(asked if rows is None else rows, layers[-1].shape[0])
         return score
 
     def receive(number: int, reached: Reached, gradient: Tensor) -> None:
@@ -108,8 +108,16 @@ def relevance(
     return held.T
 
 
-def _start(wanted: Sequence[int], length: int) -> Tensor:
+def _start(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
     """What is asked for, (length, wanted): a column for each row of R."""
+    if isinstance(rows, Tensor):
+        if rows.shape != (length,):
+            raise InputError(
+                f"relevance: rows= has shape {tuple(rows.shape)}; the last layer has {length} "
+                "positions. Give a number for each."
+            )
+        return rows.detach()[:, None]
+    wanted = [rows] if isinstance(rows, int) else list(rows)
     if not all(-length <= row < length for row in wanted):
         raise InputError(
             f"relevance: rows {list(wanted)}; the last layer has positions 0 to {length - 1}."

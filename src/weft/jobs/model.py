@@ -23,6 +23,7 @@ __all__ = [
     "Inputs",
     "Measure",
     "Model",
+    "Pooling",
     "Prediction",
     "Progress",
     "TraceOptions",
@@ -92,6 +93,19 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
+class Pooling:
+    """How a classifier makes one vector of the outputs of all positions.
+
+    name: "mean", "first" or "max".
+    parts: gives what each position adds to each logit, (positions, classes); with the bias, the
+    sums are the logits.
+    """
+
+    name: str
+    parts: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """A model, the inputs it reads, and the names of its predictions.
 
@@ -100,6 +114,7 @@ class Prediction:
         target's; of a classifier none.
     numbers: from the word of an option to the numbers of its logits; names: from numbers to names.
     masked: the place of a mask, whose token is predicted.
+    pooling: of a classifier whose class comes from all positions; None: from the first.
     """
 
     network: nn.Module
@@ -109,6 +124,7 @@ class Prediction:
     numbers: Callable[[str], list[int]]
     names: Callable[[list[int]], Sequence[str]]
     masked: int | None = None
+    pooling: Pooling | None = None
 
 
 class Model(Protocol):

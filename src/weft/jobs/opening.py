@@ -21,10 +21,13 @@ def open_model(
     Raises: DataError: no such run or model, or damaged; InputError: Transformers is missing.
     """
     if is_run(name):
+        from weft.jobs.classifier_model import ClassifierModel
         from weft.jobs.run_model import RunModel
+        from weft.models.classifier import Classifier
         from weft.training.inference import open_run
 
-        return RunModel(open_run(name))
+        run = open_run(name)
+        return ClassifierModel(run) if isinstance(run.model, Classifier) else RunModel(run)
     from weft.jobs.pretrained_model import PretrainedModel
     from weft.tracing.pretrained import load_pretrained
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import InputError
@@ -25,6 +26,7 @@ class Relevance:
 
     predicted: the token or the label; logit: its logit, less that of `against`.
     position: the token that the prediction comes after, and after: its text; None: of a classifier.
+    pooling: how a run of a classifier pools, and parts: what each position adds to the logit.
     """
 
     predicted: str
@@ -34,6 +36,8 @@ class Relevance:
     after: str | None
     tokens: list[str]
     values: list[float]
+    pooling: str | None = None
+    parts: list[float] | None = None
 
 
 def relevance_of_tokens(
@@ -77,7 +81,11 @@ def relevance_of_tokens(
         return value
 
     inputs = _inputs(prediction, place)
-    (values,) = relevance(prediction.network, inputs, score, rows=place or 0).tolist()
+    parts = _parts(prediction, chosen, other)
+    # The pooling is one more layer, of one query and one head, whose values are what positions add
+    # to the logit: like every layer it is weighed, and what is negative counts nothing.
+    rows: int | Tensor = (place or 0) if parts is None else parts.clamp(min=0)
+    (values,) = relevance(prediction.network, inputs, score, rows=rows).tolist()
 
     return Relevance(
         _name(prediction, answer["number"]),
@@ -87,7 +95,20 @@ def relevance_of_tokens(
         None if place is None else shown(prediction.read)[place],
         list(prediction.tokens),
         values,
+        None if prediction.pooling is None else prediction.pooling.name,
+        None if parts is None else parts.tolist(),
     )
+
+
+def _parts(prediction: Prediction, number: int | None, other: int | None) -> Tensor | None:
+    """What each position adds to the logit that is asked; None: it comes from one position."""
+    if prediction.pooling is None:
+        return None
+    parts = prediction.pooling.parts()
+    if number is None:
+        with torch.no_grad():
+            number = int(prediction.network(**prediction.inputs)[0].argmax())
+    return parts[:, number] if other is None else parts[:, number] - parts[:, other]
 
 
 def _name(prediction: Prediction, number: int) -> str:

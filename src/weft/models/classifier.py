@@ -21,7 +21,7 @@ from weft.models.dropout import Dropout
 from weft.models.embeddings import Embedding
 from weft.models.predictor import Predictor
 
-__all__ = ["Classifier", "pooled"]
+__all__ = ["Classifier", "pooled", "pooled_parts"]
 
 
 def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
@@ -53,6 +53,26 @@ def pooled(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
     raise InputError(f'pooled: pooling={pooling!r}; expected "mean", "first" or "max".')
 
 
+def pooled_parts(outputs: Tensor, real: Tensor, pooling: PoolingKind) -> Tensor:
+    """What each position gives to the pooled vector: the sum over positions is `pooled`.
+
+    Args: as `pooled`.
+    Returns: (batch, positions, width); of "max", each column is given by the position that has its
+        largest number; several that have it, as where a word stands twice, share it alike.
+
+    >>> outputs = torch.tensor([[[1.0, 6.0], [4.0, 2.0]]])
+    >>> pooled_parts(outputs, torch.tensor([[True, True]]), "max")[0].tolist()
+    [[0.0, 6.0], [4.0, 0.0]]
+    """
+    if pooling == "mean":
+        return outputs.masked_fill(~real[..., None], 0.0) / real.sum(1)[:, None, None]
+    if pooling == "first":
+        return outputs * (torch.arange(outputs.shape[1], device=outputs.device) == 0)[:, None]
+    seen = outputs.masked_fill(~real[..., None], -torch.inf)
+    chosen = seen == seen.amax(1, keepdim=True)
+    return outputs * chosen / chosen.sum(1, keepdim=True)
+
+
 class Classifier(Predictor):
     """Reads a text, scores each class.
 
@@ -66,6 +86,8 @@ class Classifier(Predictor):
         frozen: whether the embeddings stay as they are.
         padding: the id that fills short sequences; never looked at, never pooled.
     """
+
+    purpose = "classifies texts (weft classify)"
 
     def __init__(
         self,
@@ -116,6 +138,18 @@ class Classifier(Predictor):
         """Scores of the classes, (..., classes), from pooled outputs (..., width)."""
         result: Tensor = self.output(outputs)
         return result
+
+    @torch.no_grad()
+    def contributions(self, tokens: Tensor) -> Tensor:
+        """What the output at each position adds to the score of each class, in evaluation.
+
+            logits = bias + sum over positions of contributions
+
+        Args: tokens: ids, (batch, positions).
+        Returns: (batch, positions, classes); 0 at padding.
+        """
+        parts = pooled_parts(self.encode(tokens), tokens != self.padding, self.pooling)
+        return parts @ self.output.weight.T
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of the classes: ids (batch, positions) to (batch, classes)."""

@@ -25,6 +25,8 @@ class LanguageModel(Predictor):
     Source: Radford et al. 2018, on the blocks of Vaswani et al. 2017.
     """
 
+    purpose = "continues text (weft generate)"
+
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()
         self.architecture, self.padding = architecture, padding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,7 +14,11 @@ class Predictor(nn.Module):
     """A model that predicts one of several things at each of its outputs.
 
     The two steps are apart so that only those outputs are scored that have a target.
+
+    purpose: what it is for, and by which command, as errors say it.
     """
+
+    purpose: ClassVar[str] = "predicts"
 
     @abstractmethod
     def outputs(self, *args: Any, **inputs: Any) -> Tensor:

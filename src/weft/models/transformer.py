@@ -26,6 +26,8 @@ class Transformer(Predictor):
     Source: Vaswani et al. 2017.
     """
 
+    purpose = "translates (weft translate)"
+
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()
         if architecture.encoder_layers < 1:

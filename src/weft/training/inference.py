@@ -101,8 +101,7 @@ def generate_text(
     """
     if not isinstance(run.model, LanguageModel):
         raise InputError(
-            f"{run.folder.path}: this run is a translator (weft translate), it does not continue "
-            "text."
+            f"{run.folder.path}: this run {run.model.purpose}; it does not continue text."
         )
     ids = run.vocabulary.encode(prompt)
     if not ids:

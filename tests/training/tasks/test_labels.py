@@ -166,5 +166,5 @@ def test_embeddings_of_another_width_leave_nothing_behind(tmp_path: Path) -> Non
 
 def test_what_is_no_classifier_does_not_classify(tmp_path: Path) -> None:
     task = labels_task(config_of(tmp_path).task, 1, None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="this run does not classify"):
+    with pytest.raises(InputError, match="this run predicts; it does not classify"):
         classify(torch.nn.Linear(2, 2), task.description, ["x"])  # type: ignore[arg-type]

@@ -42,11 +42,13 @@ def relevance(
         place = "" if result.position is None else f" ({result.position})"
         less = "" if result.against is None else f" less {visible(result.against)}"
         print(f"{visible(result.predicted)}{less}, {after}{place}: {result.logit:.4f}")
+        if result.pooling is not None:
+            print(f"The class comes from all positions, by {result.pooling} pooling.")
         print_places(values, tokens, top)
     if as_json:
         content = {
             "model": model, "predicted": result.predicted, "against": against,
             "logit": result.logit, "position": result.position, "tokens": result.tokens,
-            "relevance": values,
+            "relevance": values, "pooling": result.pooling, "parts": result.parts,
         }  # fmt: skip
         print_json(content)

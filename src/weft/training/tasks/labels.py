@@ -129,6 +129,10 @@ class LabelsTask(Task):
             raise InputError(f"this run has no {split} data; name it in the configuration.")
         return self.texts[split]
 
+    def encoded(self, split: str) -> Examples:
+        """What the model reads of each text of a split, and the number of its class."""
+        return self._encode(self.examples(split))
+
     def digest(self, split: str) -> str:
         """See Task.digest."""
         return digest(self.examples(split))
@@ -139,7 +143,7 @@ class LabelsTask(Task):
         """Accuracy, macro-F1 and loss on the texts of a split."""
         examples = self.examples(split)
         expected = np.array([self.classes.index(label) for label, _ in examples])
-        logs = _log_probabilities(model, [ids for ids, _ in self._encode(examples)],
+        logs = _log_probabilities(model, [ids for ids, _ in self.encoded(split)],
                                   self.vocabulary.pad, progress)  # fmt: skip
         nats = -logs[np.arange(len(expected)), expected]
         loss = mean_measure("loss", "loss, nats", nats, np.ones(len(nats)), higher=False)
@@ -188,7 +192,8 @@ def classify(
     Raises: InputError: the model is no classifier.
     """
     if not isinstance(model, Classifier) or data.vocabulary is None:
-        raise InputError("this run does not classify. Give a run of a classifier.")
+        what = getattr(model, "purpose", "predicts")
+        raise InputError(f"this run {what}; it does not classify.")
     names, words = classes_of(data), data.vocabulary
     full = [index for index, text in enumerate(texts) if text.strip()]
     results: list[Prediction | None] = [None] * len(texts)

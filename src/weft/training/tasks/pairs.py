@@ -192,8 +192,7 @@ def translate(
     """
     if not isinstance(model, Transformer):
         raise InputError(
-            "this run is a language model: it continues text (weft generate), it does not "
-            "translate."
+            f"this run {getattr(model, 'purpose', 'predicts')}; it does not translate."
         )
     encoded = vocabulary.encode_all(texts)
     lengths = [(len(source) + 1,) for source in encoded]

@@ -1,0 +1,112 @@
+"""A run of a classifier as a model that commands ask: its predictions are labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.jobs.model import Measure, Pooling, Prediction, TraceOptions, logit_name
+from weft.jobs.run_model import RunModel
+from weft.models.classifier import Classifier
+from weft.tracing.names import token_names
+from weft.training.batches import Batch
+from weft.training.tasks.labels import classes_of, text_ids
+from weft.training.validation import evaluate_batches
+
+__all__ = ["ClassifierModel"]
+
+#: No target of a batch has it: every text has a class.
+_NONE = -100
+
+
+class ClassifierModel(RunModel):
+    """A run of a classifier, as `weft.jobs.model.Model`."""
+
+    @property
+    def _classifier(self) -> Classifier:
+        model = self.run.model
+        if not isinstance(model, Classifier):
+            raise TypeError(f"{type(model).__name__} is no classifier")
+        return model
+
+    @property
+    def _labels(self) -> list[str]:
+        return classes_of(self.run.data)
+
+    def inputs(self, text: str, options: TraceOptions) -> dict[str, Tensor]:
+        """See Model."""
+        if options.generate is not None:
+            raise InputError("--generate: a classifier writes nothing. Leave it out.")
+        return self._ids(text, options.target)
+
+    def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
+        """Raises an InputError: the class is that of the whole text."""
+        raise InputError(
+            f"--window: {self.run.folder.path} is a run of a classifier, which reads its first "
+            f"{self.run.data.facts['max_length']} tokens. Give texts a line each, as --corpus."
+        )
+
+    def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
+        """See Model; of a text, the loss of the label that is given as its target."""
+        if text is None:
+            if target is not None:
+                raise InputError("--logit and --target need --text.")
+            batches = self._validation(tokens)
+        elif target is None:
+            raise InputError(
+                "the loss of a text needs its label. Give it as --target, or ask for a --logit."
+            )
+        else:
+            ids = self._ids(text, None)
+            batches = [Batch(ids, torch.tensor(self._number("--target", target)), 1)]
+        return Measure("loss", lambda: evaluate_batches(self.run.model, batches, _NONE).loss)
+
+    def logit_of(
+        self, word: str, against: str | None, text: str | None, target: str | None
+    ) -> Measure:
+        """See Model; the words are labels."""
+        if text is None:
+            raise InputError("--logit and --target need --text.")
+        inputs = self._ids(text, target)
+        (number,) = self._number("--logit", word)
+        other = None if against is None else self._number("--against", against)[0]
+
+        def run() -> float:
+            logits = self.run.model(**inputs)[0]
+            return float(logits[number] if other is None else logits[number] - logits[other])
+
+        return Measure(logit_name(word, against), run)
+
+    def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
+        """See Model."""
+        inputs, model = self._ids(text, target), self._classifier
+        return Prediction(
+            model,
+            inputs,
+            token_names(inputs["tokens"][0].tolist(), self.run.vocabulary),
+            [],
+            lambda label: self._number("--logit", label),
+            lambda numbers: [self._labels[number] for number in numbers],
+            pooling=Pooling(model.pooling, lambda: model.contributions(**inputs)[0]),
+        )
+
+    def _number(self, option: str, label: str) -> list[int]:
+        """The number of a class."""
+        if label not in self._labels:
+            raise InputError(f"{option} {label}: no such label; there are {self._shown_labels()}.")
+        return [self._labels.index(label)]
+
+    def _shown_labels(self) -> str:
+        return ", ".join(self._labels[:20]) + (", ..." if len(self._labels) > 20 else "")
+
+    def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
+        """What the classifier reads."""
+        if target is not None:
+            raise InputError("--target: this run is a classifier, which has no target here.")
+        if not text.strip():
+            raise InputError("the text is empty; give at least one character.")
+        longest = int(self.run.data.facts["max_length"])
+        return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}

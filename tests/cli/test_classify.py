@@ -1,0 +1,146 @@
+"""A run of a classifier, from its texts to its labels, traces, heads and words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+
+CONFIG = """
+[task]
+kind = "labels"
+folder = "{folder}"
+train = "all.tsv"
+
+[model]
+width = 16
+heads = 2
+feed_forward = 16
+layers = 2
+dropout = 0.0
+pooling = "{pooling}"
+
+[training]
+max_steps = 80
+batch_tokens = 256
+warmup = 5
+validate_every = 40
+checkpoint_every = 40
+peak_learning_rate = 5e-3
+label_smoothing = 0.0
+"""
+WORDS = {"for": ["good", "witty", "warm"], "against": ["bad", "dull", "cold"]}
+
+
+@pytest.fixture(scope="module", params=["mean", "max"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained classifier, by each pooling."""
+    import weft.cli
+
+    folder = tmp_path_factory.mktemp("labels")
+    texts = ["the film is {}", "a {} story", "they call it {}", "so {} , so long"]
+    lines = [
+        f"{label}\t{text.format(word)}\n"
+        for _ in range(4)
+        for label, words in WORDS.items()
+        for word in words
+        for text in texts
+    ]
+    (folder / "all.tsv").write_text("".join(lines))
+    path = folder / "c.toml"
+    path.write_text(CONFIG.format(folder=folder, pooling=request.param))
+    try:
+        weft.cli.main(["train", str(path), "--run", str(folder / "run")])
+    except SystemExit as stop:
+        assert not stop.code
+    return folder / "run"
+
+
+def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) -> None:
+    result = weft_process("classify", run, "--json", stdin=b"a Warm film\n\na cold zebra\n")
+    assert result.code == 0
+    first, empty, second, content, rest = result.out.split("\n")
+    assert empty == rest == ""
+    (label, share), (other, _) = first.split("\t"), second.split("\t")
+    assert (label, other) == ("for", "against")
+    predictions = json.loads(content)["predictions"]
+    assert predictions[1] is None
+    assert predictions[0]["label"] == "for"
+    assert set(predictions[0]["probabilities"]) == {"for", "against"}
+    assert float(share) == pytest.approx(predictions[0]["probabilities"]["for"], abs=1e-4)
+    assert "zebra" in result.err
+    assert "words that are not in the vocabulary" in result.err
+
+
+def test_it_is_measured(weft_main: Command, run: Path) -> None:
+    result = weft_main("evaluate", run, "--json")
+    report = json.loads(result.out.splitlines()[-1])
+    assert result.code == 0
+    assert report["accuracy"] > 0.9
+    assert report["macro_f1"] > 0.9
+
+
+def test_the_words_that_the_class_came_from(weft_main: Command, run: Path) -> None:
+    text = "they call it a witty story"
+    result = weft_main("relevance", run, "--text", text, "--json")
+    assert result.code == 0
+    assert "for, label: " in result.out
+    assert "The class comes from all positions, by m" in result.out
+    report = json.loads(result.out.splitlines()[-1])
+    assert report["tokens"] == ["<start>", *text.split()]
+    values = report["relevance"]
+    assert values.index(max(values)) == report["tokens"].index("witty")
+    assert len(report["parts"]) == len(values)
+    less = weft_main("relevance", run, "--text", text, "--logit", "for", "--against", "against")
+    assert "for less against, label: " in less.out
+
+
+def test_it_is_traced_and_its_heads_are_read(weft_main: Command, run: Path, tmp_path: Path) -> None:
+    result = weft_main("trace", run, "--text", "a dull story", "-o", tmp_path / "t.weft")
+    assert result.code == 0
+    assert "tokens: 4 tokens: <start> a dull story" in result.err
+    assert "2 attention layers." in result.err
+    assert "4 of 4 heads" in weft_main("heads", tmp_path / "t.weft", "--all").out
+    assert "4 of 4 heads" in weft_main("heads", run, "--all").out
+    page = tmp_path / "page.html"
+    assert weft_main("export", tmp_path / "t.weft", "--html", page).code == 0
+    assert "dull" in page.read_text()
+
+
+def test_heads_are_taken_away(weft_main: Command, run: Path) -> None:
+    by_logit = weft_main("ablate", run, "--text", "a dull story", "--logit", "against", "--json")
+    report = json.loads(by_logit.out.splitlines()[-1])
+    assert by_logit.code == 0
+    assert len(report["heads"]) == 4
+    assert "loss" in weft_main("ablate", run, "--text", "a dull story", "--target", "for").out
+    assert weft_main("ablate", run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("relevance", "--text", "film", "--logit", "so"),
+            "no such label; there are against, for.",
+        ),
+        (("relevance", "--text", "film", "--position", "1"), "a classifier predicts one label"),
+        (("trace", "--text", "film", "--target", "y", "-o", "{}"), "this run is a classifier"),
+        (("trace", "--text", "film", "--generate", "3", "-o", "{}"), "a classifier writes nothing"),
+        (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "is a run of a classifier"),
+        (("trace", "--text", " ", "-o", "{}"), "the text is empty"),
+        (("ablate", "--text", "film"), "the loss of a text needs its label. Give it as --target"),
+        (("generate", "--prompt", "x"), "classifies texts (weft classify)"),
+    ],
+)
+def test_what_a_classifier_does_not_do(
+    weft_main: Command, run: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    verb, *rest = (word.format(tmp_path / "t.weft") for word in words)
+    assert message in weft_main(verb, run, *rest).one_line()
+
+
+def test_other_runs_do_not_classify(weft_process: Command, runs: Path) -> None:
+    result = weft_process("classify", runs / "language", stdin=b"x\n")
+    assert "continues text (weft generate); it does not classify" in result.one_line()
