@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.mechanism.graph_convolution import GraphObserver
+from weft.mechanism.graph_layer import GraphObserver
 
 LAYERS = [weft.GATConv, weft.GATv2Conv]
 EDGES = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])

@@ -11,7 +11,7 @@ from torch import nn
 
 from weft.errors import InputError
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
-from weft.mechanism.graph_convolution import GraphConvolution, GraphObserver
+from weft.mechanism.graph_layer import GraphConvolution, GraphObserver
 from weft.tracing.description import describe
 from weft.tracing.model_state import evaluation_mode
 
