@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,7 +56,8 @@ def test_two_layers_are_the_papers_formulas() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_uniform_weights_are_the_mean_of_the_neighbours_and_stay_so(version: int) -> None:
     torch.manual_seed(0)
-    model = GraphAttentionNetwork(6, 3, layers=1, weights="uniform", version=version)  # type: ignore[arg-type]
+    options: Any = {"layers": 1, "weights": "uniform", "version": version}
+    model = GraphAttentionNetwork(6, 3, **options)
     model.eval()
     x, edge_index = torch.randn(5, 6), torch.tensor([[1, 2], [0, 0]])
     (layer,) = model.convolutions

@@ -118,4 +118,5 @@ def test_dropout_leaves_each_weight_with_its_probability() -> None:
 def test_a_wrong_backend_is_still_an_error() -> None:
     x = torch.zeros(1, 3, 4)
     with pytest.raises(weft.InputError, match="backend='fast'"):
-        weft.attention(x, x, x, mask=weft.neighbours(torch.eye(3)), backend="fast")  # type: ignore[arg-type]
+        graph = weft.neighbours(torch.eye(3))
+        weft.attention(x, x, x, mask=graph, backend="fast")  # type: ignore[arg-type]

@@ -160,13 +160,24 @@ def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) ->
     return bool(allowed.triu(1).any()) if allowed.shape[-2] == queries else True
 
 
+def _read_once(
+    read: dict[tuple[int, int, int], _Read], mask: Tensor, sizes: tuple[int, int]
+) -> _Read:
+    """What `_read` gives; layers share masks, and each is read once."""
+    # Two views of one lazy mask are two tensors of the same cells.
+    cells = getattr(mask, "allowed", None)
+    where = id(mask if cells is None else cells), *sizes
+    if where not in read:
+        read[where] = _read(mask, *sizes)
+    return read[where]
+
+
 def _function(
     paths: dict[int, str],
     eager: bool,
     receive: Callable[[LayerCall], Tensor],
 ) -> Callable[..., Any]:
     """The attention function to register in place of eager attention, or of the fused one."""
-    # Layers share masks: each is read once.
     read: dict[tuple[int, int, int], _Read] = {}
 
     def attention_forward(
@@ -189,12 +200,7 @@ def _function(
             flag = getattr(module, "is_causal", None)
         mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            # Two views of one lazy mask are two tensors of the same cells.
-            cells = getattr(attention_mask, "allowed", None)
-            where = id(attention_mask if cells is None else cells), *sizes
-            if where not in read:
-                read[where] = _read(attention_mask, *sizes)
-            seen = read[where]
+            seen = _read_once(read, attention_mask, sizes)
             mask, own_mask, ahead = seen.mask, seen.allowed, seen.ahead
             if seen.bias is not None:
                 bias = seen.bias if bias is None else bias + seen.bias
