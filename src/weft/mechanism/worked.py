@@ -64,32 +64,35 @@ class Projections:
             matrix = getattr(self, name)
             if matrix.ndim != 3 or 0 in matrix.shape:
                 raise ShapeError(
-                    f"{name} is {_shape(matrix)}; expected (heads, width, depth). Give each head "
-                    "its own matrix."
+                    f"steps: {name} is {_shape(matrix)}; expected (heads, width, depth). "
+                    "Give each head its own matrix."
                 )
         if self.W_Q.shape[0::2] != self.W_K.shape[0::2] or len(self.W_V) != len(self.W_Q):
             raise ShapeError(
-                f"W_Q is {_shape(self.W_Q)}, W_K {_shape(self.W_K)}, W_V {_shape(self.W_V)}; "
-                "expected one number of heads, and one depth of queries and keys."
+                f"steps: W_Q is {_shape(self.W_Q)}, W_K {_shape(self.W_K)}, W_V "
+                f"{_shape(self.W_V)}; expected one number of heads, and one depth of "
+                "queries and keys."
             )
         if self.W_K.shape[1] != self.W_V.shape[1]:
             raise ShapeError(
-                f"W_K is {_shape(self.W_K)} and W_V {_shape(self.W_V)}; expected one width, since "
-                "keys and values are made from the same vectors."
+                f"steps: W_K is {_shape(self.W_K)} and W_V {_shape(self.W_V)}; expected one width, "
+                "since keys and values are made from the same vectors."
             )
         joined = self.heads * self.W_V.shape[2]
         if self.W_O.ndim != 2 or self.W_O.shape[0] != joined:
             raise ShapeError(
-                f"W_O is {_shape(self.W_O)}; expected ({joined}, width): a row for each of the "
-                f"{self.W_V.shape[2]} numbers of the {self.heads} heads."
+                f"steps: W_O is {_shape(self.W_O)}; expected ({joined}, width): a row for "
+                f"each of the {self.W_V.shape[2]} numbers of the {self.heads} heads."
             )
         expected = {"b_Q": self.W_Q, "b_K": self.W_K, "b_V": self.W_V}
         for name, matrix in expected.items():
             bias = getattr(self, name)
             if bias is not None and bias.shape != matrix.shape[0::2]:
-                raise ShapeError(f"{name} is {_shape(bias)}; expected {_shape(matrix[:, 0])}.")
+                raise ShapeError(
+                    f"steps: {name} is {_shape(bias)}; expected {_shape(matrix[:, 0])}."
+                )
         if self.b_O is not None and self.b_O.shape != self.W_O.shape[1:]:
-            raise ShapeError(f"b_O is {_shape(self.b_O)}; expected {_shape(self.W_O[0])}.")
+            raise ShapeError(f"steps: b_O is {_shape(self.b_O)}; expected {_shape(self.W_O[0])}.")
 
     @property
     def heads(self) -> int:
@@ -181,8 +184,8 @@ def work(
     seen = everything if allowed is None else allowed
     if seen.shape != everything.shape or seen.dtype != torch.bool:
         raise ShapeError(
-            f"the mask is {_shape(seen)} of {seen.dtype}; expected {_shape(everything)} of bool: a "
-            "row for each query, a column for each key."
+            f"steps: the mask is {_shape(seen)} of {seen.dtype}; expected "
+            f"{_shape(everything)} of bool: a row for each query, a column for each key."
         )
     Q, K, V = (
         _projected(inputs, matrix, bias)
@@ -335,8 +338,9 @@ def _inputs(name: str, inputs: Tensor, matrix: Tensor) -> Tensor:
     numbers = _numbers(name, inputs)
     if numbers.ndim != 2 or not len(numbers) or numbers.shape[1] != matrix.shape[1]:
         raise ShapeError(
-            f"the inputs {name} are {_shape(numbers)}; expected (positions, {matrix.shape[1]}), "
-            f"since the matrices are {_shape(matrix)}. Give vectors of width {matrix.shape[1]}."
+            f"steps: the inputs {name} are {_shape(numbers)}; expected (positions, "
+            f"{matrix.shape[1]}), since the matrices are {_shape(matrix)}. Give vectors "
+            f"of width {matrix.shape[1]}."
         )
     return numbers
 
@@ -344,7 +348,7 @@ def _inputs(name: str, inputs: Tensor, matrix: Tensor) -> Tensor:
 def _numbers(name: str, matrix: Tensor) -> Tensor:
     numbers = matrix.detach().cpu().double()
     if not bool(torch.isfinite(numbers).all()):
-        raise InputError(f"{name} holds a number that is not finite. Give finite numbers.")
+        raise InputError(f"steps: {name} holds a number that is not finite. Give finite numbers.")
     return numbers
 
 
