@@ -127,6 +127,14 @@ def test_folders_that_cannot_be_read(tmp_path) -> None:
         read_images(tmp_path / "missing.npz")
 
 
+def test_an_image_of_arrays_is_opened_by_its_number(tmp_path) -> None:
+    saved(tmp_path / "x.npz", images=np.stack([255 - GREY, GREY]), labels=[7, 3])
+    picture = open_image(tmp_path / "x.npz:1", None)
+    np.testing.assert_array_equal(np.asarray(picture), GREY)
+    with pytest.raises(InputError, match=r"x\.npz:2: the file has images 0 to 1"):
+        open_image(tmp_path / "x.npz:2")
+
+
 def test_grey_through_colours_and_back_is_the_same(tmp_path) -> None:
     """`weft trace --image` opens files coloured, and a run that sees grey makes them grey."""
     every = np.arange(256, dtype=np.uint8).reshape(16, 16)

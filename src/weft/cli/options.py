@@ -172,7 +172,10 @@ Output = Annotated[
 ]
 Stdin = Annotated[bool, typer.Option("--stdin", help="Read the text from standard input.")]
 Image = Annotated[
-    Path | None, typer.Option(help="A picture that the model sees; with --text, both.")
+    Path | None,
+    typer.Option(
+        help="A picture that the model sees, PNG or JPEG, or FILE.npz:NUMBER; with --text, both."
+    ),
 ]
 Corpus = Annotated[
     Path | None,

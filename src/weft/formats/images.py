@@ -49,7 +49,10 @@ class LabelledImages:
 def open_image(path: Path, mode: str | None = "RGB") -> Image:
     """A picture, as Pillow has it.
 
-    mode: "RGB" for red, green and blue, "L" for grey; None: grey where the file is, else RGB.
+    Args:
+        path: of a PNG or JPEG file; or of an image in a file of arrays, from 0: "digits.npz:17".
+        mode: "RGB" for red, green and blue, "L" for grey; None: grey where the file is, else RGB.
+
     Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
     """
     try:
@@ -58,6 +61,9 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         raise InputError(
             'an image needs Pillow, which is not installed. pip install "weft[hf]"'
         ) from None
+    arrays, colon, number = str(path).rpartition(":")
+    if colon and arrays.endswith(".npz") and number.isdecimal() and number.isascii():
+        return _of_arrays(Path(arrays), number).convert(mode)
     check_file(path, "image")
     try:
         with Image.open(path) as opened:
@@ -69,6 +75,17 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         elif not isinstance(error, UnidentifiedImageError):
             reason = f"damaged, or not readable ({str(error).splitlines()[0].rstrip('.')})"
         raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
+
+
+def _of_arrays(path: Path, number: str) -> Image:
+    """An image of a file of arrays, as a picture."""
+    from PIL import Image
+
+    images = read_images(path).images
+    if len(number) > 18 or int(number) >= len(images):
+        raise InputError(f"{path}:{number}: the file has images 0 to {len(images) - 1}.")
+    pixels = np.rint(images[int(number)] * 255).astype(np.uint8)
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1))
 
 
 def image_array(picture: Image) -> NDArray[np.float32]:

@@ -13,7 +13,8 @@ from weft.jobs.run_model import RunModel
 from weft.models.classifier import Classifier
 from weft.tracing.names import token_names
 from weft.training.batches import Batch
-from weft.training.tasks.labels import classes_of, text_ids
+from weft.training.data import classes_of
+from weft.training.tasks.labels import text_ids
 from weft.training.validation import evaluate_batches
 
 __all__ = ["ClassifierModel"]
@@ -54,7 +55,7 @@ class ClassifierModel(RunModel):
         if text is None:
             if target is not None:
                 raise InputError("--logit and --target need --text.")
-            batches = self._validation(tokens)
+            batches = self.validation(tokens)
         elif target is None:
             raise InputError(
                 "the loss of a text needs its label. Give it as --target, or ask for a --logit."

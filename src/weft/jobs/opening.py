@@ -22,12 +22,16 @@ def open_model(
     """
     if is_run(name):
         from weft.jobs.classifier_model import ClassifierModel
+        from weft.jobs.image_run_model import ImageRunModel
         from weft.jobs.run_model import RunModel
         from weft.models.classifier import Classifier
+        from weft.models.image_classifier import ImageClassifier
         from weft.training.inference import open_run
 
         run = open_run(name)
-        return ClassifierModel(run) if isinstance(run.model, Classifier) else RunModel(run)
+        if isinstance(run.model, Classifier):
+            return ClassifierModel(run)
+        return ImageRunModel(run) if isinstance(run.model, ImageClassifier) else RunModel(run)
     from weft.jobs.pretrained_model import PretrainedModel
     from weft.tracing.pretrained import load_pretrained
 

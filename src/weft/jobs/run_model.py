@@ -29,7 +29,7 @@ from weft.tracing.capture import trace
 from weft.tracing.names import token_names
 from weft.tracing.verification import verify_own
 from weft.training.batches import Batch
-from weft.training.config import GraphConfig
+from weft.training.config import ClassifierConfig, GraphConfig, TransformerConfig
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
 from weft.training.tasks.pairs import translate
@@ -55,7 +55,7 @@ class RunModel:
         return self.run.model
 
     @property
-    def tokenizer(self) -> Vocabulary:
+    def tokenizer(self) -> Vocabulary | None:
         """See Model."""
         return self.run.vocabulary
 
@@ -76,10 +76,10 @@ class RunModel:
         return self._ids(text, options.target)
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
-        """Raises an InputError: the models of weft read text."""
+        """Raises an InputError: it reads text."""
         raise InputError(
-            f"--image: {self.run.folder.path} is a run of weft, which reads text. Give it a "
-            "--text, or choose an image model of Hugging Face."
+            f"--image: {self.run.folder.path} is a run that reads text. Give it a --text, or "
+            "choose a run that sees images, or an image model of Hugging Face."
         )
 
     def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
@@ -89,13 +89,17 @@ class RunModel:
                 f"--window: {self.run.folder.path} is a run that translates: it writes a target "
                 "for the whole source. Give its texts a line each, as --corpus."
             )
-        if isinstance(self.run.config.model, GraphConfig):
+        sizes = self.run.config.model
+        if isinstance(sizes, GraphConfig):
             raise InputError(f"--window: {self.run.folder.path} reads a graph, which has none.")
-        architecture = self.run.config.model.architecture()
-        if architecture.positions == "learned" and window > architecture.max_length:
+        if (
+            isinstance(sizes, TransformerConfig | ClassifierConfig)
+            and sizes.positions == "learned"
+            and window > sizes.max_length
+        ):
             raise InputError(
-                f"--window {window}: this run reads {architecture.max_length} at most. Give "
-                f"--window {architecture.max_length} or less."
+                f"--window {window}: this run reads {sizes.max_length} at most. Give --window "
+                f"{sizes.max_length} or less."
             )
         shared = window // 4 if overlap is None else overlap
         if shared >= window:
@@ -134,7 +138,7 @@ class RunModel:
             trace(
                 self.run.model,
                 _without_offsets(inputs),
-                tokenizer=self.run.vocabulary,
+                tokenizer=self.tokenizer,
                 keep=Top(options.keep),
                 layers=options.chosen_layers,
                 queries_keys=options.queries_keys,
@@ -156,7 +160,7 @@ class RunModel:
         if text is None:
             if target is not None:
                 raise InputError("--logit and --target need --text.")
-            batches = self._validation(tokens)
+            batches = self.validation(tokens)
         elif self.run.translates:
             ids = self._ids(text, target)
             written = ids["target"]
@@ -226,7 +230,7 @@ class RunModel:
             "target": torch.tensor([[words.start, *words.encode(target)]]),
         }
 
-    def _validation(self, tokens: int) -> list[Batch]:
+    def validation(self, tokens: int) -> list[Batch]:
         """Batches of the validation data, of so many tokens at least."""
         config = self.run.config
         task = make_task(config, self.run.data)

@@ -24,6 +24,7 @@ from weft.training.optimisation import Schedule
 from weft.training.stopping import Better
 from weft.training.task_sections import (
     DatesConfig,
+    ImagesConfig,
     LabelsConfig,
     LanguageConfig,
     NodesConfig,
@@ -37,6 +38,7 @@ __all__ = [
     "ClassifierConfig",
     "DatesConfig",
     "GraphConfig",
+    "ImagesConfig",
     "LabelsConfig",
     "LanguageConfig",
     "ModelConfig",
@@ -243,10 +245,7 @@ def defaults_of(path: Path, config: RunConfig) -> list[str]:
         )
     model, lines = config.model, []
     if "model" not in named:
-        lines.append(
-            f"No [model] in {path}: width {model.width}, {model.heads} heads, "
-            f"{model.layer_counts()}, as by default."
-        )
+        lines.append(f"No [model] in {path}: {model.summary()}, as by default.")
     if "training" not in named:
         steps = config.training.max_steps
         lines.append(f"No [training] in {path}: up to {steps:,} steps, as by default.")

@@ -9,7 +9,7 @@ from weft.formats.files import JsonObject, read_json, write_json
 from weft.formats.run import RunFolder
 from weft.training.text import Vocabulary
 
-__all__ = ["DataDescription"]
+__all__ = ["DataDescription", "classes_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +43,11 @@ class DataDescription:
         if not isinstance(facts, dict):
             raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
         return cls(vocabulary, facts)
+
+
+def classes_of(data: DataDescription) -> list[str]:
+    """The names of the classes that a run knows. Raises: DataError: data.json has none."""
+    names = data.facts.get("classes")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError("data.json of this run names no classes. Put a copy back, or train again.")
+    return names

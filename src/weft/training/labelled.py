@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from weft.errors import DataError, InputError
 from weft.formats.files import read_text
@@ -14,6 +15,8 @@ __all__ = ["LabelledText", "check_labels", "drawn_split", "read_labelled"]
 
 #: A label and its text.
 LabelledText = tuple[str, str]
+#: What has a label.
+Example = TypeVar("Example")
 
 
 def read_labelled(path: Path) -> list[LabelledText]:
@@ -83,12 +86,12 @@ def _read_folder(folder: Path) -> list[LabelledText]:
 
 
 def drawn_split(
-    examples: Sequence[LabelledText], shares: Mapping[str, float], seed: int, source: str
-) -> dict[str, list[LabelledText]]:
+    examples: Sequence[tuple[str, Example]], shares: Mapping[str, float], seed: int, source: str
+) -> dict[str, list[tuple[str, Example]]]:
     """Examples drawn into parts, so that each part has its share of every class.
 
     Args:
-        examples: all of them.
+        examples: all of them, each with its label before it.
         shares: of each part but the first, "train", which has the rest; 0: the part is empty.
         seed: of what is drawn; the same for the same numbers of examples gives the same.
         source: where they are from, for errors.
@@ -122,17 +125,17 @@ def drawn_split(
             for place in own[begin : begin + count]:
                 part_of[place] = name
             begin += count
-    split: dict[str, list[LabelledText]] = {"train": [], **{name: [] for name in shares}}
+    split: dict[str, list[tuple[str, Example]]] = {"train": [], **{name: [] for name in shares}}
     for part, example in zip(part_of, examples, strict=True):
         split[part].append(example)
     return split
 
 
 def check_labels(
-    examples: Sequence[LabelledText], classes: Sequence[str], source: str, *, all_there: bool
+    labels: Iterable[str], classes: Sequence[str], source: str, *, all_there: bool
 ) -> None:
     """Raise an InputError where a label is no class; all_there: or where a class has no example."""
-    counts = Counter(label for label, _ in examples)
+    counts = Counter(labels)
     for label in counts:
         if label not in classes:
             known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")

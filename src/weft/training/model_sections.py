@@ -8,14 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft.mechanism.multihead import WeightsKind
 from weft.models.configuration import Architecture, PoolingKind, PositionKind
+from weft.models.convolutional import Convolutions, Region
+from weft.models.vision_transformer import ReadOut
 
 __all__ = [
     "ClassifierConfig",
+    "ConvolutionalConfig",
     "GraphConfig",
     "ModelConfig",
     "ModelSection",
     "Section",
     "TransformerConfig",
+    "VisionTransformerConfig",
 ]
 
 
@@ -32,34 +36,47 @@ class ModelSection(Section):
     """
 
     kind: str
+
+    def summary(self) -> str:
+        """What it has, for a message: "width 256, 4 heads, 3 + 3 layers"."""
+        raise NotImplementedError
+
+    def size(self) -> str:
+        """The sizes that its memory follows from, for a message."""
+        raise NotImplementedError
+
+
+class _BlocksSection(ModelSection):
+    """What stacks of attention blocks share; see weft.models.configuration.Architecture."""
+
     width: int = Field(256, ge=1, le=1_000_000)
     heads: int = Field(4, ge=1, le=1_000_000)
+    kv_heads: int | None = Field(None, ge=1)
+    feed_forward: int = Field(1024, ge=1, le=1_000_000)
+    norm: Literal["pre", "post"] = "pre"
+    activation: Literal["relu", "gelu"] = "relu"
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
 
     def layer_counts(self) -> str:
         """How many layers, for a message: "3 + 3 layers"."""
         raise NotImplementedError
 
-    def size(self) -> str:
-        """The sizes that its memory follows from, for a message."""
-        return f"width {self.width}"
-
-
-class _AttentionSection(ModelSection):
-    """What Transformers share; see weft.models.configuration.Architecture."""
-
-    kv_heads: int | None = Field(None, ge=1)
-    feed_forward: int = Field(1024, ge=1, le=1_000_000)
-    positions: PositionKind = "sinusoidal"
-    clip: int = Field(16, ge=1, le=10_000_000)
-    norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu"] = "relu"
-    dropout: float = Field(0.1, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
-    max_length: int = Field(1024, ge=1, le=10_000_000)
+    def summary(self) -> str:
+        """See ModelSection.summary."""
+        return f"width {self.width}, {self.heads} heads, {self.layer_counts()}"
 
     def size(self) -> str:
         """See ModelSection.size."""
         return f"width {self.width} and feed_forward {self.feed_forward}"
+
+
+class _AttentionSection(_BlocksSection):
+    """What Transformers of texts share."""
+
+    positions: PositionKind = "sinusoidal"
+    clip: int = Field(16, ge=1, le=10_000_000)
+    max_length: int = Field(1024, ge=1, le=10_000_000)
 
 
 class TransformerConfig(_AttentionSection):
@@ -75,7 +92,7 @@ class TransformerConfig(_AttentionSection):
         return Architecture(**self.model_dump(exclude={"kind"}))
 
     def layer_counts(self) -> str:
-        """See ModelSection.layer_counts."""
+        """See _BlocksSection.layer_counts."""
         return f"{self.encoder_layers} + {self.decoder_layers} layers"
 
 
@@ -99,7 +116,74 @@ class ClassifierConfig(_AttentionSection):
         return Architecture(**sizes, encoder_layers=self.layers)
 
     def layer_counts(self) -> str:
-        """See ModelSection.layer_counts."""
+        """See _BlocksSection.layer_counts."""
+        return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
+
+
+class ConvolutionalConfig(ModelSection):
+    """Convolutions of 3 x 3 on images, and SAGAN's attention block among them."""
+
+    kind: Literal["convolutional"] = "convolutional"
+    channels: tuple[int, ...] = Field((16, 16, 16, 16), description="of each convolution, in order")
+    halved: tuple[int, ...] = Field(
+        (), description="after which convolutions, from 1, rows and columns are halved"
+    )
+    attention: int = Field(
+        4, ge=0, description="after which convolution the block stands; 0: nowhere"
+    )
+    inner_channels: int | None = Field(
+        None, ge=1, description="of queries and keys; an eighth of the block's, if left out"
+    )
+    value_channels: int | None = Field(
+        None, ge=1, description="of values; as inner_channels, if left out"
+    )
+    pooled: bool = Field(False, description="keys and values are the maxima of 2 x 2 places")
+    spectral_norm: bool = Field(True, description="of the block's four matrices")
+    batch_norm: bool = Field(True, description="after each convolution")
+    region: tuple[int, int, int, int] | None = Field(
+        None, description="first row, first column, rows, columns that the class is read from"
+    )
+
+    def convolutions(self) -> Convolutions:
+        """The same as the model takes it."""
+        choices = self.model_dump(exclude={"kind", "region", "attention"})
+        return Convolutions(
+            **choices,
+            attention=self.attention or None,
+            region=None if self.region is None else Region(*self.region),
+        )
+
+    def summary(self) -> str:
+        """See ModelSection.summary."""
+        block = "an attention block" if self.attention else "no attention block"
+        return f"{len(self.channels)} convolutions, {block}"
+
+    def size(self) -> str:
+        """See ModelSection.size."""
+        return f"channels {list(self.channels)}"
+
+
+class VisionTransformerConfig(_BlocksSection):
+    """A Transformer encoder on the patches of an image."""
+
+    kind: Literal["vision-transformer"] = "vision-transformer"
+    width: int = Field(64, ge=1, le=1_000_000)
+    feed_forward: int = Field(128, ge=1, le=1_000_000)
+    layers: int = Field(4, ge=1, le=1_000)
+    activation: Literal["relu", "gelu"] = "gelu"
+    positions: Literal["learned", "sinusoidal", "none"] = "learned"
+    patch: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
+        (4, 4), description="its rows and columns, in pixels"
+    )
+    read: ReadOut = Field("class token", description="what the class is read from")
+
+    def architecture(self) -> Architecture:
+        """The same as the model takes it."""
+        sizes = self.model_dump(exclude={"kind", "layers", "patch", "read"})
+        return Architecture(**sizes, encoder_layers=self.layers)
+
+    def layer_counts(self) -> str:
+        """See _BlocksSection.layer_counts."""
         return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
 
 
@@ -117,12 +201,22 @@ class GraphConfig(ModelSection):
     residual: bool = False
     weights: WeightsKind = Field("learned", description="uniform: the baseline without attention")
 
-    def layer_counts(self) -> str:
-        """See ModelSection.layer_counts."""
-        return f"{self.layers} layer{'s' if self.layers > 1 else ''}"
+    def summary(self) -> str:
+        """See ModelSection.summary."""
+        layers = f"{self.layers} layer{'s' if self.layers > 1 else ''}"
+        return f"width {self.width}, {self.heads} heads, {layers}"
+
+    def size(self) -> str:
+        """See ModelSection.size."""
+        return f"width {self.width}"
 
 
 #: What a section [model] may be.
 ModelConfig = Annotated[
-    TransformerConfig | ClassifierConfig | GraphConfig, Field(discriminator="kind")
+    TransformerConfig
+    | ClassifierConfig
+    | ConvolutionalConfig
+    | VisionTransformerConfig
+    | GraphConfig,
+    Field(discriminator="kind"),
 ]

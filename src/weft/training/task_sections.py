@@ -8,14 +8,17 @@ from pydantic import Field
 
 from weft.training.model_sections import (
     ClassifierConfig,
+    ConvolutionalConfig,
     GraphConfig,
     ModelSection,
     Section,
     TransformerConfig,
+    VisionTransformerConfig,
 )
 
 __all__ = [
     "DatesConfig",
+    "ImagesConfig",
     "LabelsConfig",
     "LanguageConfig",
     "NodesConfig",
@@ -118,8 +121,39 @@ class NodesConfig(TaskSection):
     undirected: bool = Field(False, description="take every edge in both directions")
 
 
+class ImagesConfig(TaskSection):
+    """Images, each of one class."""
+
+    models: ClassVar[tuple[type[ModelSection], ...]] = (
+        VisionTransformerConfig,
+        ConvolutionalConfig,
+    )
+    kind: Literal["images"]
+    folder: str = Field(".", description="where the files are, from the current folder")
+    train: str = Field(
+        description="a .npz with images and labels, or a folder with one for each class"
+    )
+    valid: str | None = Field(None, description="likewise; left out: drawn from train")
+    test: str | None = Field(None, description="likewise; left out: drawn from train")
+    valid_share: float = Field(0.1, gt=0, lt=0.5, description="of each class, where drawn")
+    test_share: float = Field(0.1, ge=0, lt=0.5, description="of each class, where drawn")
+    split_seed: int = Field(1, ge=0, le=2**63 - 1, description="of what is drawn")
+    colour: bool | None = Field(
+        None, description="red, green and blue, or grey; left out: as the images are"
+    )
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = Field(
+        None, description="rows and columns that image files are scaled to"
+    )
+
+
 #: What a section [task] may be.
 TaskConfig = Annotated[
-    DatesConfig | TranslationConfig | LanguageConfig | RepeatsConfig | LabelsConfig | NodesConfig,
+    DatesConfig
+    | TranslationConfig
+    | LanguageConfig
+    | RepeatsConfig
+    | LabelsConfig
+    | NodesConfig
+    | ImagesConfig,
     Field(discriminator="kind"),
 ]

@@ -9,10 +9,13 @@ from typing import Any
 from weft.errors import InputError
 from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture
+from weft.models.convolutional import ConvolutionalClassifier
 from weft.models.graph_attention import GraphAttentionNetwork
+from weft.models.image_classifier import ImageClassifier
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
+from weft.models.vision_transformer import VisionTransformer
 from weft.training.config import (
     ClassifierConfig,
     GraphConfig,
@@ -20,9 +23,11 @@ from weft.training.config import (
     RunConfig,
     TransformerConfig,
 )
-from weft.training.data import DataDescription
+from weft.training.data import DataDescription, classes_of
+from weft.training.model_sections import ConvolutionalConfig, VisionTransformerConfig
 from weft.training.tasks.dates import dates_task
-from weft.training.tasks.labels import classes_of, labels_task
+from weft.training.tasks.images import images_task, shape_of
+from weft.training.tasks.labels import labels_task
 from weft.training.tasks.language import language_task
 from weft.training.tasks.nodes import nodes_task
 from weft.training.tasks.repeats import repeats_task
@@ -93,6 +98,18 @@ def _classifier(config: ModelConfig, data: DataDescription) -> Classifier:
     )
 
 
+def _image_classifier(config: ModelConfig, data: DataDescription) -> ImageClassifier:
+    """A model that sees an image and scores each class."""
+    shape, classes = shape_of(data), len(classes_of(data))
+    if isinstance(config, ConvolutionalConfig):
+        return ConvolutionalClassifier(shape, classes, config.convolutions())
+    if isinstance(config, VisionTransformerConfig):
+        return VisionTransformer(
+            shape, classes, config.architecture(), patch=config.patch, read=config.read
+        )
+    raise InputError(f"model.kind {config.kind!r}: this task needs a model that sees images.")
+
+
 _KINDS = {
     "dates": _Kind(dates_task, _transformer),
     "translation": _Kind(translation_task, _transformer),
@@ -100,6 +117,7 @@ _KINDS = {
     "repeats": _Kind(repeats_task, _language_model),
     "labels": _Kind(labels_task, _classifier),
     "nodes": _Kind(nodes_task, _graph_network),
+    "images": _Kind(images_task, _image_classifier),
 }
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from weft.errors import DataError, InputError
+from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.models.classifier import Classifier
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.config import LabelsConfig
-from weft.training.data import DataDescription
+from weft.training.data import DataDescription, classes_of
 from weft.training.labelled import LabelledText, check_labels, drawn_split, read_labelled
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
@@ -22,18 +22,10 @@ from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
 from weft.training.vectors import GivenVectors, read_vectors
 
-__all__ = ["LabelsTask", "Prediction", "classes_of", "classify", "labels_task", "text_ids"]
+__all__ = ["LabelsTask", "Prediction", "classify", "labels_task", "text_ids"]
 
 #: Examples of a part: ids, and the number of the class.
 Examples = list[tuple[list[int], int]]
-
-
-def classes_of(data: DataDescription) -> list[str]:
-    """The names of the classes that a run knows. Raises: DataError: data.json has none."""
-    names = data.facts.get("classes")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError("data.json of this run names no classes. Put a copy back, or train again.")
-    return names
 
 
 def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
@@ -226,7 +218,7 @@ def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -
         )
     for part, examples in split.items():
         where = str(folder / paths.get(part, config.train))
-        check_labels(examples, classes, where, all_there=part == "train")
+        check_labels((label for label, _ in examples), classes, where, all_there=part == "train")
     vocabulary, vectors = None if data is None else data.vocabulary, None
     if vocabulary is None:
         vectors = None if config.embeddings is None else read_vectors(Path(config.embeddings))

@@ -1,0 +1,229 @@
+"""Images: splits, normalisation, batches, measures; runs of both models, killed and gone on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score
+
+from weft.errors import DataError, InputError
+from weft.formats.history import History
+from weft.formats.tensors import load_tensors
+from weft.models.image_classifier import ImageClassifier, ImageShape
+from weft.training.config import ImagesConfig, RunConfig, check_config
+from weft.training.data import DataDescription
+from weft.training.inference import evaluate_run, open_run
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.tasks import build_model
+from weft.training.tasks.images import images_task, normalised
+
+ROWS, COLUMNS = 4, 6
+
+
+def write(path: Path, count: int, *, seed: int = 0, classes: int = 2, **kind: Any) -> Path:
+    """Images that are bright on the side of their class."""
+    numbers = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    images = numbers.integers(0, 60, (count, kind.get("rows", ROWS), COLUMNS), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[:, 2 * label : 2 * label + 2] += 150
+    if kind.get("colour"):
+        images = np.stack([images, 255 - images, images // 2], -1)
+    np.savez(path, images=images, labels=labels)
+    return path
+
+
+def section(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {"kind": "images", "folder": str(folder), "train": "train.npz"} | changes
+
+
+def configuration(folder: Path, model: dict[str, Any], **training: Any) -> RunConfig:
+    settings = {
+        "max_steps": 12, "batch_tokens": 8 * ROWS * COLUMNS, "warmup": 2, "validate_every": 4,
+        "checkpoint_every": 4, "label_smoothing": 0.0, **training,
+    }  # fmt: skip
+    content = {"task": section(folder), "model": model, "training": settings}
+    return check_config(content, "test")
+
+
+CONVOLUTIONAL = {
+    "kind": "convolutional", "channels": [8, 8], "attention": 2, "inner_channels": 2,
+    "halved": [1], "pooled": False,
+}  # fmt: skip
+TRANSFORMER = {
+    "kind": "vision-transformer", "width": 16, "heads": 2, "feed_forward": 16, "layers": 1,
+    "patch": [2, 2], "dropout": 0.0,
+}  # fmt: skip
+
+
+def test_split_is_drawn_class_by_class_and_stays_the_same(tmp_path) -> None:
+    write(tmp_path / "train.npz", 60, classes=3)
+    config = ImagesConfig(**section(tmp_path, valid_share=0.2, test_share=0.1))
+    task = images_task(config, 1, None)
+    assert {part: len(each.labels) for part, each in task.split.items()} == {
+        "train": 42, "valid": 12, "test": 6
+    }  # fmt: skip
+    assert sorted(task.split["valid"].labels) == ["0"] * 4 + ["1"] * 4 + ["2"] * 4
+    seen = [image.tobytes() for part in task.split.values() for image in part.images]
+    assert len(set(seen)) == 60
+    again = images_task(config, 5, None)
+    assert again.split["test"].names == task.split["test"].names
+    assert again.digest("valid") == task.digest("valid") != task.digest("test")
+    other = images_task(ImagesConfig(**section(tmp_path, split_seed=2)), 1, None)
+    assert other.split["valid"].names != task.split["valid"].names
+
+
+def test_normalisation_is_that_of_the_training_images(tmp_path) -> None:
+    write(tmp_path / "train.npz", 30, colour=True)
+    write(tmp_path / "valid.npz", 8, seed=1, colour=True)
+    task = images_task(ImagesConfig(**section(tmp_path, valid="valid.npz", test_share=0)), 1, None)
+    assert not task.has_test and task.shape == ImageShape(3, ROWS, COLUMNS)
+    plans = task.plan_epoch(0, 5 * ROWS * COLUMNS)
+    assert [len(plan) for plan in plans] == [5] * 6
+    assert sorted(place for plan in plans for place in plan) == list(range(30))
+    assert task.plan_epoch(1, 5 * ROWS * COLUMNS) != plans
+    images = torch.cat([task.batch(plan).inputs["images"] for plan in plans])
+    torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0
+    )
+    # By hand: of the validation images, with the numbers of the training images.
+    train, valid = (np.load(tmp_path / f"{part}.npz")["images"] for part in ("train", "valid"))
+    expected = (valid[0, 1, 2] - train.mean((0, 1, 2))) / train.std((0, 1, 2))
+    (batch,) = task.validation(10_000)
+    np.testing.assert_allclose(batch.inputs["images"][0, :, 1, 2], expected, atol=1e-5)
+    assert batch.tokens == 8 * ROWS * COLUMNS
+
+
+def test_a_colour_that_is_the_same_everywhere_becomes_zero() -> None:
+    data = DataDescription(None, {"shape": [1, 2, 2], "mean": [0.5], "deviation": [1.0]})
+    assert not normalised(np.full((1, 1, 2, 2), 0.5, np.float32), data).any()
+
+
+class Fixed(ImageClassifier):
+    """Scores that are known: each image's brightest of its first three pixels."""
+
+    def outputs(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1)[:, :3]
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs
+
+
+def test_measures_are_those_of_scikit_learn(tmp_path) -> None:
+    write(tmp_path / "train.npz", 60, classes=3)
+    task = images_task(ImagesConfig(**section(tmp_path, valid_share=0.3)), 1, None)
+    model = Fixed(task.shape, 3, 3)
+    told = []
+    results = task.results(
+        model, split="valid", beam=1, progress=lambda done, total: told.append((done, total))
+    ).values()
+    images = task._images["valid"].flatten(1)[:, :3]
+    expected = [int(label) for label in task.split["valid"].labels]
+    predicted = images.argmax(1).tolist()
+    assert results["accuracy"] == pytest.approx(accuracy_score(expected, predicted))
+    assert results["macro_f1"] == pytest.approx(f1_score(expected, predicted, average="macro"))
+    loss = torch.nn.functional.cross_entropy(images, torch.tensor(expected))
+    assert results["loss"] == pytest.approx(float(loss), abs=1e-6)
+    assert told[-1] == (18, 18) and results["examples"] == 18
+    with pytest.raises(InputError, match="this run has no other data"):
+        task.results(model, split="other", beam=1, progress=lambda done, total: None)
+
+
+@pytest.mark.parametrize("model", [CONVOLUTIONAL, TRANSFORMER])
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
+    model, average, tmp_path, monkeypatch
+) -> None:
+    write(tmp_path / "train.npz", 80)
+    config = configuration(tmp_path, model, average=average, peak_learning_rate=0.01, max_steps=40)
+    whole = train(config, tmp_path / "whole", SilentListener())
+    run = open_run(tmp_path / "whole")
+    assert not run.model.training
+    found = evaluate_run(run, split="valid", beam=1, progress=lambda done, total: None)
+    # What was kept is what was validated, buffers too.
+    assert found["loss"] == pytest.approx(whole.best_loss, rel=1e-4)
+    assert found["loss"] < 0.6
+
+    class Stop(SilentListener):
+        def validated(self, position, report, better) -> None:
+            if position.step == 8:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "killed", Stop())
+    train(config, tmp_path / "killed", SilentListener())
+    for name in ("best.safetensors", "checkpoint.safetensors"):
+        one, other = (
+            load_tensors(tmp_path / folder / name, "checkpoint")[0]
+            for folder in ("whole", "killed")
+        )
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    if model is CONVOLUTIONAL:
+        names = load_tensors(tmp_path / "whole" / "best.safetensors", "checkpoint")[0]
+        assert "norms.0.running_mean" in names and "attention.gamma" in names
+        assert "attention.f.parametrizations.weight.0._u" in names
+
+
+def test_history_does_not_change_what_is_learned(tmp_path) -> None:
+    """Spectral norm would go on with every look at a weight in training."""
+    write(tmp_path / "train.npz", 40)
+    weights = []
+    for history in (True, False):
+        path = tmp_path / str(history)
+        train(configuration(tmp_path, CONVOLUTIONAL, history=history), path, SilentListener())
+        weights.append(load_tensors(path / "best.safetensors", "checkpoint")[0])
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    snapshots = History(tmp_path / "True" / "history")
+    layer = snapshots[12].layer("attention")
+    assert layer.graph.shape == (1, 6, 6) and layer.query_tokens[4] == "patch 1,1"
+
+
+def test_the_model_follows_the_data(tmp_path) -> None:
+    write(tmp_path / "train.npz", 40, classes=3, colour=True)
+    config = configuration(tmp_path, TRANSFORMER)
+    data = images_task(config.task, 1, None).description
+    model = build_model(config, data)
+    assert model(torch.zeros(2, 3, ROWS, COLUMNS)).shape == (2, 3)
+    with pytest.raises(InputError, match=r"model.patch \[3, 2\]: images of 4 x 6 pixels"):
+        build_model(configuration(tmp_path, TRANSFORMER | {"patch": [3, 2]}), data)
+    with pytest.raises(DataError, match="says no size of images"):
+        build_model(config, DataDescription(None, {"classes": ["a", "b"]}))
+    with pytest.raises(DataError, match="names no classes"):
+        build_model(config, DataDescription(None, {"shape": [1, 2, 2]}))
+
+
+def test_default_model_and_models_that_do_not_fit(tmp_path) -> None:
+    config = check_config({"task": section(tmp_path)}, "test")
+    assert config.model.kind == "vision-transformer"
+    with pytest.raises(InputError, match="'vision-transformer' or 'convolutional'"):
+        check_config({"task": section(tmp_path), "model": {"kind": "transformer"}}, "test")
+    with pytest.raises(InputError, match=r"unknown key 'model\.clip'"):
+        check_config({"task": section(tmp_path), "model": {"clip": 3}}, "test")
+
+
+def test_data_that_do_not_fit(tmp_path) -> None:
+    write(tmp_path / "train.npz", 20, classes=2)
+    write(tmp_path / "more.npz", 9, classes=3)
+    with pytest.raises(InputError, match=r"more.npz: unknown label '2', 3 times; the model knows"):
+        images_task(ImagesConfig(**section(tmp_path, valid="more.npz")), 1, None)
+    write(tmp_path / "high.npz", 4, rows=5)
+    with pytest.raises(InputError, match=r"high.npz: images have 1 channels, 5 x 6 pixels; those"):
+        images_task(ImagesConfig(**section(tmp_path, test="high.npz")), 1, None)
+    write(tmp_path / "one.npz", 20, classes=1)
+    with pytest.raises(InputError, match=r"one.npz: one class, '0'; expected two or more"):
+        images_task(ImagesConfig(**section(tmp_path, train="one.npz")), 1, None)
+    write(tmp_path / "few.npz", 4, classes=2)
+    with pytest.raises(InputError, match=r"few.npz: the class '0' has 2 examples; expected 3"):
+        images_task(ImagesConfig(**section(tmp_path, train="few.npz")), 1, None)
+    known = DataDescription(
+        None, {"classes": ["0", "1", "2"], "shape": [1, 4, 6], "mean": [0.0], "deviation": [1.0]}
+    )
+    with pytest.raises(InputError, match="the class '2' has no examples"):
+        images_task(ImagesConfig(**section(tmp_path)), 1, known)
