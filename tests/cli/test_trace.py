@@ -119,7 +119,7 @@ def test_images_that_cannot_be_traced(
     assert_one_line(said(seer, "--image", tmp_path / "half.png"), "damaged, or not readable")
     assert_one_line(said(writer, "--image", picture), "a gpt2 reads no images (pixel_values)")
     assert_one_line(said(seer, "--image", picture, "--text", "a"), "a vit sees an image and reads")
-    assert_one_line(said(runs / "dates", "--image", picture), "is a run of weft, which reads text")
+    assert_one_line(said(runs / "dates", "--image", picture), "is a run that reads text")
     bare = tmp_path / "bare"
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):

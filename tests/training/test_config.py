@@ -86,16 +86,17 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         (
             '[task]\nkind = "translaton"',
             "task.kind is 'translaton'; expected one of dates, translation, language, repeats, "
-            "labels; did you mean 'translation'?",
+            "labels, nodes, images; did you mean 'translation'?",
         ),
         (
             "[task]\nfile = 3",
-            "task.kind is None; expected one of dates, translation, language, repeats, labels.",
+            "task.kind is None; expected one of dates, translation, language, repeats, labels, nodes, "
+            "images.",
         ),
         (
             '[model]\nkind = "clasifier"',
-            "model.kind is 'clasifier'; expected one of transformer, classifier; did you mean "
-            "'classifier'?",
+            "model.kind is 'clasifier'; expected one of transformer, classifier, convolutional, "
+            "vision-transformer, graph; did you mean 'classifier'?",
         ),
         (
             '[model]\nkind = "classifier"',

@@ -1,0 +1,126 @@
+"""A run that sees images: learned, measured, traced, looked at, ablated; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.cli.conftest import Command
+
+import weft
+import weft.cli
+
+CONFIGURATION = """
+[task]
+kind = "images"
+folder = "{folder}"
+train = "train.npz"
+valid_share = 0.25
+
+[model]
+kind = "convolutional"
+channels = [8, 8]
+halved = [1]
+attention = 2
+pooled = true
+
+[training]
+max_steps = 30
+batch_tokens = 384
+peak_learning_rate = 0.01
+warmup = 2
+validate_every = 10
+checkpoint_every = 10
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of 8 x 12 pixels, bright on the side of their class; and a run on them."""
+    folder = tmp_path_factory.mktemp("images")
+    numbers = np.random.default_rng(0)
+    labels = np.array(["left", "right"] * 40)
+    images = numbers.integers(0, 60, (80, 8, 12), dtype=np.uint8)
+    images[0::2, :, :6] += 150
+    images[1::2, :, 6:] += 150
+    np.savez(folder / "train.npz", images=images, labels=labels)
+    Image.fromarray(images[3]).save(folder / "right.png")
+    Image.fromarray(images[3, :4]).save(folder / "small.png")
+    (folder / "c.toml").write_text(CONFIGURATION.format(folder=folder))
+    try:
+        weft.cli.main(["train", str(folder / "c.toml"), "--run", str(folder / "run")])
+    except SystemExit as stop:
+        assert not stop.code
+    return folder
+
+
+def test_it_is_measured(folder, weft_main: Command) -> None:
+    result = weft_main("evaluate", folder / "run", "--json")
+    report = json.loads(result.out.splitlines()[-1])
+    assert report["split"] == "test" and report["examples"] == 8
+    assert report["accuracy"] >= 0.75 and report["macro_f1"] >= 0.7
+    low, high = report["intervals"]["accuracy"]
+    assert 0 <= low <= report["accuracy"] <= high <= 1
+
+
+@pytest.mark.parametrize("image", ["right.png", "train.npz:3"])
+def test_it_is_traced(folder, tmp_path, weft_main: Command, image: str) -> None:
+    path = tmp_path / "t.weft"
+    result = weft_main("trace", folder / "run", "--image", folder / image, "-o", path)
+    assert result.code == 0, result.err
+    assert "patches: 24 tokens: patch 0,0 patch 0,1" in result.err
+    trace = weft.open(path)
+    (layer,) = trace.layers
+    # Halved by the first convolution, keys by the block.
+    assert (layer.name, layer.shape) == ("attention", (1, 24, 6))
+    assert layer.key_tokens[5] == "patch 1,2" and trace.positions["patches"]["rows"][23] == 3
+    assert trace.model["image"] == str(folder / image)
+    assert trace.deviation < 1e-5
+    assert weft_main("heads", path, "--all").code == 0
+    assert weft_main("measures", path).code == 0
+
+
+def test_the_same_image_gives_the_same_trace(folder, tmp_path, weft_main: Command) -> None:
+    for name, image in (("a", "right.png"), ("b", "train.npz:3")):
+        weft_main("trace", folder / "run", "--image", folder / image, "-o", tmp_path / name)
+    one, other = (weft.open(tmp_path / name).layers[0].graph for name in "ab")
+    np.testing.assert_array_equal(one.weights, other.weights)
+
+
+def test_its_history_and_its_heads(folder, weft_main: Command) -> None:
+    result = weft_main("heads", folder / "run", "--all")
+    assert result.code == 0 and "1 of 1 heads; 1 text, 24 tokens" in result.out
+    result = weft_main("heads", folder / "run", "--history", "previous")
+    assert result.code == 0, result.err
+    assert weft_main("projections", folder / "run").code == 0
+    page = folder / "page.html"
+    assert weft_main("export", folder / "run", "--html", page).code == 0
+    assert "patch 3,5" in page.read_text()
+
+
+def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
+    result = weft_main("ablate", folder / "run", "--json")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trace", "--text", "x"), "--text: RUN is a run that sees images and reads no text"),
+        (("trace", "--image", "small.png"), "the picture has 4 x 12 pixels; this run sees 8 x 12"),
+        (("trace", "--image", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
+        (("trace", "--image", "train.npz"), "not an image that Pillow can read"),
+        (("relevance", "--text", "x"), "--text: RUN is a run that sees images"),
+    ],
+)
+def test_what_it_refuses(folder, tmp_path, weft_main: Command, arguments, message) -> None:
+    verb, option, value = arguments
+    if option == "--image":
+        value = folder / value
+    out = ("-o", tmp_path / "t.weft") if verb == "trace" else ()
+    line = weft_main(verb, folder / "run", option, value, *out).one_line()
+    assert message in line.replace(str(folder / "run"), "RUN")
+    assert not (tmp_path / "t.weft").exists()
