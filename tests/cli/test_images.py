@@ -12,6 +12,9 @@ from tests.cli.conftest import Command
 
 import weft
 import weft.cli
+from weft.formats.history import History
+from weft.studio.runs import probe_trace, run_snapshots
+from weft.studio.training import training_history
 
 CONFIGURATION = """
 [task]
@@ -96,9 +99,10 @@ def test_its_history_and_its_heads(folder, weft_main: Command) -> None:
     result = weft_main("heads", folder / "run", "--history", "previous")
     assert result.code == 0, result.err
     assert weft_main("projections", folder / "run").code == 0
-    page = folder / "page.html"
-    assert weft_main("export", folder / "run", "--html", page).code == 0
-    assert "patch 3,5" in page.read_text()
+    history = History(folder / "run" / "history")
+    shown = training_history(run_snapshots(history), {}, probe_trace(history)).description
+    assert shown["layers"][0]["shape"] == [1, 24, 6]
+    assert shown["sequences"]["tokens"][23] == "patch 3,5"
 
 
 def test_its_heads_are_ablated(folder, weft_main: Command) -> None:

@@ -90,8 +90,8 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ),
         (
             "[task]\nfile = 3",
-            "task.kind is None; expected one of dates, translation, language, repeats, labels, nodes, "
-            "images.",
+            "task.kind is None; expected one of dates, translation, language, repeats, labels, "
+            "nodes, images.",
         ),
         (
             '[model]\nkind = "clasifier"',

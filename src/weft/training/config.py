@@ -179,7 +179,7 @@ def _explain(source: str, error: ValidationError) -> str:
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = list(_kinds(key))
         kind = first["input"].get("kind") if isinstance(first["input"], dict) else None
-        near = difflib.get_close_matches(str(kind), kinds, 1, 0.4)
+        near = [] if kind is None else difflib.get_close_matches(str(kind), kinds, 1, 0.4)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         return f"{source}: {key}.kind is {kind!r}; expected one of {', '.join(kinds)}{hint}{also}"
     message = first["msg"][0].lower() + first["msg"][1:]
