@@ -54,7 +54,7 @@ def trained(folder: Path, layers: int, steps: int | None) -> TrainedRun:
 
 def tested(run: TrainedRun) -> tuple[Callable[[], float], Callable[[], float]]:
     """Functions that give the loss and the accuracy on the repeated half of unseen sequences."""
-    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    task = make_task(run.config, run.data)
     batches = task.validation(4_096)
 
     def measured() -> Foretold:
@@ -65,7 +65,7 @@ def tested(run: TrainedRun) -> tuple[Callable[[], float], Callable[[], float]]:
 
 def unseen(run: TrainedRun) -> list[Trace]:
     """Traces of one sequence of each length."""
-    task = make_task(run.config.task, run.config.training.seed, run.vocabulary)
+    task = make_task(run.config, run.data)
     found = []
     for batch in task.validation(64)[:TEXTS]:
         trace = weft.trace(run.model, batch.inputs["tokens"][:1], tokenizer=run.vocabulary)

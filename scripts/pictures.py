@@ -76,6 +76,8 @@ DRAWN = {
     "history-weights": ("weft demo", DEMO / "pictures" / "history-weights.png"),
     "induction-head": ("python examples/induction.py", INDUCTION / "induction-head.png"),
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
+    "asked-reads": ("python examples/asked.py", Path("runs/asked/reads.png")),
+    "asked-looks-up": ("python examples/asked.py", Path("runs/asked/looks-up.png")),
     "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
     "steps-kinds": ("weft steps --kind all --picture runs/kinds.png", Path("runs/kinds.png")),
 }

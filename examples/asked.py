@@ -1,0 +1,139 @@
+"""What attention is for in a classifier: the two words that belong together, found and shown.
+
+    python examples/asked.py
+
+Draws sentences that ask for one of three things, trains a classifier with learned attention
+weights and one whose weights are uniform, tests both on sentences that were never seen, and finds
+the heads that look from the thing that is asked for to the question, and to the word that says how
+it was. Pictures of them go to the run's folder. What was trained already is not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.formats.files import atomic_file
+from weft.pictures import alignment, save_picture
+from weft.traces import Trace
+from weft.training.config import load_config
+from weft.training.inference import TrainedRun, evaluate_run, open_run
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.tasks.labels import classify, text_ids
+
+CONFIG = Path(__file__).parent / "asked.toml"
+THINGS = ("plot", "music", "acting", "ending", "light", "pace")
+MOODS = {"good": ("superb", "warm", "witty", "fine"), "bad": ("dull", "cold", "flat", "weak")}
+SHOWN = "the music ? the plot was dull , the music was superb , the light was cold"
+#: Sentences on which heads are searched.
+TEXTS = 40
+
+
+def sentence(numbers: random.Random) -> tuple[str, str]:
+    """A label, and a sentence whose words have it only together."""
+    things = numbers.sample(THINGS, 3)
+    moods = [numbers.choice(list(MOODS)) for _ in things]
+    asked = numbers.randrange(3)
+    clauses = (
+        f"the {thing} was {numbers.choice(MOODS[mood])}"
+        for thing, mood in zip(things, moods, strict=True)
+    )
+    return moods[asked], f"the {things[asked]} ? {' , '.join(clauses)}"
+
+
+def draw(path: Path, count: int) -> None:
+    """Write sentences, unless they are there."""
+    if not path.exists():
+        numbers = random.Random(1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as temporary:
+            temporary.write_text(
+                "".join("\t".join(sentence(numbers)) + "\n" for _ in range(count)), "utf-8"
+            )
+
+
+def trained(folder: Path, changes: list[str]) -> TrainedRun:
+    """A run, trained if it is not there, and how good it is."""
+    done = train(load_config(CONFIG, changes), folder, SilentListener())
+    run = open_run(folder)
+    measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
+    print(
+        f"{run.config.model.weights} weights: {done.steps:,} steps in {done.seconds:.0f} s, "
+        f"{measures['accuracy']:.1%} of {measures['examples']} unseen sentences right."
+    )
+    return run
+
+
+def places(words: list[str]) -> dict[str, int]:
+    """Where the question names the thing, where the sentence does, and how it was."""
+    thing = words.index(words[2], 3)
+    return {"question": 2, "thing": thing, "answer": thing + 2}
+
+
+#: What a person would do, a layer each: read how each thing was; look up the one that is asked for.
+LOOKS = {"reads": ("thing", "answer"), "looks-up": ("question", "thing")}
+
+
+def weights(run: TrainedRun, text: str) -> dict[str, list[float]]:
+    """The weight of each look in its layer, head by head."""
+    trace, words = traced(run, text)
+    where = places(words)
+    result = {}
+    for layer, (name, (query, key)) in zip(trace.layers, LOOKS.items(), strict=True):
+        matrix = layer.matrix
+        if matrix is None:
+            raise TypeError("a trace with queries and keys has the matrix of each layer")
+        cells = [float(matrix[head, where[query], where[key]]) for head in range(layer.heads)]
+        result[name] = cells
+    return result
+
+
+def traced(run: TrainedRun, text: str) -> tuple[Trace, list[str]]:
+    """The trace of a text, and its tokens."""
+    ids = text_ids(run.vocabulary, text, 512)
+    trace = weft.trace(run.model, torch.tensor([ids]), tokenizer=run.vocabulary)
+    if not isinstance(trace, Trace):
+        raise TypeError("a batch of one text gives one trace")
+    return trace, run.vocabulary.token_strings(ids)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("runs/asked"), help="of the runs")
+    parser.add_argument("--sentences", type=int, default=12_000, help="to draw")
+    parser.add_argument("--steps", type=int, help="of each training; default: the file's")
+    options = parser.parse_args()
+    data = options.folder / "sentences.tsv"
+    draw(data, options.sentences)
+    changes = [f"task.folder={data.parent}"]
+    changes += [] if options.steps is None else [f"training.max_steps={options.steps}"]
+    run = trained(options.folder / "learned", changes)
+    same = ["model.weights=uniform", "model.positions=sinusoidal"]
+    trained(options.folder / "uniform", [*changes, *same])
+    (prediction,) = classify(run.model, run.data, [SHOWN])
+    if prediction is not None:
+        print(f"\n{SHOWN}\n{prediction.label}, {prediction.probability:.1%}")
+    trace, _ = traced(run, SHOWN)
+    numbers = random.Random(2)
+    unseen = [weights(run, sentence(numbers)[1]) for _ in range(TEXTS)]
+    for layer, (name, cells) in zip(trace.layers, weights(run, SHOWN).items(), strict=True):
+        head = cells.index(max(cells))
+        query, key = LOOKS[name]
+        path = options.folder / f"{name}.png"
+        title = f"Layer {layer.index}, head {head}: from the {query} to the {key}"
+        save_picture(alignment(layer, head, title=title), path)
+        best = sum(max(found[name]) for found in unseen) / TEXTS
+        print(
+            f"{layer.index}.{head} looks from the {query} to the {key}: {max(cells):.2f} here; "
+            f"the head that does so most, {best:.2f} in the mean of {TEXTS} sentences: {path}"
+        )
+
+
+if __name__ == "__main__":
+    main()
