@@ -24,6 +24,7 @@ NOT_HERE = (
     "weft view ",
     "weft trace bert-base-uncased",
     "weft evaluate runs/multi30k",
+    "weft classify runs/polarity",
     "weft generate runs/shakespeare",
 )
 

@@ -118,6 +118,35 @@ def test_damaged(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_words_are_counted_in_lower_case_and_signs_stand_alone() -> None:
+    vocabulary = Vocabulary.of_words(["It's GOOD, good!", "so it's so-so"], 300)
+    # it's, so: 2 and 3 times; good: twice; then , - ! in the order of their code points.
+    names = vocabulary.token_strings(range(4, len(vocabulary)))
+    assert names == ["so", "good", "it's", "!", ",", "-"]
+    ids = vocabulary.encode("So IT'S 'bad'.")
+    assert vocabulary.token_strings(ids) == ["so", "it's", "<unk>", "<unk>", "<unk>", "<unk>"]
+    assert vocabulary.unknown_parts("So IT'S 'bad'.") == ["'", "bad", "."]
+    assert vocabulary.unknown_parts("good") == []
+
+
+def test_the_most_frequent_words_are_kept_and_survive_a_file(tmp_path: Path) -> None:
+    vocabulary = Vocabulary.of_words(["a a a b b c"], 6)
+    assert vocabulary.token_strings([4, 5]) == ["a", "b"]
+    assert len(vocabulary) == 6
+    vocabulary.save(tmp_path / "v.json")
+    assert Vocabulary.load(tmp_path / "v.json").encode("b A c") == [5, 4, vocabulary.unknown]
+
+
+def test_a_list_of_words_with_capitals_keeps_them() -> None:
+    vocabulary = Vocabulary.of_list(["Bank", "bank"])
+    assert vocabulary.encode("bank Bank") == [5, 4]
+    assert Vocabulary.of_list(["bank"]).encode("Bank") == [4]
+    with pytest.raises(InputError, match="the list of words has 'a' twice"):
+        Vocabulary.of_list(["a", "b", "a"])
+    with pytest.raises(InputError, match="the list of words is empty"):
+        Vocabulary.of_list([])
+
+
 def test_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no such vocabulary"):
         Vocabulary.load(tmp_path / "v.json")
@@ -128,6 +157,8 @@ def test_what_cannot_be_a_vocabulary() -> None:
         Vocabulary.of_characters(["", ""])
     with pytest.raises(InputError, match="299 tokens; byte-pair encoding needs 300"):
         Vocabulary.of_pieces(LINES, 299)
+    with pytest.raises(InputError, match="needs at least one word"):
+        Vocabulary.of_words(["", " "], 300)
 
 
 def test_half_a_surrogate_pair_is_refused_in_one_line() -> None:
