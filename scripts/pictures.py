@@ -78,6 +78,10 @@ DRAWN = {
     "previous-head": ("python examples/induction.py", INDUCTION / "previous-head.png"),
     "asked-reads": ("python examples/asked.py", Path("runs/asked/reads.png")),
     "asked-looks-up": ("python examples/asked.py", Path("runs/asked/looks-up.png")),
+    "far-pixels": (
+        "python benchmarks/evidence/far_pixels.py --picture runs/far-pixels.png",
+        Path("runs/far-pixels.png"),
+    ),
     "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
     "steps-kinds": ("weft steps --kind all --picture runs/kinds.png", Path("runs/kinds.png")),
 }

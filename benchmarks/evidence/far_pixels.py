@@ -2,6 +2,7 @@
 
     python benchmarks/evidence/far_pixels.py                   # both tasks, 3 seeds each
     python benchmarks/evidence/far_pixels.py --write far       # the data alone, for `weft train`
+    python benchmarks/evidence/far_pixels.py --picture x.png   # where the place of reading looks
 
 Two tasks on canvases of 8 x 48 pixels, made from scikit-learn's handwritten digits (8 x 8):
 
@@ -28,12 +29,17 @@ from numpy.typing import NDArray
 from record import Claim, mean_and_spread, record
 from torch import nn
 
+import weft
 from weft.formats.files import JsonObject
 from weft.models.convolutional import ConvolutionalClassifier
+from weft.pictures import places, save_picture
+from weft.pictures.places import looks_of
 from weft.training.checkpoint import Position
-from weft.training.config import load_config
+from weft.training.config import RunConfig, load_config
 from weft.training.inference import evaluate_run, open_run
 from weft.training.loop import train
+from weft.training.tasks import build_model
+from weft.training.tasks.images import normalised
 from weft.training.tasks.task import Task
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "far_digit.toml"
@@ -125,8 +131,8 @@ class Outcome:
     gamma: list[tuple[int, float]]
 
 
-def learn(folder: Path, task: str, *, attention: bool, seed: int) -> Outcome:
-    """Train on one of the tasks, and measure on its test canvases."""
+def configured(folder: Path, task: str, *, attention: bool, seed: int) -> RunConfig:
+    """The configuration of examples/far_digit.toml, for one of the tasks."""
     overrides = [
         f'task.folder="{folder}"',
         *(f'task.{part}="{task}-{part}.npz"' for part in PAIRS),
@@ -135,15 +141,50 @@ def learn(folder: Path, task: str, *, attention: bool, seed: int) -> Outcome:
         f"training.seed={seed}",
         "training.history=false",
     ]
+    return load_config(CONFIGURATION, overrides)
+
+
+def learn(folder: Path, task: str, *, attention: bool, seed: int) -> Outcome:
+    """Train on one of the tasks, and measure on its test canvases."""
     run = folder / f"{task}-{attention}-{seed}"
     listener = GammaListener()
-    train(load_config(CONFIGURATION, overrides), run, listener)
+    train(configured(folder, task, attention=attention, seed=seed), run, listener)
     found = evaluate_run(open_run(run), split="test", beam=1, progress=lambda done, total: None)
     outcome = Outcome(100 * found["accuracy"], listener.path)
     path = ", ".join(f"{step}: {gamma:+.3f}" for step, gamma in outcome.gamma)
     kind = "with attention" if attention else "convolutions alone"
     print(f"{task} seed {seed} {kind}: {outcome.accuracy:.1f} %  {path}", flush=True)
     return outcome
+
+
+def draw(folder: Path, path: Path) -> None:
+    """Where the middle looks in the task of two digits, before training and after."""
+    config = configured(folder, "two", attention=True, seed=2)
+    train(config, folder / "drawn", GammaListener())
+    run = open_run(folder / "drawn")
+    torch.manual_seed(config.training.seed)
+    # As the training draws it: the same matrices as at step 0.
+    before = build_model(config, run.data).eval()
+    images, labels = digits()["test"]
+    left, right = (int(np.flatnonzero(labels == label)[0]) for label in (3, 7))
+    looks = []
+    for model, when in ((before, "Before training"), (run.model, "After training")):
+        for side, label in (("left", 3), ("right", 7)):
+            canvas = np.zeros((1, ROWS, COLUMNS), np.uint8)
+            canvas[0, :, :8], canvas[0, :, -8:] = images[left], images[right]
+            canvas[0, slice(0, 4) if side == "left" else slice(4, 8), 23:25] = 255
+            pixels = canvas[:, None].astype(np.float32) / np.float32(255)
+            inputs = {"images": normalised(pixels, run.data)}
+            with torch.no_grad():
+                likeliest = int(model(**inputs).argmax())
+            trace = weft.trace(model, inputs, keep=weft.All(), verify=False)
+            place = "above" if side == "left" else "below"
+            says = run.data.facts["classes"][likeliest]
+            title = f"{when}. Bar {place}: the {side} digit, {label}. The model says {says}."
+            looks.append(looks_of(trace.layers[0], pixels[0, 0], (0, 11, 4, 2), title))
+    caption = "Framed: where the class is read. Colour: the mean weights of these eight places."
+    title = "The middle looks at the digit that the bar picks"
+    save_picture(places(looks, title=title, caption=caption), path)
 
 
 def table(outcomes: dict[tuple[str, bool], list[Outcome]]) -> str:
@@ -171,6 +212,7 @@ def main() -> None:
     options.add_argument(
         "--write", type=Path, metavar="FOLDER", help="write the data, train nothing"
     )
+    options.add_argument("--picture", type=Path, metavar="FILE", help="draw, measure nothing")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--threads", type=int, default=1)
     chosen = options.parse_args()
@@ -182,6 +224,10 @@ def main() -> None:
     outcomes: dict[tuple[str, bool], list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         write(Path(temporary))
+        if chosen.picture is not None:
+            draw(Path(temporary), chosen.picture)
+            print(f"written: {chosen.picture}")
+            return
         for task in TASKS:
             for attention in (True, False):
                 outcomes[task, attention] = [

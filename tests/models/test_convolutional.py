@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch import nn
 import weft
 from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
 from weft.models.image_classifier import ImageShape
+from weft.training.config import load_config
+from weft.training.model_sections import ConvolutionalConfig
 
 WIDE = ImageShape(1, 8, 48)
 
@@ -49,6 +53,23 @@ def test_convolutions_alone_do_not_see_far(attention: int | None) -> None:
         assert seen.nonzero()[:, 0].tolist() == list(range(41, 48))
     else:
         assert bool(seen.all())
+
+
+@pytest.mark.parametrize(
+    ("region", "columns"), [([0, 22, 4, 2], range(38, 48)), ([0, 11, 4, 2], range(16, 32))]
+)
+def test_what_the_convolutions_of_the_example_see(region: list[int], columns: range) -> None:
+    """Without the block: 6 pixels beyond where the class is read, and so no digit."""
+    example = Path(__file__).parents[2] / "examples" / "far_digit.toml"
+    config = load_config(example, ["model.attention=0", f"model.region={region}"])
+    assert isinstance(config.model, ConvolutionalConfig)
+    torch.manual_seed(0)
+    model = ConvolutionalClassifier(WIDE, 10, config.model.convolutions()).eval()
+    images = torch.rand(4, 1, 8, 48, requires_grad=True)
+    model(images).square().sum().backward()
+    assert images.grad is not None
+    seen = (images.grad.abs().amax((0, 1, 2)) > 0).nonzero()[:, 0].tolist()
+    assert seen == list(columns)
 
 
 def test_region_is_where_the_class_is_read() -> None:

@@ -4,7 +4,17 @@ from weft.pictures.alignment import alignment
 from weft.pictures.canvas import save_picture
 from weft.pictures.heads import heads
 from weft.pictures.history import history
+from weft.pictures.places import places
 from weft.pictures.threads import threads
 from weft.pictures.worked import steps, three_kinds
 
-__all__ = ["alignment", "heads", "history", "save_picture", "steps", "threads", "three_kinds"]
+__all__ = [
+    "alignment",
+    "heads",
+    "history",
+    "places",
+    "save_picture",
+    "steps",
+    "threads",
+    "three_kinds",
+]

@@ -1,0 +1,73 @@
+"""Where places look, over the image: the mean of their rows, drawn on the image's grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+import weft
+from weft.errors import InputError
+from weft.formats.trace import TraceLayer
+from weft.pictures import places, save_picture
+from weft.pictures.palette import palette
+from weft.pictures.places import looks_of
+
+IMAGE = np.linspace(0, 1, 48).reshape(4, 12)
+
+
+@pytest.fixture
+def layer() -> TraceLayer:
+    """Queries in 4 x 6 places, keys in 2 x 3."""
+    torch.manual_seed(0)
+    block = weft.ImageSelfAttention(8, pooled=True)
+    return weft.trace(block, torch.randn(1, 8, 4, 6), keep=weft.All()).layers[0]
+
+
+def test_weights_are_the_mean_of_the_region(layer) -> None:
+    look = looks_of(layer, IMAGE, (1, 2, 2, 1), "title")
+    weights = layer.graph.adjacency(head=0).toarray()
+    # Rows 1 and 2 of column 2, of 6 columns.
+    np.testing.assert_allclose(look.weights.ravel(), (weights[8] + weights[14]) / 2, rtol=1e-6)
+    # Of 4 x 12 pixels a place has 1 x 2.
+    assert look.asked == (1, 4, 2, 2)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_each_look_is_weights_image_and_frame(layer, theme, tmp_path) -> None:
+    looks = [looks_of(layer, IMAGE, (0, 0, 1, 1), "one"), looks_of(layer, IMAGE, (3, 5, 1, 1), "2")]
+    figure = places(looks, title="both", caption="below", theme=theme)
+    assert {"both", "below", "one", "2"} <= {text.get_text() for text in figure.findobj(Text)}
+    panels = [axes for axes in figure.axes if axes.images]
+    assert len(panels) == 2
+    for axes, look in zip(panels, looks, strict=True):
+        weights, ink = axes.images
+        np.testing.assert_array_equal(weights.get_array(), look.weights)
+        assert weights.norm.vmax == max(float(each.weights.max()) for each in looks)
+        assert weights.get_extent() == ink.get_extent() == [-0.5, 11.5, 3.5, -0.5]
+        np.testing.assert_allclose(ink.get_array()[..., 3] / 0.4, IMAGE)
+        (frame,) = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+        assert frame.get_edgecolor()[:3] == pytest.approx(
+            tuple(int(palette(theme).query[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        )
+    assert panels[1].patches[0].get_xy() == (9.5, 2.5)
+    save_picture(figure, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_what_cannot_be_drawn(layer) -> None:
+    with pytest.raises(InputError, match=r"region \[0, 5, 1, 2\]; the queries have 4 rows and 6"):
+        looks_of(layer, IMAGE, (0, 5, 1, 2), "")
+    look = looks_of(layer, IMAGE, (0, 0, 1, 1), "")
+    with pytest.raises(InputError, match="images of 0 sizes"):
+        places([])
+    other = looks_of(layer, np.zeros((8, 12)), (0, 0, 1, 1), "")
+    with pytest.raises(InputError, match="images of 2 sizes"):
+        places([look, other])
+
+
+def test_positions_that_are_no_places(pair_trace) -> None:
+    with pytest.raises(InputError, match="the positions of this layer are no places"):
+        looks_of(pair_trace.layers[0], IMAGE, (0, 0, 1, 1), "")
