@@ -138,10 +138,10 @@ def check_labels(
     counts = Counter(labels)
     for label in counts:
         if label not in classes:
-            texts = f"{counts[label]} text{'s' if counts[label] > 1 else ''}"
+            examples = f"{counts[label]} example{'s' if counts[label] > 1 else ''}"
             known = ", ".join(map(repr, classes[:10])) + (", ..." if len(classes) > 10 else "")
             raise InputError(
-                f"{source}: unknown label {label!r}, of {texts}; the model knows "
+                f"{source}: unknown label {label!r}, of {examples}; the model knows "
                 f"{known}. Correct the label, or learn it from training data that have it."
             )
     for label in classes:

@@ -211,7 +211,7 @@ def test_default_model_and_models_that_do_not_fit(tmp_path) -> None:
 def test_data_that_do_not_fit(tmp_path) -> None:
     write(tmp_path / "train.npz", 20, classes=2)
     write(tmp_path / "more.npz", 9, classes=3)
-    with pytest.raises(InputError, match=r"more.npz: unknown label '2', 3 times; the model knows"):
+    with pytest.raises(InputError, match=r"more.npz: unknown label '2', of 3 examples; the"):
         images_task(ImagesConfig(**section(tmp_path, valid="more.npz")), 1, None)
     write(tmp_path / "high.npz", 4, rows=5)
     with pytest.raises(InputError, match=r"high.npz: images have 1 channels, 5 x 6 pixels; those"):

@@ -92,7 +92,7 @@ def test_unknown_labels_and_classes_without_examples(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         make_task(config_of(tmp_path, {"test": "t.tsv"}))
     assert str(caught.value).startswith(
-        f"{tmp_path / 't.tsv'}: unknown label 'mixed', of 1 text; the model knows 'neg', 'pos'."
+        f"{tmp_path / 't.tsv'}: unknown label 'mixed', of 1 example; the model knows 'neg', 'pos'."
     )
     config = config_of(tmp_path)
     known = make_task(config).description
