@@ -3,9 +3,10 @@
     python examples/asked.py
 
 Draws sentences that ask for one of three things, trains a classifier with learned attention
-weights and one whose weights are uniform, tests both on sentences that were never seen, and finds
-the heads that look from the thing that is asked for to the question, and to the word that says how
-it was. Pictures of them go to the run's folder. What was trained already is not trained again.
+weights, one whose weights are uniform, all else alike, and one with learned weights and rotary
+positions, and tests them on unseen sentences of two to six things. In the last of them, finds the
+heads that look from the thing that is asked for to the question, and to the word that says how it
+was. Pictures of them go to the run's folder. What was trained already is not trained again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weft.formats.files import atomic_file
 from weft.pictures import alignment, save_picture
 from weft.traces import Trace
 from weft.training.config import load_config
-from weft.training.inference import TrainedRun, evaluate_run, open_run
+from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks.labels import classify, text_ids
@@ -29,16 +30,26 @@ from weft.training.tasks.labels import classify, text_ids
 CONFIG = Path(__file__).parent / "asked.toml"
 THINGS = ("plot", "music", "acting", "ending", "light", "pace")
 MOODS = {"good": ("superb", "warm", "witty", "fine"), "bad": ("dull", "cold", "flat", "weak")}
+#: How many things the sentences of the training speak of, and those of the test.
+TRAINED, TESTED = 3, (2, 3, 4, 5, 6)
+#: What is trained; uniform weights know no relative positions.
+KINDS = {
+    "uniform": ["model.weights=uniform"],
+    "learned": [],
+    "learned, rotary": ["model.positions=rotary"],
+}
 SHOWN = "the music ? the plot was dull , the music was superb , the light was cold"
 #: Sentences on which heads are searched.
 TEXTS = 40
+#: Sentences of each test.
+TESTS = 1_000
 
 
-def sentence(numbers: random.Random) -> tuple[str, str]:
-    """A label, and a sentence whose words have it only together."""
-    things = numbers.sample(THINGS, 3)
+def sentence(numbers: random.Random, count: int = TRAINED) -> tuple[str, str]:
+    """A label, and a sentence of `count` things whose words have it only together."""
+    things = numbers.sample(THINGS, count)
     moods = [numbers.choice(list(MOODS)) for _ in things]
-    asked = numbers.randrange(3)
+    asked = numbers.randrange(count)
     clauses = (
         f"the {thing} was {numbers.choice(MOODS[mood])}"
         for thing, mood in zip(things, moods, strict=True)
@@ -58,15 +69,18 @@ def draw(path: Path, count: int) -> None:
 
 
 def trained(folder: Path, changes: list[str]) -> TrainedRun:
-    """A run, trained if it is not there, and how good it is."""
-    done = train(load_config(CONFIG, changes), folder, SilentListener())
-    run = open_run(folder)
-    measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
-    print(
-        f"{run.config.model.weights} weights: {done.steps:,} steps in {done.seconds:.0f} s, "
-        f"{measures['accuracy']:.1%} of {measures['examples']} unseen sentences right."
-    )
-    return run
+    """A run, trained if it is not there."""
+    train(load_config(CONFIG, changes), folder, SilentListener())
+    return open_run(folder)
+
+
+def accuracy(run: TrainedRun, count: int) -> float:
+    """The share of unseen sentences of `count` things that a run classifies rightly."""
+    numbers = random.Random(100 + count)
+    labels, texts = zip(*(sentence(numbers, count) for _ in range(TESTS)), strict=True)
+    found = classify(run.model, run.data, list(texts))
+    right = (one is not None and one.label == label for one, label in zip(found, labels))
+    return sum(right) / TESTS
 
 
 def places(words: list[str]) -> dict[str, int]:
@@ -113,9 +127,16 @@ def main() -> None:
     draw(data, options.sentences)
     changes = [f"task.folder={data.parent}"]
     changes += [] if options.steps is None else [f"training.max_steps={options.steps}"]
-    run = trained(options.folder / "learned", changes)
-    same = ["model.weights=uniform", "model.positions=sinusoidal"]
-    trained(options.folder / "uniform", [*changes, *same])
+    runs = {
+        name: trained(options.folder / name.replace(", ", "-"), [*changes, *more])
+        for name, more in KINDS.items()
+    }
+    print(f"Right, of {TESTS:,} unseen sentences; all learned on sentences of {TRAINED} things:")
+    print(f"{'things':>6}" + "".join(f"{name:>18}" for name in runs))
+    for count in TESTED:
+        shares = (accuracy(run, count) for run in runs.values())
+        print(f"{count:>6}" + "".join(f"{share:>18.1%}" for share in shares))
+    run = runs["learned, rotary"]
     (prediction,) = classify(run.model, run.data, [SHOWN])
     if prediction is not None:
         print(f"\n{SHOWN}\n{prediction.label}, {prediction.probability:.1%}")

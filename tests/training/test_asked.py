@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tests.training.test_induction import example_called
 
-from weft.training.inference import evaluate_run
-
 
 def test_no_word_has_the_label() -> None:
     """The same words, put together otherwise, have the other one."""
@@ -27,15 +25,19 @@ def test_no_word_has_the_label() -> None:
 
 
 @pytest.mark.slow
-def test_learned_weights_find_the_answer_and_uniform_ones_do_not(tmp_path: Path) -> None:
+def test_learned_weights_hold_at_other_lengths_and_uniform_ones_do_not(tmp_path: Path) -> None:
+    """The same positions, steps and sizes; only the weights differ."""
     example = example_called("asked")
     example.draw(tmp_path / "sentences.tsv", 12_000)
-    changes = [f"task.folder={tmp_path}"]
-    same = ["model.weights=uniform", "model.positions=sinusoidal"]
-    accuracy = {}
-    for name, more in (("learned", []), ("uniform", same)):
-        run = example.trained(tmp_path / name, [*changes, *more])
-        measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
-        accuracy[name] = measures["accuracy"]
-    assert accuracy["learned"] > 0.98
-    assert accuracy["uniform"] < 0.85
+    shares = {
+        name: {
+            count: example.accuracy(run, count)
+            for run in [example.trained(tmp_path / name, [f"task.folder={tmp_path}", *more])]
+            for count in (2, 3, 4)
+        }
+        for name, more in example.KINDS.items()
+        if name != "learned, rotary"
+    }
+    assert shares["learned"][2] > 0.97 and shares["learned"][3] > 0.97
+    assert shares["uniform"][2] < 0.85
+    assert shares["learned"][4] > shares["uniform"][4] + 0.1

@@ -95,7 +95,9 @@ def test_every_part_has_an_example_of_a_small_class() -> None:
 
 def test_labels_that_are_no_classes_and_classes_without_examples() -> None:
     examples = [("a", "1"), ("c", "2"), ("c", "3")]
-    with pytest.raises(InputError, match=r"t\.tsv: unknown label 'c', of 2 examples; the model knows"):
+    with pytest.raises(
+        InputError, match=r"t\.tsv: unknown label 'c', of 2 examples; the model knows"
+    ):
         check_labels([label for label, _ in examples], ["a", "b"], "t.tsv", all_there=False)
     with pytest.raises(InputError, match=r"t\.tsv: the class 'b' has no examples\. Add some"):
         check_labels([label for label, _ in examples], ["a", "b", "c"], "t.tsv", all_there=True)
