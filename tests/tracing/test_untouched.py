@@ -89,12 +89,60 @@ def test_the_first_layer_that_differs_is_named(
         weft.trace(model, inputs)
 
 
-def test_it_reads_a_prefix_twice_and_the_inputs_once(family_named: Named) -> None:
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["Llama", "BERT"])
+def test_a_fault_in_a_text_longer_than_the_prefix_names_its_first_layer(
+    family_named: Named, name: str, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a causal model and of one whose first rows depend on what follows."""
+    model = family_named(name).build(implementation)
+    ids = torch.randint(3, 50, (1, 40))
+    own = recorder.CallRecorder.__call__
+    read = read_by(model)
+    path = next(layer.name for layer in weft.trace(model, ids, verify=8).layers if layer.index == 1)
+    assert read == ([8, 40] if name == "Llama" else [8, 40, 8])
+
+    def worse(self: Any, call: Any) -> Tensor:
+        output = own(self, call)
+        return output * 1.01 if call.path == path else output
+
+    monkeypatch.setattr(recorder.CallRecorder, "__call__", worse)
+    # The sample of rows would notice it too, in the recorder: `worse` is what follows it.
+    with pytest.raises(weft.VerificationError, match=rf"layer {path} is not"):
+        weft.trace(model, ids, verify=8)
+
+
+def test_first_rows_are_compared_with_weights_and_change_nothing(
+    family_named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = family_named("Llama").build("eager")
+    ids = torch.randint(3, 50, (1, 40))
+    plain, verified = weft.trace(model, ids, verify=False), weft.trace(model, ids, verify=8)
+    assert 0 < verified.verification["weights"] < 2e-6
+    assert 0 < verified.verification["difference"] < 1e-5
+    assert verified.verification["layers"] == len(verified.layers)
+    for one, other in zip(plain.layers, verified.layers, strict=True):
+        assert torch.equal(one.graph.weights, other.graph.weights)
+    # Row 3 is in the prefix, and none of those of the sample.
+    right = recorder.attend
+
+    def moved(*args: Any, **named: Any) -> Any:
+        output, graph = right(*args, **named)
+        weights = graph.weights.clone()
+        weights[:, :, 3] = weights[:, :, 3].flip(-1)
+        return output, replace(graph, weights=weights)
+
+    monkeypatch.setattr(recorder, "attend", moved)
+    with pytest.raises(weft.VerificationError, match=r"the weights of layer .* \(8 tokens\)"):
+        weft.trace(model, ids, verify=8)
+
+
+def test_it_reads_a_prefix_once_and_the_inputs_once(family_named: Named) -> None:
     model = family_named("Llama").build()
     ids = torch.arange(3, 53)[None].repeat(1, 1)
     read = read_by(model)
     for verify, expected in (
-        (8, [8, 8, 50]),
+        (8, [8, 50]),
         # The run over the whole inputs is verified and traced at once.
         (None, [50, 50]),
         ("all", [50, 50]),
@@ -113,15 +161,15 @@ def test_it_reads_a_prefix_twice_and_the_inputs_once(family_named: Named) -> Non
         weft.trace(model, {"input_ids": ids}, verify=-1)
 
 
-def test_a_long_text_costs_128_tokens_more() -> None:
-    """Twice 64 of 1,000: by tokens read, not by time."""
+def test_a_long_text_costs_64_tokens_more() -> None:
+    """By tokens read, not by time."""
     config = transformers.GPT2Config(
         vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=1024
     )
     model = transformers.GPT2Model(config).eval()
     read = read_by(model)
     trace = weft.trace(model, {"input_ids": torch.randint(0, 60, (1, 1000))})
-    assert read == [64, 64, 1000]
+    assert read == [64, 1000]
     assert "(64 tokens)" in repr(trace)
 
 

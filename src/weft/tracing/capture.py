@@ -81,9 +81,9 @@ def trace(
         generate: how many tokens the model is to write after the inputs, each the likeliest, with
             a cache; each adds its row to one trace. For a model of Transformers also a dict, the
             options of its `generate`. None: it reads and writes nothing.
-        verify: how many tokens of the inputs the model reads twice before it is traced, with weft
-            and without, to see that it computes the same: a number, or "all"; None or True: 64;
-            False: none. See `weft.tracing.verification`.
+        verify: how many tokens of the inputs the model reads without weft too, to see that it
+            computes the same with it: a number, or "all"; None or True: 64; False: none. See
+            `weft.tracing.verification`.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
@@ -142,16 +142,15 @@ def _weft_trace(
     calls: list[RecordedCall] = []
     with recording_alone(model, "trace"), explained(model, given):
         untouched = untouched_own(model, given, options.verify)
-        # A run over the whole inputs is verified and traced at once.
-        at_once = untouched is not None and untouched.whole and generate is None
-        if untouched is not None and not at_once:
+        if untouched is not None and generate is not None:
             verify_prefix(untouched, as_observed(model, keep))
         passes = Passes()
         recorder = CallRecorder(calls.append if generate is None else passes, keep, options.layers)
         with (
+            untouched.verifying(as_observed(model, keep))
+            if untouched and generate is None else nullcontext(),
             evaluation_mode(model), torch.no_grad(), noticing(model) as notice,
             observed(model, places, notice.unnoticed(recorder.take)),
-            untouched.compared() if untouched and at_once else nullcontext(),
         ):  # fmt: skip
             if generate is None:
                 model(**given)
@@ -165,7 +164,7 @@ def _weft_trace(
     for call in calls:
         made(call)
     made.finish(untraced(model, notice, recorder.paths, made.refused, returned=True))
-    verification = None if untouched is None else untouched.says()
+    verification = None if untouched is None else untouched.report()
     return options.result(made.traces(describe(model), verification))
 
 

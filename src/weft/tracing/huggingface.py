@@ -32,7 +32,6 @@ from weft.tracing.sources.transformers import check_recorded, check_unrouted, ro
 from weft.tracing.verification import (
     as_traced,
     untouched_transformer,
-    verify_prefix,
     verify_transformer,
 )
 from weft.tracing.watch import WatchedTransformer, watching
@@ -113,13 +112,10 @@ def _one_pass(
     untouched = None
     if verification is None:
         untouched = untouched_transformer(model, given, options.verify)
-        if untouched is not None and not untouched.whole:
-            verify_prefix(untouched, as_traced(model, options.keep))
     sequences = Sequences(model, given, options.tokenizer, offsets)
     maker = LayerMaker(sequences, batch_of(given), options.queries_keys)
     receive: Callable[[RecordedCall], None] = maker
-    if untouched is not None and untouched.whole:
-        # The run that is traced is the one that is verified.
+    if untouched is not None:
         receive = untouched.comparing(maker)
     recorder = CallRecorder(
         receive, options.keep, options.layers, strict=options.verify is not False
@@ -134,9 +130,9 @@ def _one_pass(
                 )
             )
         with (
+            untouched.verifying(as_traced(model, options.keep)) if untouched else nullcontext(),
             evaluation_mode(model), torch.no_grad(),
             noticing(model) as notice, explained(model, given),
-            untouched.compared() if untouched and untouched.whole else nullcontext(),
         ):  # fmt: skip
             if routes(model):
                 with routed(model, notice.unnoticed(recorder)):
@@ -147,7 +143,7 @@ def _one_pass(
                 run_dense(model, given, notice.unnoticed(recorder))
         check_recorded(model, recorder.paths)
         recorder.check()
-        verification = verification if untouched is None else untouched.says()
+        verification = verification if untouched is None else untouched.report()
         if maker.writer is not None:
             maker.writer.verification = verification
         maker.finish(untraced(model, notice, recorder.paths, maker.refused, dense))

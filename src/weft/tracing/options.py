@@ -25,7 +25,7 @@ __all__ = [
     "whole_number",
 ]
 
-#: How many tokens are verified where nothing else is asked for. Twice 64 of 8,192 are 1.6 percent.
+#: How many tokens are verified where nothing else is asked for. 64 of 8,192 are 0.8 percent.
 TOKENS = 64
 
 #: How much is verified: a number of tokens, "all", True or None for `TOKENS`, False for nothing.

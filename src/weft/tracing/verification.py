@@ -1,10 +1,11 @@
 """Is what a model computes with weft what it computes without it?
 
 A trace is right where the model looked as it looks when nobody watches. So before it is traced a
-model reads the beginning of its inputs twice: once untouched, with its own attention and nothing of
-weft, and once as it will be traced. After each attention layer the second run goes on with what
-the first one had there; so each layer is compared for the same inputs, small differences do not
-add up, and the first layer that differs is the one at fault.
+model reads the beginning of its inputs untouched, with its own attention and nothing of weft. In a
+causal model the run that is traced has the same in its first rows, in every layer. Where it has
+not, the model reads the beginning once more as it is traced, and after each attention layer goes on
+with what the untouched run had there; so each layer is compared for the same inputs, small
+differences do not add up, and the first layer that differs is the one at fault.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,13 @@ from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
 from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
 from weft.tracing.options import Verify, tokens_to_verify
-from weft.tracing.recording.comparison import Comparison, Untouched, floating_parts, tolerance
+from weft.tracing.recording.comparison import (
+    Comparison,
+    PrefixComparison,
+    Untouched,
+    floating_parts,
+    tolerance,
+)
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.dense_weights import run_dense
@@ -67,7 +74,7 @@ def verify_transformer(
     if untouched is None:
         return None
     verify_prefix(untouched, as_traced(model, keep, part))
-    return untouched.says()
+    return untouched.report()
 
 
 def untouched_transformer(
@@ -127,7 +134,7 @@ def verify_own(model: nn.Module, inputs: Inputs, keep: Keep, verify: Verify) -> 
     if untouched is None:
         return None
     verify_prefix(untouched, as_observed(model, keep))
-    return untouched.says()
+    return untouched.report()
 
 
 def untouched_own(model: nn.Module, inputs: Inputs, verify: Verify) -> UntouchedRun | None:
@@ -155,6 +162,9 @@ def as_observed(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], 
     return traced
 
 
+Compared = TypeVar("Compared", bound=Comparison)
+
+
 class UntouchedRun:
     """A model that has read the beginning of its inputs untouched.
 
@@ -171,17 +181,47 @@ class UntouchedRun:
         untouched: Untouched,
     ) -> None:
         self.model, self.inputs, self.whole = model, inputs, whole
-        self._modules, self._tokens = modules, tokens
-        where = f"{tokens} tokens" if tokens else "the whole input"
-        self._comparison = Comparison(untouched, hidden_positions(inputs), where)
+        self._modules, self._tokens, self._untouched = modules, tokens, untouched
+        self._comparison = self._new_comparison(Comparison)
+
+    def _new_comparison(self, kind: type[Compared]) -> Compared:
+        where = f"{self._tokens} tokens" if self._tokens else "the whole input"
+        return kind(self._untouched, hidden_positions(self.inputs), where)
 
     @contextmanager
     def compared(self) -> Iterator[Comparison]:
-        """Compare the run of the model in the block, with weft, with the untouched one.
+        """Compare a run of the model over the same inputs, in the block, with weft.
 
         Raises: VerificationError: something differs by more than rounding explains.
         """
-        comparison = self._comparison
+        self._comparison = self._new_comparison(Comparison)
+        with self._hooked(self._comparison):
+            yield self._comparison
+
+    @contextmanager
+    def verifying(self, traced: Callable[[Inputs, Comparison], object]) -> Iterator[None]:
+        """Verify the run over the whole inputs that is traced in the block.
+
+        Where the untouched run read a part of them, the first rows are compared; if they differ,
+        as in a model whose queries look ahead, the model reads that part once more.
+
+        traced: what runs the model as it is traced, for `verify_prefix`.
+
+        Raises: VerificationError: something differs by more than rounding explains.
+        """
+        if self.whole:
+            with self.compared():
+                yield
+            return
+        self._comparison = prefix = self._new_comparison(PrefixComparison)
+        with self._hooked(prefix):
+            yield
+        if not prefix.agrees:
+            verify_prefix(self, traced)
+
+    @contextmanager
+    def _hooked(self, comparison: Comparison) -> Iterator[None]:
+        """Hand what the model gives in the block, layer by layer, to a comparison."""
         paths = {id(module): path for path, module in self._modules.items()}
 
         def compare(module: nn.Module, given: Any, output: Any) -> Any:
@@ -195,11 +235,11 @@ class UntouchedRun:
                 stack.callback(module.register_forward_hook(compare).remove)
             hook = self.model.register_forward_hook(lambda *given: outputs.append(given[2]))
             stack.callback(hook.remove)
-            yield comparison
+            yield
         comparison.output(dict(floating_parts(outputs[-1])))
 
     def comparing(self, receive: Callable[[RecordedCall], None]) -> Callable[[RecordedCall], None]:
-        """What receives the calls of the run within `compared`: their edges are compared too."""
+        """What receives the calls of the run that is verified: their edges are compared too."""
 
         def both(call: RecordedCall) -> None:
             self._comparison.edges(call)
@@ -207,7 +247,7 @@ class UntouchedRun:
 
         return both
 
-    def says(self) -> JsonObject:
+    def report(self) -> JsonObject:
         """What a trace says of how it was verified.
 
         Returns: "tokens" (positions of the text that were read; 0 where there is none), "whole"

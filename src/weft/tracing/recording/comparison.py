@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 from weft.errors import VerificationError
+from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = [
     "REMEDY",
     "Comparison",
+    "PrefixComparison",
     "Untouched",
     "floating_parts",
     "largest_difference",
@@ -102,7 +105,7 @@ class Comparison:
         #: How many calls of attention layers were compared.
         self.layers = 0
 
-    def layer(self, path: str, found: Tensor) -> Tensor | None:
+    def layer(self, path: str, output: Tensor) -> Tensor | None:
         """Compare the next call of an attention module; returns what the model goes on with.
 
         Raises: VerificationError: it differs.
@@ -111,7 +114,7 @@ class Comparison:
         self._calls[path] = self._calls.get(path, 0) + 1
         if own is None:
             return None
-        self._compare(f"layer {path}", own[0], found)
+        self._compare(f"layer {path}", own[0], output)
         self.layers += 1
         return own[0]
 
@@ -122,14 +125,14 @@ class Comparison:
         """
         own = self._expected(call.path)
         weights = None if own is None else own[1]
-        graph = call.graph
-        if weights is None or tuple(weights.shape) != tuple(graph.shape):
+        if weights is None or not self._fits(weights, call.graph):
             return
-        again = weights.float().gather(-1, graph.keys.clamp(min=0).long())
-        kept = graph.keys >= 0
-        largest = largest_difference(
-            torch.where(kept, again, 0), torch.where(kept, graph.weights, 0)
-        )
+        queries, length = weights.shape[2:]
+        keys, kept = call.graph.keys[:, :, :queries], call.graph.weights[:, :, :queries]
+        # A key that the untouched run did not have must have no weight.
+        known = (keys >= 0) & (keys < length)
+        again = weights.float().gather(-1, keys.clamp(0, length - 1).long())
+        largest = largest_difference(torch.where(known, again, 0), torch.where(keys >= 0, kept, 0))
         if largest > tolerance(weights.dtype):
             raise VerificationError(
                 f"trace: the weights of layer {call.path} differ by {largest:.1e} from those of "
@@ -137,7 +140,7 @@ class Comparison:
             )
         self.weights = max(self.weights or 0.0, largest)
 
-    def output(self, found: Mapping[str, Tensor]) -> None:
+    def output(self, parts: Mapping[str, Tensor]) -> None:
         """Compare what the model gives in the end.
 
         Raises: VerificationError: it differs, or layers ran more or less often than without weft.
@@ -150,30 +153,34 @@ class Comparison:
                     f"{REMEDY}"
                 )
         for name, tensor in self._untouched.output.items():
-            if name not in found:
+            if name not in parts:
                 raise VerificationError(
                     f"trace: with weft the model does not give {name}. {REMEDY}"
                 )
-            self._compare(f"{name} of the model's output", tensor, found[name])
+            self._compare(f"{name} of the model's output", tensor, parts[name])
 
     def _expected(self, path: str) -> tuple[Tensor, Tensor | None] | None:
         calls = self._untouched.layers.get(path, [])
         place = self._calls.get(path, 0)
         return calls[place] if place < len(calls) else None
 
-    def _compare(self, what: str, own: Tensor, found: Tensor) -> None:
-        if own.shape != found.shape:
+    def _fits(self, weights: Tensor, graph: AttentionGraph) -> bool:
+        """Whether weights, (batch, heads, queries, keys), are those of a graph's queries."""
+        return tuple(weights.shape) == tuple(graph.shape)
+
+    def _compare(self, what: str, own: Tensor, other: Tensor) -> None:
+        if own.shape != other.shape:
             raise VerificationError(
-                f"trace: {what} has the shape {tuple(found.shape)} with weft and "
+                f"trace: {what} has the shape {tuple(other.shape)} with weft and "
                 f"{tuple(own.shape)} without. {REMEDY}"
             )
         for hidden in self._hidden:
             if own.ndim > 2 and own.shape[:2] == hidden.shape:
-                own, found = (tensor[~hidden.to(tensor.device)] for tensor in (own, found))
+                own, other = (tensor[~hidden.to(tensor.device)] for tensor in (own, other))
         share = tolerance(own.dtype)
-        own, found = own.double(), found.double()
-        warn_of_nan(what, own, found)
-        largest = largest_difference(own, found)
+        own, other = own.double(), other.double()
+        warn_of_nan(what, own, other)
+        largest = largest_difference(own, other)
         finite = torch.where(own.isfinite(), own, 0)
         allowed = share * largest_difference(finite, torch.zeros_like(finite))
         if largest > allowed:
@@ -182,6 +189,52 @@ class Comparison:
                 f"rounding explains {allowed:.1e} ({self._where}). {REMEDY}"
             )
         self.difference = max(self.difference, largest)
+
+
+class PrefixComparison(Comparison):
+    """A run with weft over a whole text, held by its first rows against one over its beginning.
+
+    In a causal model the rows of the first positions are the same whatever follows. In another
+    they are not, which is no fault: `agrees` then becomes False, and the rest is not compared.
+    """
+
+    def __init__(self, untouched: Untouched, hidden: list[Tensor], where: str) -> None:
+        super().__init__(untouched, hidden, where)
+        #: Whether all that was compared is the same.
+        self.agrees = True
+
+    def layer(self, path: str, output: Tensor) -> None:
+        """Compare the first rows of the next call; the model goes on with its own."""
+        with self._until_it_differs() as agrees:
+            if agrees:
+                super().layer(path, output)
+
+    def edges(self, call: RecordedCall) -> None:
+        """Compare the weights of the first rows."""
+        with self._until_it_differs() as agrees:
+            if agrees:
+                super().edges(call)
+
+    def output(self, parts: Mapping[str, Tensor]) -> None:
+        """Compare the first rows of what the model gives in the end."""
+        with self._until_it_differs() as agrees:
+            if agrees:
+                super().output(parts)
+
+    @contextmanager
+    def _until_it_differs(self) -> Iterator[bool]:
+        try:
+            yield self.agrees
+        except VerificationError:
+            self.agrees = False
+
+    def _fits(self, weights: Tensor, graph: AttentionGraph) -> bool:
+        return tuple(weights.shape[:2]) == tuple(graph.shape[:2])
+
+    def _compare(self, what: str, own: Tensor, other: Tensor) -> None:
+        if own.ndim == other.ndim > 1:
+            other = other[:, : own.shape[1]]
+        super()._compare(what, own, other)
 
 
 def floating_parts(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -86,8 +88,7 @@ def deviation(
         torch.where(kept >= 0, graph.weights[:, :, rows], 0),
     )
     share = tolerance(call.values.dtype)
-    values = call.values.detach().nan_to_num(0, 0, 0)
-    largest = float(values.abs().max()) if values.numel() else 0.0
+    largest = _largest(call.values.detach())
     if strict and (outputs > share * largest or edges > share):
         what, size = ("output", outputs) if edges <= share else ("weights", edges)
         raise VerificationError(
@@ -96,6 +97,16 @@ def deviation(
             f"{REMEDY}"
         )
     return max(outputs, edges)
+
+
+def _largest(values: Tensor) -> float:
+    """The largest magnitude of the numbers that are finite."""
+    if not values.numel():
+        return 0.0
+    low, high = values.aminmax()
+    largest = max(-float(low), float(high))
+    # Without a copy where all are finite, as they are but for a fault.
+    return largest if math.isfinite(largest) else float(values.nan_to_num(0, 0, 0).abs().max())
 
 
 @torch.no_grad()
