@@ -12,7 +12,7 @@ from torch import Tensor
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads import measures
+from weft.analysis.heads import measures, pattern_mass
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import SEPARATORS
 from weft.analysis.heads.scores import HeadScores
@@ -129,6 +129,20 @@ def test_against_loops(
     kept = FUNCTIONS[measure](LayerWeights(layer, exact=False))
     assert not bool((kept.score > expected + 2e-6).any())
     assert not bool((kept.upper < expected - 2e-6).any())
+
+
+@pytest.mark.parametrize("measure", ["duplicate", "induction", "first"])
+@pytest.mark.parametrize("small", [0, 20, 10**6])
+def test_classes_cell_by_cell_and_in_blocks(
+    random_layer: Make, monkeypatch: pytest.MonkeyPatch, measure: str, small: int
+) -> None:
+    """Every class in a block, some of each kind, every class cell by cell."""
+    monkeypatch.setattr(pattern_mass, "SMALL_CLASS", small)
+    layer, weights = random_layer(causal=True)
+    sizes = [layer.query_tokens.count(token) ** 2 for token in set(layer.query_tokens)]
+    assert min(sizes) <= 20 < max(sizes)
+    expected = by_loops(measure, weights, layer.query_tokens, causal=True)
+    assert torch.allclose(FUNCTIONS[measure](layer).score, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

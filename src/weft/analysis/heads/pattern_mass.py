@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -25,6 +24,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 #: Cells computed at a time: 64 MiB of float32.
 BLOCK_CELLS = 2**24
+
+#: Cells of a class up to which each is a product of its own, not part of a block.
+SMALL_CLASS = 64
 
 #: Cells of a layer up to which a pass over the whole matrix is made without being asked for.
 CHEAP_CELLS = 2**28
@@ -51,6 +53,7 @@ class LayerWeights:
         self.allowed: Allowed = allowed_keys(self.layer)
         self.complete = bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
         self.exact = exact
+        self._diagonals: dict[int, Tensor] = {}
         if exact and not self.complete and self.matrix is None:
             raise self._not_exact()
 
@@ -160,25 +163,28 @@ class LayerWeights:
     def _from_cells(self, pattern: Pattern) -> Tensor:
         total = torch.zeros(self.graph.shape[:2], dtype=torch.float64)
         if isinstance(pattern, Diagonals):
-            queries, keys = self.graph.shape[1:]
             for offset in range(pattern.lowest, pattern.highest + 1):
-                first = max(0, -offset)
-                rows = torch.arange(first, max(first, min(queries, keys - offset)))
-                self._add_pairs(total, rows, rows + offset)
+                total += self._diagonal(offset)
             return total
-        few: list[tuple[Tensor, Tensor]] = []
-        for rows, columns in _blocks_of(pattern):
-            if len(rows) * len(columns) <= 64:
-                few.append((rows.repeat_interleave(len(columns)), columns.repeat(len(rows))))
-            else:
-                self._add_block(total, rows, columns, pattern.without)
-        if few:
-            rows, columns = (torch.cat(parts) for parts in zip(*few, strict=True))
-            if pattern.without is not None:
-                others = columns != rows + pattern.without
-                rows, columns = rows[others], columns[others]
-            self._add_pairs(total, rows, columns)
+        (rows, columns), blocks = _cells_of(pattern)
+        for of_rows, of_columns in blocks:
+            self._add_block(total, of_rows, of_columns, pattern.without)
+        if pattern.without is not None:
+            others = columns != rows + pattern.without
+            rows, columns = rows[others], columns[others]
+        self._add_pairs(total, rows, columns)
         return total
+
+    def _diagonal(self, offset: int) -> Tensor:
+        """The weight w_(i, i + offset) of each row; several measures are of the same diagonals."""
+        if offset not in self._diagonals:
+            total = torch.zeros(self.graph.shape[:2], dtype=torch.float64)
+            queries, keys = self.graph.shape[1:]
+            first = max(0, -offset)
+            rows = torch.arange(first, max(first, min(queries, keys - offset)))
+            self._add_pairs(total, rows, rows + offset)
+            self._diagonals[offset] = total
+        return self._diagonals[offset]
 
     def _add_pairs(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add the weights of single cells to their rows."""
@@ -287,19 +293,38 @@ class LayerWeights:
         return Interval(lower, upper)
 
 
-def _blocks_of(pattern: Classes) -> Iterator[tuple[Tensor, Tensor]]:
-    """The queries and the keys of each class that has both."""
+Cells = tuple[Tensor, Tensor]
+
+
+def _cells_of(pattern: Classes) -> tuple[Cells, list[Cells]]:
+    """The cells of each class that has queries and keys.
+
+    Returns: of small classes, the query and the key of each cell; of each large one, its queries
+    and its keys.
+    """
     rows, columns = pattern.of_queries.argsort(stable=True), pattern.of_keys.argsort(stable=True)
     row_classes, column_classes = pattern.of_queries[rows], pattern.of_keys[columns]
     classes = torch.unique(column_classes[column_classes >= 0])
     edges = [
-        torch.searchsorted(sorted_classes, classes, right=right).tolist()
+        torch.searchsorted(sorted_classes, classes, right=right)
         for sorted_classes in (row_classes, column_classes)
         for right in (False, True)
     ]
-    for first_row, end_row, first_column, end_column in zip(*edges, strict=True):
-        if first_row < end_row:
-            yield rows[first_row:end_row], columns[first_column:end_column]
+    first_row, end_row, first_column, end_column = edges
+    wide = end_column - first_column
+    sizes = (end_row - first_row) * wide
+    is_large = sizes > SMALL_CLASS
+    blocks = [
+        (rows[first:end], columns[left:right])
+        for first, end, left, right in torch.stack(edges, 1)[is_large].tolist()
+    ]
+    # All cells of all small classes at once: a text has thousands of them.
+    sizes = sizes.masked_fill(is_large, 0)
+    owner = torch.arange(len(classes)).repeat_interleave(sizes)
+    cell = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
+    row = first_row[owner] + cell // wide[owner]
+    column = first_column[owner] + cell % wide[owner]
+    return (rows[row], columns[column]), blocks
 
 
 def _members(pattern: Pattern, rows: range, keys: int) -> Tensor:
