@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
-from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
@@ -26,12 +25,12 @@ from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
+from weft.tracing.sources.source import Receivers, attention_layers, recorded
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.sources.weft_models import (
     as_inputs,
     longest_of,
     named_sequences,
-    observed,
     sequences_of,
 )
 from weft.tracing.verification import as_observed, untouched_own, verify_prefix
@@ -114,23 +113,23 @@ def trace(
         raise InputError(
             "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
         )
-    if not layers_of(model):
+    if not attention_layers(model):
         raise InputError(
             f"trace: {type(model).__name__} has no attention layers of weft "
             "(weft.MultiHeadAttention, weft.ImageSelfAttention), and is no model of Transformers. "
             "Only these can be traced."
         )
     options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
-    return _weft_trace(model, inputs, options, generate)
+    return _trace_layers(model, inputs, options, generate)
 
 
-def _weft_trace(
+def _trace_layers(
     model: nn.Module,
     inputs: Inputs | Tensor,
     options: TraceOptions,
     generate: int | Inputs | None,
 ) -> TraceData | list[TraceData]:
-    """Trace a model of weft's layers."""
+    """Trace a model of layers that some source knows, as weft's own."""
     keep = options.keep
     new = 0 if generate is None else checked_tokens(generate)
     given = as_inputs(model, inputs)
@@ -150,7 +149,10 @@ def _weft_trace(
             untouched.verifying(as_observed(model, keep))
             if untouched and generate is None else nullcontext(),
             evaluation_mode(model), torch.no_grad(), noticing(model) as notice,
-            observed(model, places, notice.unnoticed(recorder.take)),
+            recorded(
+                model, places,
+                Receivers(notice.unnoticed(recorder), notice.unnoticed(recorder.take)),
+            ),
         ):  # fmt: skip
             if generate is None:
                 model(**given)

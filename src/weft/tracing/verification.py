@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from weft.formats.files import JsonObject
 from weft.mechanism.graph import Keep
-from weft.mechanism.watching import layers_of, watching
+from weft.mechanism.watching import watching
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
 from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
@@ -36,8 +36,8 @@ from weft.tracing.recording.comparison import (
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.dense_weights import run_dense
+from weft.tracing.sources.source import Receivers, attention_layers, recorded
 from weft.tracing.sources.transformers import routed, routes
-from weft.tracing.sources.weft_models import observed
 
 __all__ = [
     "UntouchedRun",
@@ -149,14 +149,15 @@ def untouched_own(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouched
         return part, max(lengths, default=0)
 
     with watching(model, None):
-        return run_untouched(model, inputs, verify, dict(layers_of(model)), cut)
+        return run_untouched(model, inputs, verify, attention_layers(model), cut)
 
 
 def as_observed(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], None]:
-    """What runs a model of weft's layers observed, for `verify_prefix`."""
+    """What runs a model of layers that some source knows as it is traced, for `verify_prefix`."""
 
     def traced(part: Inputs, comparison: Comparison) -> None:
-        with observed(model, keep, lambda call, graph: None):
+        recorder = CallRecorder(comparison.edges, keep, None, lambda: False)
+        with recorded(model, keep, Receivers(recorder, recorder.take)):
             model(**part)
 
     return traced

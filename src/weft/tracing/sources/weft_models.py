@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +18,10 @@ from weft.mechanism.watching import layers_of, watching
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import Sequences, on_device_of
+from weft.tracing.sources.source import Receivers, Source
 
 __all__ = [
+    "SOURCE",
     "LayerObserver",
     "as_inputs",
     "longest_of",
@@ -74,6 +76,15 @@ def observed(
     observer = LayerObserver(model, keep if isinstance(keep, Top) else Top(64), receive)
     with watching(model, observer):
         yield observer
+
+
+def _calls(
+    model: nn.Module, keep: Keep, receivers: Receivers
+) -> AbstractContextManager[LayerObserver]:
+    return observed(model, keep, receivers.take)
+
+
+SOURCE = Source(lambda model: dict(layers_of(model)), _calls)
 
 
 def as_inputs(model: nn.Module, inputs: Inputs | Tensor) -> Arguments:
