@@ -388,12 +388,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("steps bias", lambda: projections(b_Q=zeros(2, 3)), "steps", "expected (2"),
     ("steps b_O", lambda: projections(b_O=zeros(3)), "steps", "b_O"),
     ("steps inputs", lambda: worked(zeros(3, 5)), "steps", "Give vectors of width 4"),
-    (
-        "steps mask",
-        lambda: worked(zeros(3, 4), zeros(3, 3)),
-        "steps",
-        "a row for each query",
-    ),
+    ("steps mask", lambda: worked(zeros(3, 4), zeros(3, 3)), "steps", "a row for each query"),
     (
         "steps numbers",
         lambda: worked(torch.full((3, 4), torch.inf)),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from weft.formats.history import History
     from weft.formats.trace import TraceData
+    from weft.tracing.options import TraceOptions as Options
     from weft.tracing.options import Verify
 
 __all__ = [
@@ -74,6 +75,25 @@ class TraceOptions:
         if not names:
             raise InputError("--layers names no layer. Give some, as 0,3, or leave it out for all.")
         return [int(name) if name.isascii() and name.isdigit() else name for name in names]
+
+    def as_asked(self, tokenizer: Any, save: Path | None = None) -> Options:
+        """The options as `weft.trace` takes them.
+
+        tokenizer: who names the ids. save: the folder to write to while the model runs.
+        """
+        from weft.mechanism.graph import Top
+        from weft.tracing.options import TraceOptions as Options
+
+        return Options(
+            tokenizer,
+            Top(self.keep),
+            self.queries_keys,
+            self.chosen_layers,
+            save,
+            self.stored_dtype,
+            self.overwrite,
+            self.verify,
+        )
 
     @property
     def stored_dtype(self) -> torch.dtype | None:

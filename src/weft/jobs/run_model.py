@@ -25,7 +25,7 @@ from weft.jobs.model import (
     one_token,
 )
 from weft.mechanism.graph import Top
-from weft.tracing.capture import trace
+from weft.tracing.capture import trace_as
 from weft.tracing.names import token_names
 from weft.tracing.verification import verify_own
 from weft.training.batches import Batch
@@ -133,19 +133,11 @@ class RunModel:
         verification: JsonMapping | None = None,
     ) -> TraceData:
         """See Model."""
-        traced = cast(
-            TraceData,
-            trace(
-                self.run.model,
-                _without_offsets(inputs),
-                tokenizer=self.tokenizer,
-                keep=Top(options.keep),
-                layers=options.chosen_layers,
-                queries_keys=options.queries_keys,
-                generate=options.generate,
-                verify=options.verify if verification is None else False,
-            ),
-        )
+        asked = options.as_asked(self.tokenizer)
+        if verification is not None:
+            asked = replace(asked, verify=False)
+        ids = _without_offsets(inputs)
+        traced = cast(TraceData, trace_as(self.run.model, ids, asked, options.generate))
         traced = replace(traced, model={**traced.model, **(description or {})})
         if verification is not None:
             traced = replace(traced, verification=verification)

@@ -35,7 +35,7 @@ from weft.tracing.sources.weft_models import (
 )
 from weft.tracing.verification import as_observed, untouched_own, verify_prefix
 
-__all__ = ["trace"]
+__all__ = ["trace", "trace_as"]
 
 
 def trace(
@@ -92,23 +92,22 @@ def trace(
         VerificationError: the model does not compute with weft what it computes without.
         DataError: the folder exists, or cannot be written.
     """
+    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
+    return trace_as(model, inputs, options, generate)
+
+
+def trace_as(
+    model: nn.Module,
+    inputs: Inputs | Tensor | str,
+    options: TraceOptions,
+    generate: int | Inputs | None = None,
+) -> TraceData | list[TraceData]:
+    """As `trace`, whose options are one thing."""
     model = unwrapped(model, "trace")
     if is_transformers_model(model):
         from weft.tracing.huggingface import trace_huggingface
 
-        return trace_huggingface(
-            model,
-            inputs,
-            tokenizer=tokenizer,
-            keep=keep,
-            queries_keys=queries_keys,
-            layers=layers,
-            save=save,
-            dtype=dtype,
-            overwrite=overwrite,
-            generate=generate,
-            verify=verify,
-        )
+        return trace_huggingface(model, inputs, options, generate)
     if isinstance(inputs, str):
         raise InputError(
             "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
@@ -119,7 +118,6 @@ def trace(
             "(weft.MultiHeadAttention, weft.ImageSelfAttention), and is no model of Transformers. "
             "Only these can be traced."
         )
-    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
     return _trace_layers(model, inputs, options, generate)
 
 
@@ -132,15 +130,15 @@ def _trace_layers(
     """Trace a model of layers that some source knows, as weft's own."""
     keep = options.keep
     new = 0 if generate is None else checked_tokens(generate)
-    given = as_inputs(model, inputs)
-    ids = sequences_of(given)
+    arguments = as_inputs(model, inputs)
+    ids = sequences_of(arguments)
     samples = len(next(iter(ids.values())))
     check_can_be_saved(options.save, samples)
     longest = longest_of(ids)
     places = Top(longest + new) if isinstance(keep, All) else keep
     calls: list[RecordedCall] = []
-    with recording_alone(model, "trace"), explained(model, given):
-        untouched = untouched_own(model, given, options.verify)
+    with recording_alone(model, "trace"), explained(model, arguments):
+        untouched = untouched_own(model, arguments, options.verify)
         if untouched is not None and generate is not None:
             verify_prefix(untouched, as_observed(model, keep))
         passes = Passes()
@@ -155,7 +153,7 @@ def _trace_layers(
             ),
         ):  # fmt: skip
             if generate is None:
-                model(**given)
+                model(**arguments)
             else:
                 ids = _generated(model, ids, new, partial(_begin, recorder, passes))
                 calls = passes.joined()

@@ -41,10 +41,10 @@ def weights_digest(model: nn.Module) -> str:
     >>> weights_digest(one) == weights_digest(other)
     True
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
-            found.update(flat.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
-from weft.mechanism.graph import Keep, Top
+from weft.mechanism.graph import Keep
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
@@ -42,23 +41,16 @@ __all__ = ["trace_huggingface", "verify_inputs"]
 def trace_huggingface(
     model: nn.Module,
     inputs: Inputs | Tensor | str,
-    *,
-    tokenizer: Any = None,
-    keep: Keep = Top(32),  # noqa: B008 - frozen
-    queries_keys: bool = True,
-    layers: Sequence[int | str] | None = None,
-    save: Path | str | None = None,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
+    options: TraceOptions,
     generate: int | Inputs | None = None,
-    verify: Verify = None,
+    *,
     verification: JsonMapping | None = None,
     description: JsonMapping | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> TraceData | list[TraceData]:
     """Run a model of Transformers once and catch the attention graph of every layer.
 
-    Takes what `weft.tracing.capture.trace` takes, and:
+    Takes what `weft.tracing.capture.trace_as` takes, and:
 
     Args:
         generate: tokens that the model is to write, greedily, or the options of its `generate`.
@@ -66,54 +58,57 @@ def trace_huggingface(
         verification: what the trace says of it where the model was verified before; None: it is
             verified here.
         description: what the trace says of its model; None: its name, class and size.
+        progress: told the path, the number and the expected number of each layer that is done.
 
-    Layers go by the path of their attention module, in the order of the run. First the model is
-    held against itself without weft: see `weft.tracing.verification`. Then each layer is
+    Layers go by the path of their attention module, in the order of the run. The model is held
+    against itself without weft: see `weft.tracing.verification`. Then each layer is
     verified on a sample of its rows: see `weft.tracing.recording.row_check.deviation`. A model that
     does not use the attention interface is traced from its dense weights, with a warning.
     """
-    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
     with recording_alone(model, "trace"):
         check_unrouted(model)
-        given, offsets = _as_inputs(model, inputs, tokenizer)
-        _check(model, given, generate is not None)
-        check_can_be_saved(save, batch_of(given))
-        says = dict(description or describe(model))
+        arguments, offsets = _as_inputs(model, inputs, options.tokenizer)
+        _check(model, arguments, generate is not None)
+        check_can_be_saved(options.save, batch_of(arguments))
+        described = dict(description or describe(model))
         if generate is None:
-            return _one_pass(model, given, offsets, options, says, verification, progress)
+            return _one_pass(model, arguments, offsets, options, described, verification, progress)
         if verification is None:
-            verification = verify_transformer(model, given, keep, verify, generates=True)
-        asked = _generation(model, given, generate)
+            verification = verify_transformer(
+                model, arguments, options.keep, options.verify, generates=True
+            )
+        generation = _generation(model, arguments, generate)
         watched = WatchedTransformer(
-            model, tokenizer, keep, queries_keys, options.layers, says, offsets
-        )
+            model, options.tokenizer, options.keep, options.queries_keys, options.layers, described,
+            offsets,
+        )  # fmt: skip
         watched.verification, watched.one_text = verification, True
-        watched.strict = verify is not False
+        watched.strict = options.verify is not False
         if progress is not None:
-            watched.progress = partial(_tell, progress, asked["max_new_tokens"])
+            watched.progress = partial(_tell, progress, generation["max_new_tokens"])
         with (
             evaluation_mode(model), torch.no_grad(), watching(model, watched),
-            explained(model, given, "generate"),
+            explained(model, arguments, "generate"),
         ):  # fmt: skip
-            model.generate(**{**given, **asked})  # type: ignore[operator]
+            model.generate(**{**arguments, **generation})  # type: ignore[operator]
         return options.result(watched.traces)
 
 
 def _one_pass(
     model: nn.Module,
-    given: Arguments,
+    arguments: Arguments,
     offsets: list[list[int]] | None,
     options: TraceOptions,
-    says: JsonMapping,
+    described: JsonMapping,
     verification: JsonMapping | None,
     progress: Callable[[str, int, int | None], None] | None,
 ) -> TraceData | list[TraceData]:
     """Trace one pass over the inputs, layer by layer."""
     untouched = None
     if verification is None:
-        untouched = untouched_transformer(model, given, options.verify)
-    sequences = Sequences(model, given, options.tokenizer, offsets)
-    maker = LayerMaker(sequences, batch_of(given), options.queries_keys)
+        untouched = untouched_transformer(model, arguments, options.verify)
+    sequences = Sequences(model, arguments, options.tokenizer, offsets)
+    maker = LayerMaker(sequences, batch_of(arguments), options.queries_keys)
     receive: Callable[[RecordedCall], None] = maker
     if untouched is not None:
         receive = untouched.comparing(maker)
@@ -126,21 +121,21 @@ def _one_pass(
         if options.save is not None:
             maker.writer = stack.enter_context(
                 writing_trace(
-                    options.save, {}, says, dtype=options.dtype, overwrite=options.overwrite
+                    options.save, {}, described, dtype=options.dtype, overwrite=options.overwrite
                 )
             )
         with (
             untouched.verifying(as_traced(model, options.keep)) if untouched else nullcontext(),
             evaluation_mode(model), torch.no_grad(),
-            noticing(model) as notice, explained(model, given),
+            noticing(model) as notice, explained(model, arguments),
         ):  # fmt: skip
             if routes(model):
                 with routed(model, notice.unnoticed(recorder)):
-                    model(**given)
+                    model(**arguments)
             dense = not recorder.paths
             if dense:
                 notice.clear()
-                run_dense(model, given, notice.unnoticed(recorder))
+                run_dense(model, arguments, notice.unnoticed(recorder))
         check_recorded(model, recorder.paths)
         recorder.check()
         verification = verification if untouched is None else untouched.report()
@@ -149,7 +144,7 @@ def _one_pass(
         maker.finish(untraced(model, notice, recorder.paths, maker.refused, dense))
     if options.save is not None:
         return TraceData.open(options.save)
-    return options.result(maker.traces(says, verification))
+    return options.result(maker.traces(described, verification))
 
 
 def verify_inputs(
@@ -161,9 +156,9 @@ def verify_inputs(
     generates: bool = False,
 ) -> JsonObject | None:
     """As `verify_transformer`, for inputs as `trace_huggingface` takes them."""
-    given, _ = _as_inputs(model, inputs, tokenizer)
-    _check(model, given, generates)
-    return verify_transformer(model, given, keep, verify, generates)
+    arguments, _ = _as_inputs(model, inputs, tokenizer)
+    _check(model, arguments, generates)
+    return verify_transformer(model, arguments, keep, verify, generates)
 
 
 def _expected(model: nn.Module) -> int | None:
@@ -174,8 +169,8 @@ def _expected(model: nn.Module) -> int | None:
         decoder = getattr(config, "decoder_layers", None)
         decoder = decoder or getattr(config, "num_decoder_layers", None) or encoder
         return encoder + 2 * decoder if encoder and decoder else None
-    found = getattr(config, "num_hidden_layers", None)
-    return found if isinstance(found, int) else None
+    layers = getattr(config, "num_hidden_layers", None)
+    return layers if isinstance(layers, int) else None
 
 
 def _tell(
@@ -185,7 +180,7 @@ def _tell(
     progress(path, number, expected if expected is None or number < expected else None)
 
 
-def _generation(model: nn.Module, given: Arguments, generate: int | Inputs) -> Arguments:
+def _generation(model: nn.Module, arguments: Arguments, generate: int | Inputs) -> Arguments:
     """The options of the model's `generate`, so that it reads every token that was asked for."""
     if not isinstance(generate, Mapping) and whole_number(generate) is None:
         raise InputError(
@@ -218,14 +213,14 @@ def _generation(model: nn.Module, given: Arguments, generate: int | Inputs) -> A
         )
     decodes = model.config.is_encoder_decoder  # type: ignore[union-attr]
     name = "decoder_input_ids" if decodes else "input_ids"
-    before = given[name].shape[1] if name in given else 1
+    before = arguments[name].shape[1] if name in arguments else 1
     limit = token_limit(model)
     if limit is not None and before + new > limit:
         raise InputError(
             f"trace: {before} tokens and {new} to generate; {type(model).__name__} reads {limit} "
             "at most. Shorten the text, or generate fewer."
         )
-    given.pop("use_cache", None)
+    arguments.pop("use_cache", None)
     # One more than asked for: the last token that is written is not read, and has no row.
     return {**options, "use_cache": True, "max_new_tokens": new + 1}
 
@@ -258,18 +253,18 @@ def _as_inputs(
             f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of token "
             "ids, or a dict with a tensor for each argument of the model."
         )
-    given = on_device_of(model, inputs)
+    arguments = on_device_of(model, inputs)
     takes = inspect.signature(model.forward).parameters
     if "token_type_ids" not in takes:
-        given.pop("token_type_ids", None)
+        arguments.pop("token_type_ids", None)
     if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        given.setdefault("use_cache", False)
-    return given, offsets
+        arguments.setdefault("use_cache", False)
+    return arguments, offsets
 
 
-def _check(model: nn.Module, given: Inputs, generates: bool) -> None:
+def _check(model: nn.Module, arguments: Inputs, generates: bool) -> None:
     """Raise an InputError for inputs that the model cannot read."""
-    tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     if not tensors:
         raise InputError(
             "trace: the inputs hold no tensor; expected input_ids, pixel_values, input_features."

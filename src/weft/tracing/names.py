@@ -78,13 +78,13 @@ def _texts(ids: list[int], names: list[str], tokenizer: Any) -> list[str] | None
     # Of Transformers; of a weft vocabulary; of the tokenizers library.
     fast = next(
         (
-            found
-            for found in (
+            tokens
+            for tokens in (
                 getattr(tokenizer, "backend_tokenizer", None),
                 getattr(tokenizer, "tokenizer", None),
                 tokenizer,
             )
-            if hasattr(found, "decoder") and hasattr(found, "get_added_tokens_decoder")
+            if hasattr(tokens, "decoder") and hasattr(tokens, "get_added_tokens_decoder")
         ),
         None,
     )

@@ -36,14 +36,14 @@ Verify = int | str | None
 class TraceOptions:
     """What is asked of a trace: see `weft.trace`."""
 
-    tokenizer: Any
-    keep: Keep
-    queries_keys: bool
-    layers: Sequence[int | str] | None
-    save: Path | str | None
-    dtype: torch.dtype | None
-    overwrite: bool
-    verify: Verify
+    tokenizer: Any = None
+    keep: Keep = Top(32)  # noqa: RUF009 - frozen
+    queries_keys: bool = True
+    layers: Sequence[int | str] | None = None
+    save: Path | str | None = None
+    dtype: torch.dtype | None = None
+    overwrite: bool = False
+    verify: Verify = None
 
     def __post_init__(self) -> None:
         """Raise an InputError for what cannot be asked."""

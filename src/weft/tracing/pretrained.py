@@ -166,9 +166,9 @@ def _check_folder(folder: Path, library: Any) -> None:
     config = read_json(folder / "config.json", "model configuration")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
-        said = json.dumps(kind)[:60]
+        name = json.dumps(kind)[:60]
         raise InputError(
-            f"{folder}: config.json names the architecture {said}, which Transformers "
+            f"{folder}: config.json names the architecture {name}, which Transformers "
             f"{library.__version__} does not know. Upgrade it (pip install -U transformers), or "
             "choose another model; code that comes with a model is not run."
         )
@@ -318,7 +318,7 @@ def split_windows(
         )
     if not text:
         raise InputError("the text is empty; give at least one character.")
-    found = tokenizer(
+    encoded = tokenizer(
         text,
         truncation=True,
         max_length=window,
@@ -327,8 +327,8 @@ def split_windows(
         return_offsets_mapping=True,
         verbose=False,
     )
-    names = [name for name in found if name != "overflow_to_sample_mapping"]
+    names = [name for name in encoded if name != "overflow_to_sample_mapping"]
     return [
-        {name: torch.tensor([found[name][number]]) for name in names}
-        for number in range(len(found["input_ids"]))
+        {name: torch.tensor([encoded[name][number]]) for name in names}
+        for number in range(len(encoded["input_ids"]))
     ]

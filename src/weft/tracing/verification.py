@@ -55,7 +55,7 @@ __all__ = [
 
 def verify_transformer(
     model: nn.Module,
-    given: Inputs,
+    inputs: Inputs,
     keep: Keep,
     verify: Verify,
     generates: bool = False,
@@ -69,8 +69,8 @@ def verify_transformer(
     Returns, raises: as `verify_run`.
     """
     if generates:
-        given = _as_prompt(model, given)
-    untouched = untouched_transformer(model, given, verify, part)
+        inputs = _as_prompt(model, inputs)
+    untouched = untouched_transformer(model, inputs, verify, part)
     if untouched is None:
         return None
     verify_prefix(untouched, as_traced(model, keep, part))
@@ -78,15 +78,15 @@ def verify_transformer(
 
 
 def untouched_transformer(
-    model: nn.Module, given: Inputs, verify: Verify, part: nn.Module | None = None
+    model: nn.Module, inputs: Inputs, verify: Verify, part: nn.Module | None = None
 ) -> UntouchedRun | None:
     """Let a model of Transformers, or a part of it, read its inputs untouched.
 
     Returns, raises: as `run_untouched`; InputError: the model cannot read them.
     """
     modules = attention_modules(model) if routes(model) else {}
-    with explained(model, given):
-        return run_untouched(model if part is None else part, given, verify, modules)
+    with explained(model, inputs):
+        return run_untouched(model if part is None else part, inputs, verify, modules)
 
 
 def as_traced(
@@ -108,15 +108,15 @@ def as_traced(
     return traced
 
 
-def _as_prompt(model: nn.Module, given: Inputs) -> Arguments:
+def _as_prompt(model: nn.Module, inputs: Inputs) -> Arguments:
     """The arguments of the first pass of generation, as a pass of its own."""
-    prompt = {**given, "use_cache": False}
+    prompt = {**inputs, "use_cache": False}
     config: Any = model.config
     named = ("decoder_input_ids", "decoder_inputs_embeds")
     if getattr(config, "is_encoder_decoder", False) and not any(name in prompt for name in named):
         start = getattr(config, "decoder_start_token_id", None)
         start = getattr(config, "bos_token_id", None) if start is None else start
-        batch = next(value for value in given.values() if isinstance(value, Tensor))
+        batch = next(value for value in inputs.values() if isinstance(value, Tensor))
         prompt["decoder_input_ids"] = torch.full(
             (len(batch), 1), start or 0, device=batch.device, dtype=torch.int64
         )
@@ -140,10 +140,10 @@ def verify_own(model: nn.Module, inputs: Inputs, keep: Keep, verify: Verify) -> 
 def untouched_own(model: nn.Module, inputs: Inputs, verify: Verify) -> UntouchedRun | None:
     """Let a model of weft's layers read its inputs unobserved; returns as `run_untouched`."""
 
-    def cut(given: Inputs, tokens: int | None) -> tuple[Arguments, int]:
+    def cut(whole: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         part = {
             name: value[:, :tokens] if isinstance(value, Tensor) and value.ndim == 2 else value
-            for name, value in given.items()
+            for name, value in whole.items()
         }
         lengths = [v.shape[1] for v in part.values() if isinstance(v, Tensor) and v.ndim == 2]
         return part, max(lengths, default=0)
@@ -225,7 +225,7 @@ class UntouchedRun:
         """Hand what the model gives in the block, layer by layer, to a comparison."""
         paths = {id(module): path for path, module in self._modules.items()}
 
-        def compare(module: nn.Module, given: Any, output: Any) -> Any:
+        def compare(module: nn.Module, args: Any, output: Any) -> Any:
             first = _first(output)
             own = None if first is None else comparison.layer(paths[id(module)], first)
             return None if own is None else _replaced(output, own)
@@ -234,7 +234,7 @@ class UntouchedRun:
         with ExitStack() as stack:
             for module in self._modules.values():
                 stack.callback(module.register_forward_hook(compare).remove)
-            hook = self.model.register_forward_hook(lambda *given: outputs.append(given[2]))
+            hook = self.model.register_forward_hook(lambda *call: outputs.append(call[2]))
             stack.callback(hook.remove)
             yield
         comparison.output(dict(floating_parts(outputs[-1])))
@@ -321,7 +321,7 @@ def _run_untouched(model: nn.Module, inputs: Inputs, paths: Mapping[int, str]) -
     """Run a model with its own attention, and keep what its attention modules give."""
     untouched = Untouched()
 
-    def keep(module: nn.Module, given: Any, output: Any) -> None:
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
         first = _first(output)
         if first is not None:
             calls = untouched.layers.setdefault(paths[id(module)], [])
@@ -367,14 +367,14 @@ def _are_weights(part: Any) -> bool:
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model of Transformers that look up the attention interface themselves."""
     known: dict[type, bool] = {}
-    found = {}
+    modules = {}
     for path, module in model.named_modules():
         kind = type(module)
         if kind not in known:
             known[kind] = any(map(_looks_up, kind.__mro__))
         if known[kind]:
-            found[path] = module
-    return found
+            modules[path] = module
+    return modules
 
 
 def _looks_up(kind: type) -> bool:

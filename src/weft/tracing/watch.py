@@ -129,12 +129,12 @@ class WatchedTransformer(Watched):
             self.verification = {"unverified": "it began with a cache that was filled before"}
             return
         # The run that is verified fills no cache of the model's.
-        given = {name: of for name, of in arguments.items() if name != "past_key_values"}
+        inputs = {name: value for name, value in arguments.items() if name != "past_key_values"}
         self._verifying = True
         try:
             with put_back(self._model):
-                found = self.notice.unnoticed(verify_transformer)(
-                    self._model, given if encodes else {**given, "use_cache": False},
+                report = self.notice.unnoticed(verify_transformer)(
+                    self._model, inputs if encodes else {**inputs, "use_cache": False},
                     self._options[0], self._verify, part=part,
                 )  # fmt: skip
         finally:
@@ -142,13 +142,13 @@ class WatchedTransformer(Watched):
         known = self.verification
         if not encodes:
             self._verify = False
-        if known is not None and found is not None and "unverified" not in known:
+        if known is not None and report is not None and "unverified" not in known:
             # Of the encoder, before.
-            found["layers"] += known["layers"]
+            report["layers"] += known["layers"]
             for name in ("difference", "weights"):
-                found[name] = max((n for n in (found[name], known[name]) if n is not None),
+                report[name] = max((n for n in (report[name], known[name]) if n is not None),
                                   default=None)  # fmt: skip
-        self.verification = found
+        self.verification = report
 
     # Hooks
 
@@ -156,7 +156,7 @@ class WatchedTransformer(Watched):
         """Whether a module is the model, or its base: not its encoder alone."""
         return module is self._model or module is getattr(self._model, "base_model", None)
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], given: Arguments) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
         """The model, its base or its encoder is called."""
         if self._verifying:
             return
@@ -167,7 +167,7 @@ class WatchedTransformer(Watched):
                     "nothing says which attention is whose. Watch one at a time."
                 )
             return
-        arguments = dict(given)
+        arguments = dict(keywords)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
         cache = arguments.get("past_key_values")
@@ -223,17 +223,17 @@ class _Text:
 
     def inputs(self, model: nn.Module) -> Arguments:
         """The arguments of the model as one pass over the whole text would take them."""
-        found = dict(self._given)
+        arguments = dict(self._given)
         for name, parts in self._ids.items():
-            found[name] = torch.cat(parts, 1)
-        name = "decoder_input_ids" if "decoder_input_ids" in found else "input_ids"
+            arguments[name] = torch.cat(parts, 1)
+        name = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
         mask_name = name.replace("input_ids", "attention_mask")
-        if name in found and self.prompt is not None and self.prompt < found[name].shape[1]:
-            mask = found.get(mask_name)
-            if mask is None or mask.shape != found[name].shape:
-                mask = torch.ones_like(found[name])
-            found[mask_name] = _until_end(found[name], mask.cpu(), self.prompt, model)
-        return found
+        if name in arguments and self.prompt is not None and self.prompt < arguments[name].shape[1]:
+            mask = arguments.get(mask_name)
+            if mask is None or mask.shape != arguments[name].shape:
+                mask = torch.ones_like(arguments[name])
+            arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
+        return arguments
 
 
 def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:

@@ -65,8 +65,8 @@ class Watched:
         Raises: InputError: there is none, or there are several.
         """
         if len(self.traces) != 1:
-            found = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
-            raise InputError(f"watch: {found}; expected one. All of them are in `traces`.")
+            count = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
+            raise InputError(f"watch: {count}; expected one. All of them are in `traces`.")
         return self.traces[0]
 
 
@@ -128,10 +128,10 @@ class WatchedWeftModel(Watched):
         else:
             self._text.recorder.take(call, graph)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], given: Arguments) -> None:
+    def _before(self, module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
         if self._verifying:
             return
-        bound = inspect.signature(self._model.forward).bind(*args, **given)
+        bound = inspect.signature(self._model.forward).bind(*args, **keywords)
         ids = sequences_of(as_inputs(self._model, bound.arguments))
         self._begin(ids, 0)
 

@@ -128,10 +128,10 @@ def _ranges(
     """The ranges of all rows; a batch of one stands for every part."""
     if ranges is None:
         return None
-    found = []
+    joined = []
     for part in range(parts):
         own = ranges[min(part, len(ranges) - 1)]
         if own is None:
             return (None,)
-        found.append(torch.where(own[1] > own[0], own + part * keys, 0))
-    return (torch.cat(found, 1),)
+        joined.append(torch.where(own[1] > own[0], own + part * keys, 0))
+    return (torch.cat(joined, 1),)

@@ -64,11 +64,11 @@ class LayerMaker:
                 self._sequence(name, length, parts, sample)
                 for name, length in zip(ends, (queries, keys), strict=True)
             )
-            one = graph[sample]
-            part = cut(one, rows.span, columns.span).cpu()
+            of_sample = graph[sample]
+            part = cut(of_sample, rows.span, columns.span).cpu()
             verified = call.deviations[min(sample, len(call.deviations) - 1)]
             if verified is not None and not call.by_formula:
-                verified = max(verified, _mass_lost(one, part, rows.span))
+                verified = max(verified, _mass_lost(of_sample, part, rows.span))
                 if call.is_causal and self._sequences.plain and queries == keys:
                     verified = max(verified, _mass_ahead(part))
             tensors, terms, norms = self._made_of(call, sample, rows.span, columns.span)
@@ -168,10 +168,14 @@ class LayerMaker:
         """
         return [
             TraceData(
-                {name: of.names for name, of in self._named[sample].items()},
+                {name: sequence.names for name, sequence in self._named[sample].items()},
                 tuple(self._layers[sample]),
                 model,
-                {name: of.known for name, of in self._named[sample].items() if of.known},
+                {
+                    name: sequence.known
+                    for name, sequence in self._named[sample].items()
+                    if sequence.known
+                },
                 verification,
                 tuple(self.not_traced),
             )

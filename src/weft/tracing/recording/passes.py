@@ -109,7 +109,7 @@ def _joined(parts: list[_Part]) -> RecordedCall:
         first,
         graph=joined_graphs([(part.call.graph, part.first) for part in parts], length),
         deviations=[
-            max((found for found in of_input if found is not None), default=None)
+            max((size for size in of_input if size is not None), default=None)
             for of_input in zip(*(call.deviations for call in calls), strict=False)
         ],
         queries=_cat([call.queries for call in calls]),
@@ -129,8 +129,8 @@ def _length(parts: list[_Part]) -> int:
 
 
 def _cat(tensors: list[Tensor | None]) -> Tensor | None:
-    found = [tensor for tensor in tensors if tensor is not None]
-    return torch.cat(found, 2) if found else None
+    known = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(known, 2) if known else None
 
 
 def joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> AttentionGraph:
@@ -167,20 +167,20 @@ def joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Atte
 
 def _ranges(parts: list[_Part], length: int) -> tuple[Tensor | None, ...] | None:
     """For each input, the ranges of all rows."""
-    found: list[Tensor | None] = []
+    of_samples: list[Tensor | None] = []
     for sample, ranges in enumerate(parts[0].call.ranges or ()):
         if ranges is None:
-            found.append(None)
+            of_samples.append(None)
             continue
         rows = []
         for part in parts:
-            one = (part.call.ranges or ())[sample]
-            if one is None:
+            own = (part.call.ranges or ())[sample]
+            if own is None:
                 break
-            seen = one[1] > one[0]
-            rows.append(torch.where(seen, one + part.first, one).clamp(max=length))
-        found.append(torch.cat(rows, 1) if len(rows) == len(parts) else None)
-    return tuple(found) or None
+            seen = own[1] > own[0]
+            rows.append(torch.where(seen, own + part.first, own).clamp(max=length))
+        of_samples.append(torch.cat(rows, 1) if len(rows) == len(parts) else None)
+    return tuple(of_samples) or None
 
 
 def _bias(calls: list[RecordedCall], length: int) -> Tensor | None:

@@ -135,7 +135,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
         if call.mask is not None:
             cells = call.mask.block(range(row, row + 1), length, keys.device)
             allowed = cells[min(sample, len(cells) - 1)][None]
-        raw = scores_of_heads(query, keys.double(), lambda one, other, head: one @ other.mT)
+        raw = scores_of_heads(query, keys.double(), lambda rows, columns, head: rows @ columns.mT)
         reference = attend_by_formula(raw, nothing, scale=call.scale, allowed=allowed, **terms)
         weights = reference.weights[0, :, 0]
         places = graph.keys[:, row].long()

@@ -63,9 +63,9 @@ def as_rule(mask: Mask | None, queries: int, keys: int, batch: int) -> Mask | No
     """A mask as a rule that costs no matrix, where one says the same for every input of a batch."""
     if mask is None or isinstance(mask, Window):
         return mask
-    found = [ranges_of(mask, queries, keys, sample) for sample in range(batch)]
-    first = found[0] if found else None
-    if first is None or any(other is None or not torch.equal(first, other) for other in found):
+    ranges = [ranges_of(mask, queries, keys, sample) for sample in range(batch)]
+    first = ranges[0] if ranges else None
+    if first is None or any(other is None or not torch.equal(first, other) for other in ranges):
         return mask
     return rule_of_ranges(first, keys)
 

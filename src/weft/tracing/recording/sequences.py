@@ -254,11 +254,11 @@ class Sequences:
 def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     """The inputs where the model is, token ids with a batch dimension."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    given: Arguments = {}
+    arguments: Arguments = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             value = value.to(device)
             if value.ndim == 1 and not value.is_floating_point():
                 value = value[None]
-        given[str(name)] = value
-    return given
+        arguments[str(name)] = value
+    return arguments

@@ -103,9 +103,9 @@ def _own_function(module: nn.Module, eager: bool) -> Callable[..., Any]:
         names = getattr(inspect.unwrap(type(module).forward), "__code__", None)
         own = [name for name in (names.co_names if names else ())
                if name.endswith("eager_attention_forward")]  # fmt: skip
-        found = getattr(source, own[-1] if own else "eager_attention_forward", None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        function = getattr(source, own[-1] if own else "eager_attention_forward", None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
     shared = importlib.import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
     fused: Callable[..., Any] = getattr(source, "ALL_ATTENTION_FUNCTIONS", shared)["sdpa"]
     return fused
@@ -134,21 +134,21 @@ def _read(own: Tensor, queries: int, keys: int) -> _Read:
     range of keys for each query, the same for the whole batch, becomes that rule, which costs no
     matrix.
     """
-    given: Tensor | None = own
+    cells: Tensor | None = own
     if isinstance(own, LazyMask):
-        given = own.allowed
-        if given is None:
+        cells = own.allowed
+        if cells is None:
             return _Read(own, None, causal(), None, ahead=False)
-    assert given is not None
+    assert cells is not None
     # Of a cache of a fixed size eager attention takes the part that is filled.
-    given = given[..., :keys]
-    allowed = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    cells = cells[..., :keys]
+    allowed = cells if cells.dtype == torch.bool else cells > torch.finfo(cells.dtype).min / 2
     bias = None
-    if given.dtype != torch.bool:
-        rest = given.masked_fill(~allowed, 0)
+    if cells.dtype != torch.bool:
+        rest = cells.masked_fill(~allowed, 0)
         bias = rest if bool(rest.any()) else None
     mask = as_rule(as_mask(allowed), queries, keys, len(allowed))
-    return _Read(own, given, mask, bias, _looks_ahead(mask, allowed, queries, keys))
+    return _Read(own, cells, mask, bias, _looks_ahead(mask, allowed, queries, keys))
 
 
 def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:
@@ -269,18 +269,18 @@ def _own_output(
 def _configurations(model: nn.Module) -> list[Any]:
     """Every configuration that the modules of a model use, once each."""
     modeling = importlib.import_module("transformers.modeling_utils")
-    found: dict[int, Any] = {}
+    configurations: dict[int, Any] = {}
     refused: set[int] = set()
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is None or not hasattr(config, "_attn_implementation_internal"):
             continue
-        found[id(config)] = config
+        configurations[id(config)] = config
         if isinstance(module, modeling.PreTrainedModel):
             can_set = getattr(module, "_can_set_attn_implementation", None)
             if can_set is not None and not can_set():
                 refused.add(id(config))
-    return [config for number, config in found.items() if number not in refused]
+    return [config for number, config in configurations.items() if number not in refused]
 
 
 def routes(model: nn.Module) -> bool:

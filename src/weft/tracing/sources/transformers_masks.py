@@ -57,18 +57,18 @@ class LazyMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, given: tuple[Any, ...] = (), options: Any = None
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), options: Any = None
     ) -> Any:
         """Compute with the numbers; what changes nothing gives the mask back."""
         options = options or {}
-        first = given[0] if given else None
+        first = args[0] if args else None
         if isinstance(first, LazyMask):
             if function is aten.detach.default or function is aten.alias.default:
                 return first.same()
-            if function is aten.slice.Tensor and _is_whole(first, *given[1:], **options):
+            if function is aten.slice.Tensor and _is_whole(first, *args[1:], **options):
                 return first.same()
-        given, options = tree_map_only(LazyMask, LazyMask.numbers, (given, options))
-        return function(*given, **options)
+        args, options = tree_map_only(LazyMask, LazyMask.numbers, (args, options))
+        return function(*args, **options)
 
 
 def _is_whole(
