@@ -87,15 +87,15 @@ class Comparison:
                 "other_layer": other,
                 "head": head,
                 "kind": self.first.layers[number].kind,
-                "change": float(of.lower[head]),
-                "change_high": float(of.upper[head]),
+                "change": float(change.lower[head]),
+                "change_high": float(change.upper[head]),
                 "entropy_change": float(entropy[head]),
                 "name": self.first.layers[number].name,
             }
-            for (number, other), of, entropy in zip(
+            for (number, other), change, entropy in zip(
                 self.layers, self.heads, self.entropies, strict=True
             )
-            for head in range(len(of.lower))
+            for head in range(len(change.lower))
         ]
         table = pandas.DataFrame(rows)
         order = (table["change"] + table["change_high"]).sort_values(ascending=False, kind="stable")
@@ -143,11 +143,11 @@ def compare(
     pairs = matched_layers(first, second)
     heads, entropies, changes = [], [], []
     for number, other in pairs:
-        one, two = first.layers[number], second.layers[other]
-        heads.append(distance(one, two, exact=exact))
-        graphs = one.graph, two.graph
+        ours, theirs = first.layers[number], second.layers[other]
+        heads.append(distance(ours, theirs, exact=exact))
+        graphs = ours.graph, theirs.graph
         entropies.append(graphs[1].entropy.mean(-1) - graphs[0].entropy.mean(-1))
-        changes += list(_changed(number, one, two, edges, exact))
+        changes += list(_changed(number, ours, theirs, edges, exact))
     changes.sort(key=lambda change: -abs(change.after - change.before))
     names = first.sequences.keys() & second.sequences.keys()
     tokens = [pair for name in names for pair in
@@ -191,15 +191,15 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
     return pairs
 
 
-def distance(one: TraceLayer, two: TraceLayer, *, exact: bool | None = None) -> Interval:
+def distance(first: TraceLayer, second: TraceLayer, *, exact: bool | None = None) -> Interval:
     """The mean total variation between the rows of each head of two layers, (heads,)."""
-    heads, queries, keys = one.shape
+    heads, queries, keys = first.shape
     if exact is None:
-        exact = heads * queries * keys <= CHEAP_CELLS and not (one.no_matrix or two.no_matrix)
+        exact = heads * queries * keys <= CHEAP_CELLS and not (first.no_matrix or second.no_matrix)
     if not exact:
-        return _of_edges(one.graph, two.graph)
-    causal = one.mask == two.mask == "causal"
-    distance = _of_matrices(_exact(one), _exact(two), causal)
+        return _of_edges(first.graph, second.graph)
+    causal = first.mask == second.mask == "causal"
+    distance = _of_matrices(_exact(first), _exact(second), causal)
     return Interval(distance, distance)
 
 
@@ -213,26 +213,26 @@ def _exact(layer: TraceLayer) -> AttentionMatrix:
     return layer.matrix
 
 
-def _of_matrices(one: AttentionMatrix, two: AttentionMatrix, causal: bool) -> Tensor:
-    heads, queries, _ = one.shape
+def _of_matrices(first: AttentionMatrix, second: AttentionMatrix, causal: bool) -> Tensor:
+    heads, queries, _ = first.shape
     total = torch.zeros(heads, dtype=torch.float64)
     for head in range(heads):
-        tiles = (row_tiles(matrix, head, causal=causal) for matrix in (one, two))
+        tiles = (row_tiles(matrix, head, causal=causal) for matrix in (first, second))
         for (_, _, ours), (_, _, theirs) in zip(*tiles, strict=True):
             total[head] += ours.sub_(theirs).abs_().sum(dtype=torch.float64)
     return (total / (2 * max(queries, 1))).float()
 
 
-def _of_edges(one: AttentionGraph, two: AttentionGraph) -> Interval:
-    heads, queries, _ = one.shape
+def _of_edges(first: AttentionGraph, second: AttentionGraph) -> Interval:
+    heads, queries, _ = first.shape
     lower, upper = torch.zeros(2, heads, dtype=torch.float64)
-    missing = [left_out(graph) for graph in (one, two)]
+    missing = [left_out(graph) for graph in (first, second)]
     for head in range(heads):
-        ours, theirs = _in_the_other(one, two, head), _in_the_other(two, one, head)
+        ours, theirs = _in_the_other(first, second, head), _in_the_other(second, first, head)
         least = most = torch.zeros(queries, dtype=torch.float64)
         for graph, (there, weight), (_, largest) in (
-            (one, ours, missing[1]),
-            (two, theirs, missing[0]),
+            (first, ours, missing[1]),
+            (second, theirs, missing[0]),
         ):
             own = torch.where(graph.keys[head] >= 0, graph.weights[head], 0).double()
             # An edge that both kept is met twice.
@@ -246,9 +246,9 @@ def _of_edges(one: AttentionGraph, two: AttentionGraph) -> Interval:
     return Interval(lower.float(), upper.float())
 
 
-def _in_the_other(one: AttentionGraph, two: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
+def _in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tuple[Tensor, Tensor]:
     """Whether each edge of one graph is kept in the other too, and its weight there."""
-    keys, others = one.keys[head], two.keys[head]
+    keys, others = graph.keys[head], other.keys[head]
     size = max(1, BLOCK_CELLS // max(1, keys.shape[1] * others.shape[1]))
     there, weights = [], []
     for start in range(0, len(keys), size):
@@ -256,18 +256,18 @@ def _in_the_other(one: AttentionGraph, two: AttentionGraph, head: int) -> tuple[
         same = keys[rows, :, None] == others[rows, None, :]
         same &= keys[rows, :, None] >= 0
         there.append(same.any(-1))
-        weights.append((same * two.weights[head, rows, None, :]).sum(-1).double())
+        weights.append((same * other.weights[head, rows, None, :]).sum(-1).double())
     if not there:
         return torch.zeros_like(keys, dtype=torch.bool), torch.zeros(keys.shape).double()
     return torch.cat(there), torch.cat(weights)
 
 
 def _changed(
-    number: int, one: TraceLayer, two: TraceLayer, wanted: int, exact: bool | None
+    number: int, first: TraceLayer, second: TraceLayer, wanted: int, exact: bool | None
 ) -> Iterator[Change]:
     """The edges of a layer that changed most, among those that one of the traces kept."""
-    sides = ((one, two, False), (two, one, True))
-    for head in range(one.heads):
+    sides = ((first, second, False), (second, first, True))
+    for head in range(first.heads):
         for layer, other, turned in sides:
             there, weight = _in_the_other(layer.graph, other.graph, head)
             kept = layer.graph.keys[head] >= 0

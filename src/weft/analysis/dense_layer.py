@@ -53,14 +53,14 @@ def layer_of_weights(
             f"layer_of_weights: {len(names)} tokens of queries and {len(columns)} of keys for "
             f"weights {describe(weights)}. Give one for each row and each column."
         )
-    given = weights.detach().float()
-    nothing = given.new_zeros(heads, keys, 1)
+    cells = weights.detach().float()
+    nothing = cells.new_zeros(heads, keys, 1)
     # The logarithm of 0 would hide the key, which may be looked at.
-    bias = given.clamp(min=1e-30).log()
+    bias = cells.clamp(min=1e-30).log()
     if mask == "causal":
         bias = bias.masked_fill(~torch.ones(queries, keys, dtype=torch.bool).tril(), -torch.inf)
     _, graph = attend(
-        given.new_zeros(heads, queries, 1),
+        cells.new_zeros(heads, queries, 1),
         nothing,
         nothing,
         bias=bias,

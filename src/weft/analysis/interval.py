@@ -102,20 +102,20 @@ def column_maxima(graph: AttentionGraph, weights: Tensor, largest: Tensor) -> Te
     weights: of the kept edges, as the graph's; largest: of each row's others, at most.
     """
     there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
-    found = weights.new_zeros(graph.keys.shape[0], graph.length + 1, dtype=torch.float64)
-    found = found.scatter_reduce(-1, there, weights.double().flatten(-2), "amax")[..., :-1]
+    maxima = weights.new_zeros(graph.keys.shape[0], graph.length + 1, dtype=torch.float64)
+    maxima = maxima.scatter_reduce(-1, there, weights.double().flatten(-2), "amax")[..., :-1]
     if not largest.shape[-1]:
-        return found
-    return torch.maximum(found, largest.double().max(-1, keepdim=True).values)
+        return maxima
+    return torch.maximum(maxima, largest.double().max(-1, keepdim=True).values)
 
 
-def to_others(graph: AttentionGraph, given: Tensor) -> Tensor:
+def to_others(graph: AttentionGraph, amounts: Tensor) -> Tensor:
     """What each key gets where every row gives something to each key that it did not keep.
 
-    given: (heads, queries). Returns: (heads, keys).
+    amounts: (heads, queries). Returns: (heads, keys).
     """
     there = torch.where(graph.keys >= 0, graph.keys, graph.length).long().flatten(-2)
-    known = given.new_zeros(*given.shape[:-1], graph.length + 1)
-    kept = given[..., None].expand(graph.keys.shape).flatten(-2)
+    known = amounts.new_zeros(*amounts.shape[:-1], graph.length + 1)
+    kept = amounts[..., None].expand(graph.keys.shape).flatten(-2)
     known = known.scatter_add(-1, there, kept)[..., :-1]
-    return (given.sum(-1, keepdim=True) - known).clamp(min=0)
+    return (amounts.sum(-1, keepdim=True) - known).clamp(min=0)

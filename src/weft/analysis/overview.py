@@ -47,8 +47,8 @@ class Overview:
     @property
     def masses(self) -> Array:
         """means times the keys of a block: the share of a row that such a block holds, 0 to 1."""
-        found: Array = self.means * self.sizes[1]
-        return found
+        masses: Array = self.means * self.sizes[1]
+        return masses
 
 
 def block_sizes(queries: int, keys: int, most: int) -> tuple[int, int]:
@@ -151,17 +151,17 @@ def edge_means(keys: Array, weights: Array, length: int, sizes: tuple[int, int])
     heads, queries, _ = keys.shape
     rows, columns = sizes
     high, wide = -(-queries // rows), -(-length // columns)
-    found = np.zeros((heads, high, wide), np.float32)
-    if not found.size:
-        return found
+    means = np.zeros((heads, high, wide), np.float32)
+    if not means.size:
+        return means
     of_row = (np.arange(queries) // rows * wide)[:, None]
     counts = np.outer(_sizes(queries, rows).numpy(), _sizes(length, columns).numpy())
     for head in range(heads):
         # Empty places weigh 0.
         blocks = (of_row + np.maximum(keys[head], 0) // columns).ravel()
         sums = np.bincount(blocks, weights=weights[head].ravel(), minlength=high * wide)
-        found[head] = sums.reshape(high, wide) / counts
-    return found
+        means[head] = sums.reshape(high, wide) / counts
+    return means
 
 
 def _sizes(length: int, size: int) -> Tensor:

@@ -95,7 +95,7 @@ def attention_flow(
 class _Step:
     """The edges of one layer, averaged over heads, and what it left out.
 
-    missing: of each row, (queries,); given: what each key can have got of it, (keys,).
+    missing: of each row, (queries,); received: what each key can have got of it, (keys,).
     """
 
     queries: str
@@ -104,7 +104,7 @@ class _Step:
     columns: NDArray[np.int64]
     weights: NDArray[np.float64]
     missing: NDArray[np.float64]
-    given: NDArray[np.float64]
+    received: NDArray[np.float64]
 
 
 def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
@@ -122,7 +122,7 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
     check_numbers(graph, f"flow: layer {layer.name}")
     averaged = average_edges(graph)
     mass, largest = (part.double() for part in left_out(graph))
-    missing, given = mass.mean(0).numpy(), to_others(graph, largest).mean(0).numpy()
+    missing, received = mass.mean(0).numpy(), to_others(graph, largest).mean(0).numpy()
     rows = np.repeat(np.arange(queries), np.diff(averaged.indptr))
     columns, weights = averaged.indices.astype(np.int64), averaged.data.astype(np.float64)
     if edges is not None and not exact:
@@ -130,9 +130,9 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
         place = np.arange(len(rows)) - averaged.indptr[rows]
         kept, others = order[place < edges], order[place >= edges]
         missing = missing + np.bincount(rows[others], weights[others], queries)
-        given = given + np.bincount(columns[others], weights[others], keys)
+        received = received + np.bincount(columns[others], weights[others], keys)
         rows, columns, weights = rows[kept], columns[kept], weights[kept]
-    return _Step(layer.queries_from, layer.keys_from, rows, columns, weights, missing, given)
+    return _Step(layer.queries_from, layer.keys_from, rows, columns, weights, missing, received)
 
 
 def _largest(
@@ -163,7 +163,7 @@ def _largest(
             parts.append((now + everyone, np.full(size, between), share * step.missing))
             others = np.arange(sizes[step.keys])
             parts.append(
-                (np.full(len(others), between), first[step.keys] + others, share * step.given)
+                (np.full(len(others), between), first[step.keys] + others, share * step.received)
             )
         first[step.queries] = now
     start = first[source[0]] + source[1]
@@ -177,8 +177,8 @@ def _largest(
     network = scipy.sparse.csr_array((whole, (rows, columns)), shape=(nodes, nodes))
     network.sum_duplicates()
     network.data = np.minimum(network.data, np.iinfo(np.int32).max // 2)
-    found = maximum_flow(network.astype(np.int32), start, sink, method="dinic").flow_value
-    return float(found) / ONE
+    flow = maximum_flow(network.astype(np.int32), start, sink, method="dinic").flow_value
+    return float(flow) / ONE
 
 
 def _useful(

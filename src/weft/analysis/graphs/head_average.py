@@ -52,11 +52,11 @@ class MeanOfMatrix:
     def dense(self) -> Tensor:
         """The cells, (queries, keys), formed some rows of one head at a time."""
         heads, queries, keys = self.matrix.shape
-        found = torch.zeros(queries, keys)
+        mean = torch.zeros(queries, keys)
         for head in range(heads):
             for rows, columns, tile in row_tiles(self.matrix, head, causal=self._causal):
-                found[rows.start : rows.stop, : len(columns)] += tile
-        return found.div_(max(heads, 1))
+                mean[rows.start : rows.stop, : len(columns)] += tile
+        return mean.div_(max(heads, 1))
 
 
 class MeanOfEdges:

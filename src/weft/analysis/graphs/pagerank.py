@@ -115,9 +115,9 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
     walk = _Walk(graph)
     start = torch.full((graph.keys.shape[0] + 1, graph.length), (1 - damping) / graph.length)
     start = start.double()
-    found, error = _solve(walk, start, start / (1 - damping), damping, tolerance, steps)
+    ranks, error = _solve(walk, start, start / (1 - damping), damping, tolerance, steps)
     _check_reached(error, damping, tolerance, steps)
-    lower, doubt = _solve(walk.alone, start, found, damping, tolerance, steps)
+    lower, doubt = _solve(walk.alone, start, ranks, damping, tolerance, steps)
     _check_reached(doubt, damping, tolerance, steps)
     missing = (1 - lower.sum(-1, keepdim=True)).clamp(min=0)
     # A head's sink takes from a row's mass, so that P, whose rows sum to 1, is the weights over a
@@ -130,22 +130,22 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
     others = torch.cat((others, to_others(graph, largest * lower[-1]).mean(0, keepdim=True)))
     column = torch.cat((column, column.mean(0, keepdim=True)))
     more = torch.minimum(missing, damping * (missing * column + others))
-    bound = torch.maximum(more, (found - lower).clamp(min=0))
-    return _result(found, bound + (error + doubt)[:, None])
+    bound = torch.maximum(more, (ranks - lower).clamp(min=0))
+    return _result(ranks, bound + (error + doubt)[:, None])
 
 
 def _of_weights(matrix: AttentionMatrix, damping: float, tolerance: float) -> PageRank:
     """From the weights themselves: P is formed, and the equation solved in float64, by head."""
     heads, length, _ = matrix.shape
     start = torch.full((length,), (1 - damping) / length, dtype=torch.float64)
-    found, errors = [], []
+    by_head, errors = [], []
 
     def solve(weights: Tensor) -> None:
         sums = weights.sum(-1, keepdim=True)
         blind = sums <= 0
         walk = torch.where(blind, 1 / length, weights / sums.masked_fill(blind, 1)).T
         ranks = torch.linalg.solve(torch.eye(length, dtype=torch.float64) - damping * walk, start)
-        found.append(ranks)
+        by_head.append(ranks)
         errors.append((start - ranks + damping * (walk @ ranks)).abs().sum() / (1 - damping))
 
     mean = torch.zeros(length, length, dtype=torch.float64)
@@ -157,7 +157,7 @@ def _of_weights(matrix: AttentionMatrix, damping: float, tolerance: float) -> Pa
     error = torch.stack(errors)
     _check_reached(error, damping, tolerance, 0)
     error = error + damping / (1 - damping) * _rounding(matrix)
-    return _result(torch.stack(found), error[:, None].expand(-1, length))
+    return _result(torch.stack(by_head), error[:, None].expand(-1, length))
 
 
 def _of_matrix(
@@ -185,8 +185,8 @@ def _of_matrix(
         along, lost = _divided(state, sums)
         # Each head carries its own vector and that of the mean.
         vectors = torch.stack((along[:-1], along[-1:].expand(heads, -1)), -1).float()
-        given = (matrix.T @ vectors).double()
-        moved = torch.cat((given[..., 0], given[..., 1].mean(0, keepdim=True)))
+        products = (matrix.T @ vectors).double()
+        moved = torch.cat((products[..., 0], products[..., 1].mean(0, keepdim=True)))
         return moved + lost / length
 
     start = torch.full((heads + 1, length), (1 - damping) / length, dtype=torch.float64)
@@ -201,10 +201,10 @@ def _of_matrix(
     # Below what the products round there is nothing to be had.
     rounding = damping / (1 - damping) * ROUNDING
     tolerance = max(tolerance, rounding)
-    found, error = _solve(walk, start, first, damping, tolerance, steps, guess=guess)
+    ranks, error = _solve(walk, start, first, damping, tolerance, steps, guess=guess)
     _check_reached(error, damping, tolerance, steps)
     error = error + rounding + damping / (1 - damping) * _rounding(matrix)
-    return _result(found, error[:, None].expand_as(found))
+    return _result(ranks, error[:, None].expand_as(ranks))
 
 
 def _check_reached(error: Tensor, damping: float, tolerance: float, steps: int) -> None:
@@ -220,10 +220,10 @@ def _check_reached(error: Tensor, damping: float, tolerance: float, steps: int) 
         )
 
 
-def _result(found: Tensor, bound: Tensor) -> PageRank:
-    found = found / found.sum(-1, keepdim=True).clamp(min=1e-300)
+def _result(ranks: Tensor, bound: Tensor) -> PageRank:
+    ranks = ranks / ranks.sum(-1, keepdim=True).clamp(min=1e-300)
     bound = bound.float()
-    return PageRank(found[:-1].float(), found[-1].float(), bound[:-1], bound[-1])
+    return PageRank(ranks[:-1].float(), ranks[-1].float(), bound[:-1], bound[-1])
 
 
 def _divided(state: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:

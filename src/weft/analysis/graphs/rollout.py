@@ -138,10 +138,10 @@ def whole_rollout(
             # Nothing that is causal leads from a column to the rows above it.
             first = start if ahead else 0
             if dense is not None:
-                given = dense[first:, first:] @ mixed[first:, block]
+                passed = dense[first:, first:] @ mixed[first:, block]
             else:
-                given = (step.weights @ mixed[:, block].contiguous())[first:]
-            new = past[first:, block].mul_(residual).add_(given, alpha=1 - residual)
+                passed = (step.weights @ mixed[:, block].contiguous())[first:]
+            new = past[first:, block].mul_(residual).add_(passed, alpha=1 - residual)
             past[first:, block] = new
     bound = (1 - total[queries][:, 0]).clamp(min=0)
     return Rollout(held[queries], bound)
@@ -167,10 +167,10 @@ def rollout_rows(
     held[queries][wanted, torch.arange(len(wanted))] = 1
     for layer in reversed(layers):
         step = _step(layer, exact)
-        given = step.weights.transposed(held[step.queries])
+        passed = step.weights.transposed(held[step.queries])
         held[step.queries] = residual * held[step.queries]
-        held[step.keys] = held[step.keys] + (1 - residual) * given
-    kept = torch.stack([of.sum(0) for of in held.values()]).sum(0)
+        held[step.keys] = held[step.keys] + (1 - residual) * passed
+    kept = torch.stack([rows.sum(0) for rows in held.values()]).sum(0)
     return Rollout(held[keys].T.contiguous(), (1 - kept).clamp(min=0))
 
 
@@ -193,8 +193,8 @@ def rollout_columns(
     # The last vector asks how much of each row there is in all.
     held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
     held[keys][wanted, torch.arange(len(wanted))] = 1
-    for of in held.values():
-        of[:, -1] = 1
+    for vectors in held.values():
+        vectors[:, -1] = 1
     for layer in layers:
         held = _forward(_step(layer, exact), held, residual)
     values = held[queries]
@@ -208,8 +208,8 @@ def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
 
 
 def _forward(step: _Step, held: dict[str, Tensor], residual: float) -> dict[str, Tensor]:
-    given = step.weights @ held[step.keys]
-    return {**held, step.queries: residual * held[step.queries] + (1 - residual) * given}
+    passed = step.weights @ held[step.keys]
+    return {**held, step.queries: residual * held[step.queries] + (1 - residual) * passed}
 
 
 def _sparse(weights: Averaged) -> bool:

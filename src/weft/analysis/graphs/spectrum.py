@@ -42,16 +42,16 @@ def effective_rank(source: Source) -> Tensor:
             f"{DENSE:,} take too long. Take energy_rank, which needs the leading ones."
         )
     check_numbers(source, "effective_rank")
-    found = []
+    ranks = []
     for head in range(heads):
         if isinstance(source, AttentionGraph):
             dense = torch.from_numpy(source.adjacency(head).toarray())
         else:
             dense = source[head, :, :]
-        found.append(
+        ranks.append(
             spectra.effective_rank(spectra.singular_values("effective_rank", dense.double()))
         )
-    return torch.stack(found).float() if found else torch.zeros(0)
+    return torch.stack(ranks).float() if ranks else torch.zeros(0)
 
 
 def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval:
@@ -86,8 +86,8 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
 
     >>> import weft
     >>> tokens = torch.eye(64)[None] * 999                    # everyone looks at itself
-    >>> found = energy_rank(weft.AttentionMatrix(tokens, tokens), leading=8)
-    >>> found.lower.round(decimals=2), found.upper.round(decimals=2)
+    >>> rank = energy_rank(weft.AttentionMatrix(tokens, tokens), leading=8)
+    >>> rank.lower.round(decimals=2), rank.upper.round(decimals=2)
     (tensor([64.]), tensor([64.]))
     """
     check_numbers(source, "energy_rank")
@@ -118,10 +118,15 @@ def _of_matrix(source: AttentionMatrix, leading: int, seed: int) -> list[tuple[f
     # One pass to and fro turns random vectors towards the leading directions.
     basis, _ = torch.linalg.qr(source @ torch.linalg.qr(source.T @ probe).Q)
     ones = torch.ones(heads, queries, 1)
-    given = source.T @ torch.cat((basis, ones), -1)
+    products = source.T @ torch.cat((basis, ones), -1)
     squares = source.sum_of_squares().double().sum(-1)
     return [
-        _ends(given[head, :, :-1], float(squares[head]), float(given[head, :, -1].max()), queries)
+        _ends(
+            products[head, :, :-1],
+            float(squares[head]),
+            float(products[head, :, -1].max()),
+            queries,
+        )
         for head in range(heads)
     ]
 
@@ -132,30 +137,30 @@ def _of_edges(graph: AttentionGraph, head: int, leading: int, seed: int) -> tupl
     probe = torch.randn(queries, leading, generator=torch.Generator().manual_seed(seed))
     turned = torch.linalg.qr(torch.from_numpy(edges.T @ probe.numpy())).Q
     basis = torch.linalg.qr(torch.from_numpy(edges @ turned.numpy())).Q
-    given = torch.from_numpy(edges.T @ basis.numpy())
+    products = torch.from_numpy(edges.T @ basis.numpy())
     column = float(edges.sum(0).max()) if edges.nnz else 0.0
-    return _ends(given, float((edges.data.astype("float64") ** 2).sum()), column, queries)
+    return _ends(products, float((edges.data.astype("float64") ** 2).sum()), column, queries)
 
 
-def _ends(given: Tensor, square: float, column: float, queries: int) -> tuple[float, float]:
-    """Bounds of the entropy. given: P^T Q; square: |P|^2; column: the largest column sum."""
+def _ends(products: Tensor, square: float, column: float, queries: int) -> tuple[float, float]:
+    """Bounds of the entropy. products: P^T Q; square: |P|^2; column: the largest column sum."""
     if square <= 0:
         return 0.0, 0.0
-    energy = spectra.singular_values("energy_rank", given.double()).square()
+    energy = spectra.singular_values("energy_rank", products.double()).square()
     inside = min(float(energy.sum()), square)
     rest = max(0.0, 1 - inside / square)
     if rest < 1e-6:  # float32 has no finer idea of it
         rest = 0.0
     share = energy / energy.sum().clamp(min=1e-300)
     known = float(-torch.xlogy(share, share).sum())
-    dimension = min(queries, given.shape[0]) - given.shape[1]
+    dimension = min(queries, products.shape[0]) - products.shape[1]
     most = math.log(dimension) if dimension > 0 else 0.0
     least = min(most, max(0.0, math.log(max(rest * square / max(column, 1e-300), 1e-300))))
     # Nor is the entropy below that of a spectrum that is as flat as its largest value allows.
     flat = math.log(max(square / max(column, 1e-300), 1.0))
     lower = max((1 - rest) * known + rest * least, flat)
     upper = (1 - rest) * known + rest * most + _binary(rest)
-    return lower, min(upper, math.log(max(1, min(queries, given.shape[0]))))
+    return lower, min(upper, math.log(max(1, min(queries, products.shape[0]))))
 
 
 def _binary(t: float) -> float:

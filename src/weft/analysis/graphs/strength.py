@@ -40,14 +40,14 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
         lower = source.strength()
         mass, largest = left_out(source)
         more = torch.minimum(to_others(source, largest), mass.sum(-1, keepdim=True))
-        found = Interval(lower, lower + more)
+        mass_received = Interval(lower, lower + more)
     else:
         exact = source.received()
-        found = Interval(exact, exact)
+        mass_received = Interval(exact, exact)
     if value_norms is None:
-        return found
-    norms = value_norms.repeat_interleave(found.lower.shape[0] // value_norms.shape[0], 0)
-    return Interval(found.lower * norms, found.upper * norms)
+        return mass_received
+    norms = value_norms.repeat_interleave(mass_received.lower.shape[0] // value_norms.shape[0], 0)
+    return Interval(mass_received.lower * norms, mass_received.upper * norms)
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,15 +71,17 @@ def graph_measures(
     rows: list[JsonObject] = []
     for number, layer in enumerate(trace.layers):
         source, name = _source(layer, exact)
-        found = _by_head if by == "head" else _by_layer
-        said = {"layer": number, "kind": layer.kind}
+        measures = _by_head if by == "head" else _by_layer
+        labels = {"layer": number, "kind": layer.kind}
         if not all(layer.shape):
             # Of no token there is nothing to measure.
-            rows += [said | ({"head": h} if by == "head" else {}) for h in range(layer.heads)][
+            rows += [labels | ({"head": h} if by == "head" else {}) for h in range(layer.heads)][
                 : None if by == "head" else 1
             ]
             continue
-        rows += [said | row | {"source": name} for row in found(layer, source, share, threshold)]
+        rows += [
+            labels | row | {"source": name} for row in measures(layer, source, share, threshold)
+        ]
     return pandas.DataFrame(rows)
 
 

@@ -95,8 +95,8 @@ def formation(history: History, measure: str) -> list[Moment]:
     for snapshot in history:
         scores: dict[tuple[int, int], float] = {}
         for number, layer in enumerate(trace_of_snapshot(snapshot).layers):
-            found = layer_scores(layer).get(measure)
+            of_layer = layer_scores(layer).get(measure)
             for head in range(layer.heads):
-                scores[number, head] = math.nan if found is None else float(found.score[head])
+                scores[number, head] = math.nan if of_layer is None else float(of_layer.score[head])
         moments.append(Moment(snapshot.step, snapshot.loss, scores))
     return moments

@@ -230,7 +230,7 @@ def duplicate_token(layer: _Layer) -> HeadScores:
 
         mean of sum_(j: t_j = t_i, j != i) w_ij, over the i whose token stands elsewhere too
 
-    Interval two sequences: on all places of the other where the token stands.
+    Between two sequences: on all places of the other where the token stands.
 
     Source: Wang et al. 2022 ("duplicate token heads").
 
@@ -282,7 +282,7 @@ def symmetric_partner(layer: _Layer) -> HeadScores:
     if not bool((weights.allowed.count == keys).all()):
         nothing = torch.zeros(heads, dtype=torch.float64)
         return HeadScores("partner", *[nothing] * 7)
-    found = weights.partners()
+    mass = weights.partners()
     mean, variance, of_terms = partner_moments(weights.allowed.count, weights.squares.upper)
     # A pair counts twice, and is at most the product of the two largest weights of all.
     top = weights.largest.topk(min(2, queries), dim=-1).values
@@ -290,8 +290,8 @@ def symmetric_partner(layer: _Layer) -> HeadScores:
     return HeadScores(
         "partner",
         rows,
-        found.lower.sum(-1),
-        found.upper.sum(-1),
+        mass.lower.sum(-1),
+        mass.upper.sum(-1),
         mean,
         variance,
         of_terms,

@@ -127,16 +127,16 @@ class Classes:
         # Keys in the order of their class, then of their place: a set in a range is a slice.
         places, _ = (self.of_keys * (keys + 1) + torch.arange(keys)).sort()
         start = self.of_queries * (keys + 1)
-        found = torch.searchsorted(places, start + allowed.end) - torch.searchsorted(
+        sizes = torch.searchsorted(places, start + allowed.end) - torch.searchsorted(
             places, start + allowed.first
         )
-        found = torch.where(self.of_queries >= 0, found, 0)
+        sizes = torch.where(self.of_queries >= 0, sizes, 0)
         if self.without is not None and keys:
             other = torch.arange(queries) + self.without
             there = (other >= allowed.first) & (other < allowed.end)
             there &= self.of_keys[other.clamp(0, keys - 1)] == self.of_queries
-            found = found - (there & (self.of_queries >= 0)).to(found.dtype)
-        return torch.minimum(found, allowed.count)
+            sizes = sizes - (there & (self.of_queries >= 0)).to(sizes.dtype)
+        return torch.minimum(sizes, allowed.count)
 
     @classmethod
     def of_keys_at(cls, layer: TraceLayer, at: Sequence[int]) -> Classes:

@@ -161,8 +161,8 @@ def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
 
 
 def _check(layer: TraceLayer, needle: Needle) -> None:
-    one = layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
-    if not one:
+    one_sequence = layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
+    if not one_sequence:
         raise InputError(
             f"retrieval: layer {layer.name} looks from one sequence at another; the needle and its "
             "copy are of one."

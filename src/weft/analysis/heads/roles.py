@@ -179,7 +179,8 @@ def head_roles(
             broken[number] |= weights.graph.lse.isnan().any(-1)
             before = summed[number]
             summed[number] = {
-                name: before[name] + one if name in before else one for name, one in scores.items()
+                name: before[name] + of_layer if name in before else of_layer
+                for name, of_layer in scores.items()
             }
     return _choose(layers, summed, sources, broken, alpha, least)
 
@@ -218,7 +219,7 @@ def _choose(
         return []
     ps = torch.cat([columns["p"] for columns in table])
     corrected = torch.split(holm(ps.flatten()).reshape(ps.shape), [layer.heads for layer in layers])
-    found = []
+    roles = []
     for number, (layer, columns, of_layer) in enumerate(zip(layers, table, corrected, strict=True)):
         source = max(sources[number], key=("exact", "rounded", "bound").index)
         for head in range(layer.heads):
@@ -235,7 +236,7 @@ def _choose(
                 role = NO_NUMBER
             row["corrected"] = p
             of_role = {name: None if place is None else row[name][place] for name in _OF_ROLE}
-            found.append(
+            roles.append(
                 HeadRole(
                     layer=number,
                     name=layer.name,
@@ -255,7 +256,7 @@ def _choose(
                     ps=dict(zip(ROLES, p, strict=True)),
                 )
             )
-    return found
+    return roles
 
 
 def _columns(scores: dict[str, HeadScores], heads: int) -> dict[str, Tensor]:
@@ -296,13 +297,13 @@ def heads(
     """
     with optional_package("heads"):
         import pandas
-    found = head_roles(traces, exact=exact, reach=reach, alpha=alpha, least=least)
+    roles = head_roles(traces, exact=exact, reach=reach, alpha=alpha, least=least)
     columns = ("layer", "head", "role", "score", "null", "null_sd", "z", "p")
     rows = [
-        {name: getattr(one, name) for name in columns}
-        | one.scores
-        | {"source": one.source, "kind": one.kind, "name": one.name}
-        for one in found
+        {name: getattr(role, name) for name in columns}
+        | role.scores
+        | {"source": role.source, "kind": role.kind, "name": role.name}
+        for role in roles
     ]
     table = pandas.DataFrame(rows, columns=[*columns, *MEASURES, "source", "kind", "name"])
     numbers = ["score", "null", "null_sd", "z", "p", *MEASURES]

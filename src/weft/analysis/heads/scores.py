@@ -86,8 +86,8 @@ class HeadScores:
         keys says more than the same score on many.
         """
         s, e = self.score.clamp(0, 1), self.null.clamp(1e-12, 1 - 1e-12)
-        found = torch.xlogy(s, s / e) + torch.xlogy(1 - s, (1 - s) / (1 - e))
-        return torch.where(s.isnan(), torch.nan, torch.where(s > e, found, 0.0))
+        divergence = torch.xlogy(s, s / e) + torch.xlogy(1 - s, (1 - s) / (1 - e))
+        return torch.where(s.isnan(), torch.nan, torch.where(s > e, divergence, 0.0))
 
     def __add__(self, other: HeadScores) -> HeadScores:
         """The scores over the rows of both, as of two texts."""

@@ -102,10 +102,10 @@ def similarity(
     if not heads or not chosen[0].shape[1]:
         nothing = np.zeros((len(heads), len(heads)))
         return Similarity(heads, nothing, nothing)
-    known = all(one.matrix is not None for one in read)
+    known = all(weights.matrix is not None for weights in read)
     if exact is None and known:
         exact = len(heads) * chosen[0].shape[1] * chosen[0].shape[2] <= CHEAP_CELLS
-    if exact and not all(one.complete for one in read):
+    if exact and not all(weights.complete for weights in read):
         whole = _from_cells(read, len(heads))
         return Similarity(heads, whole, whole)
     return Similarity(heads, *_from_edges(read, len(heads)))
@@ -123,16 +123,16 @@ def _from_edges(
     """
     _, queries, keys = read[0].graph.shape
     total, only, more = (np.zeros((heads, heads)) for _ in range(3))
-    width = sum(one.graph.shape[0] * one.graph.k for one in read)
+    width = sum(layer.graph.shape[0] * layer.graph.k for layer in read)
     size = max(1, BLOCK_EDGES // max(1, width))
-    missing = [one.left_out for one in read]
+    missing = [layer.left_out for layer in read]
     rest, largest = (torch.cat(parts).numpy() for parts in zip(*missing, strict=True))
     # What the edges that another head kept can weigh here at most.
-    room = np.minimum(rest, max(one.graph.k for one in read) * largest).sum(1)
+    room = np.minimum(rest, max(layer.graph.k for layer in read) * largest).sum(1)
     kept = 0.0
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
-        roots = _stacked([one.graph for one in read], rows, keys)
+        roots = _stacked([layer.graph for layer in read], rows, keys)
         total += (roots @ roots.T).toarray()
         weights, there = roots.multiply(roots).tocsr(), roots.astype(bool).astype("float32")
         only += (weights @ there.T).toarray()
@@ -179,12 +179,12 @@ def _from_cells(read: Sequence[LayerWeights], heads: int) -> np.ndarray[Any, Any
     for start in range(0, queries, size):
         end = min(start + size, queries)
         # Keys that none of these queries may look at add nothing.
-        columns = max(int(one.allowed.end[start:end].max()) for one in read)
+        columns = max(int(weights.allowed.end[start:end].max()) for weights in read)
         roots = torch.empty(heads, end - start, columns)
         first = 0
-        for one in read:
-            last = first + one.layer.heads
-            one.roots(start, end, columns, roots[first:last])
+        for weights in read:
+            last = first + weights.layer.heads
+            weights.roots(start, end, columns, roots[first:last])
             first = last
         side_by_side = roots.view(heads, -1)
         total += side_by_side @ side_by_side.T
@@ -222,12 +222,12 @@ def clusters(
     if size < 2:
         return np.zeros(size, dtype=int)
     tree = linkage(squareform(alike.distance, checks=False), "average")
-    found = (
+    numbers = (
         fcluster(tree, distance, "distance") if count is None else fcluster(tree, count, "maxclust")
     )
-    names, places, sizes = np.unique(found, return_inverse=True, return_counts=True)
+    names, places, sizes = np.unique(numbers, return_inverse=True, return_counts=True)
     # Largest first; of equal ones that with the first head.
-    first = np.array([int(np.argmax(found == name)) for name in names])
+    first = np.array([int(np.argmax(numbers == name)) for name in names])
     order = np.lexsort((first, -sizes))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))

@@ -79,9 +79,9 @@ class Circuit:
         Returns: (heads,); 0 where all are 0.
         Source: Elhage et al. 2021, "Detecting copying behavior".
         """
-        found = self.eigenvalues()
-        size = found.abs().sum(-1)
-        return torch.where(size > 0, found.real.sum(-1) / size.clamp(min=1e-30), 0.0)
+        eigenvalues = self.eigenvalues()
+        size = eigenvalues.abs().sum(-1)
+        return torch.where(size > 0, eigenvalues.real.sum(-1) / size.clamp(min=1e-30), 0.0)
 
     def symmetry(self) -> Tensor:
         """1 symmetric, 0 random, -1 antisymmetric, (heads,): see `weft.mechanism.spectra`."""
@@ -106,8 +106,8 @@ class Circuit:
         from scipy.sparse.linalg import aslinearoperator
 
         left, right = self.left[head].numpy(), self.right[head].numpy()
-        found: LinearOperator = aslinearoperator(left) @ aslinearoperator(right.T)
-        return found
+        product: LinearOperator = aslinearoperator(left) @ aslinearoperator(right.T)
+        return product
 
     def _square(self, operation: str) -> None:
         _, rows, columns = self.shape

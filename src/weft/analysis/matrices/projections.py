@@ -83,13 +83,13 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
     >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
     (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
     """
-    found = list(_layers(model))
-    if not found:
+    layers = list(_layers(model))
+    if not layers:
         raise InputError(
             f"weights: {type(model).__name__} has no attention layer whose projections are known; "
             f"looked for {', '.join(names[0] for names in _SEPARATE)}, {', '.join(_FUSED)}."
         )
-    return found
+    return layers
 
 
 def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
@@ -137,9 +137,9 @@ def _matrix(module: Any) -> Tensor | None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
         return None
-    found = weight.detach().float()
+    matrix = weight.detach().float()
     # GPT-2's Conv1D keeps (in, out), a Linear (out, in).
-    return found if type(module).__name__ == "Conv1D" else found.T
+    return matrix if type(module).__name__ == "Conv1D" else matrix.T
 
 
 def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -185,9 +185,9 @@ def _heads(module: nn.Module) -> int | None:
     """The number of heads of queries, where the module or its configuration says it."""
     for holder in (module, getattr(module, "config", None)):
         for name in ("num_attention_heads", "num_heads", "n_heads", "n_head"):
-            found = getattr(holder, name, None)
-            if isinstance(found, int) and found > 0:
-                return found
+            heads = getattr(holder, name, None)
+            if isinstance(heads, int) and heads > 0:
+                return heads
     return None
 
 

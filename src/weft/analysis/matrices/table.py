@@ -40,15 +40,17 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             if (matrix := getattr(layer, name)) is not None:
                 finite(f"weights: {name} of layer {layer.name}", matrix)
-        said = {"layer": number, "name": layer.name, "kind": layer.kind}
-        found = _by_head(layer)
+        labels = {"layer": number, "name": layer.name, "kind": layer.kind}
+        measures = _by_head(layer)
         if by == "head":
             rows += [
-                said | {"head": head} | {name: float(of[head]) for name, of in found.items()}
+                labels
+                | {"head": head}
+                | {name: float(of_head[head]) for name, of_head in measures.items()}
                 for head in range(layer.heads)
             ]
         else:
-            rows.append(said | _by_layer(layer, found))
+            rows.append(labels | _by_layer(layer, measures))
     return pandas.DataFrame(rows)
 
 
@@ -73,41 +75,41 @@ def history_measures(
 
 def _by_head(layer: LayerMatrices) -> JsonObject:
     qk = qk_circuit(layer)
-    found: JsonObject = {}
+    measures: JsonObject = {}
     if _is_square(qk):
-        found["symmetry"] = qk.symmetry()
-    found |= {
+        measures["symmetry"] = qk.symmetry()
+    measures |= {
         "directionality": qk.directionality(),
         "qk_norm": qk.norm(),
         "qk_rank": qk.effective_rank(),
     }
     if layer.W_O is not None:
         ov = ov_circuit(layer)
-        found |= {"ov_norm": ov.norm(), "ov_rank": ov.effective_rank()}
+        measures |= {"ov_norm": ov.norm(), "ov_rank": ov.effective_rank()}
         if _is_square(ov):
-            found["copying"] = ov.copying()
+            measures["copying"] = ov.copying()
     repeated = layer.repeated()
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         matrix = getattr(repeated, name)
         if matrix is not None:
-            found[f"norm_{name}"] = matrix.norm(dim=(1, 2))
-    return found
+            measures[f"norm_{name}"] = matrix.norm(dim=(1, 2))
+    return measures
 
 
 def _by_layer(layer: LayerMatrices, of_heads: JsonObject) -> dict[str, float]:
     qk = qk_circuit(layer).together()
-    found = {name: float(of.mean()) for name, of in of_heads.items()}
-    if "symmetry" in found:
-        found["symmetry"] = float(qk.symmetry()[0])
-    found["directionality"] = float(qk.directionality()[0])
-    found["qk_norm"] = float(qk.norm()[0])
+    measures = {name: float(of_head.mean()) for name, of_head in of_heads.items()}
+    if "symmetry" in measures:
+        measures["symmetry"] = float(qk.symmetry()[0])
+    measures["directionality"] = float(qk.directionality()[0])
+    measures["qk_norm"] = float(qk.norm()[0])
     if layer.W_O is not None:
-        found["ov_norm"] = float(ov_circuit(layer).together().norm()[0])
+        measures["ov_norm"] = float(ov_circuit(layer).together().norm()[0])
     for name in ("W_Q", "W_K", "W_V", "W_O"):
         matrix = getattr(layer, name)
         if matrix is not None:
-            found[f"norm_{name}"] = float(matrix.norm())
-    return found
+            measures[f"norm_{name}"] = float(matrix.norm())
+    return measures
 
 
 def _is_square(circuit: Circuit) -> bool:

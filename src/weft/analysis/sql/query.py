@@ -56,12 +56,12 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
         connection = duckdb.connect(":memory:")
         statements = connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type.name not in ("SELECT", "EXPLAIN"):
-            found = (
+            kind = (
                 f"a {statements[0].type.name} statement"
                 if len(statements) == 1
                 else f"{len(statements)} statements"
             )
-            raise InputError(f"query: {found}; traces are only read: expected one SELECT.")
+            raise InputError(f"query: {kind}; traces are only read: expected one SELECT.")
         asked = _asked_for(connection, query)
         make_views(connection, traces, column=not isinstance(trace, TraceData), asked=asked)
         relation = connection.sql(statements[0])
@@ -192,9 +192,9 @@ def _one_line() -> Iterator[None]:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
         # Without the copy of the query, and without where in DuckDB it was.
-        said = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
-        _, _, rest = said.partition("Error: ")
-        message = " ".join((rest or said).split()).rstrip(" .!")
+        text = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
+        _, _, rest = text.partition("Error: ")
+        message = " ".join((rest or text).split()).rstrip(" .!")
         if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
             raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
         raise InputError(f"query: {message}. The views are {', '.join(VIEWS)}.") from None
@@ -208,15 +208,15 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
     folder = Path(path)
     if (folder / MANIFEST).exists() or not folder.is_dir():
         return TraceData.open(folder)
-    found = sorted(
+    folders = sorted(
         manifest.parent
         for manifest in folder.rglob(MANIFEST)
         # A trace that is being written has a hidden name.
         if not any(part.startswith(".") for part in manifest.relative_to(folder).parts)
     )
-    if not found:
+    if not folders:
         return TraceData.open(folder)
-    return {str(trace.relative_to(folder)): TraceData.open(trace) for trace in found}
+    return {str(trace.relative_to(folder)): TraceData.open(trace) for trace in folders}
 
 
 def shown(table: pa.Table, limit: int) -> str:

@@ -92,7 +92,9 @@ def make_views(
     if "heads" in asked:
         _register(connection, "heads", _stack(traces, _heads, column))
     same = {"same": "l", "q_same": "q", "k_same": "k"}
-    joins = {name: f"{of}.trace = e.trace and " if column else "" for name, of in same.items()}
+    joins = {
+        name: f"{alias}.trace = e.trace and " if column else "" for name, alias in same.items()
+    }
     connection.execute("create view named as" + _NAMED.format(**joins))
     allowed = ", ".join(files)
     for setting in (
@@ -129,8 +131,8 @@ def _make_view(
     for number, (name, trace) in enumerate(traces.items()):
         folder = stored_folder(trace)
         if folder is None:
-            found = [table(place, layer) for place, layer in enumerate(trace.layers)]
-            there = [part for part in found if part is not None]
+            tables = [table(place, layer) for place, layer in enumerate(trace.layers)]
+            there = [part for part in tables if part is not None]
             if there:
                 _register(connection, f"{view}_{number}", pa.concat_tables(there))
                 named = f"{_text(name)} as trace, " if column else ""
@@ -221,7 +223,7 @@ def _tokens(trace: TraceData) -> pa.Table:
         "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
         "text": pa.string(), "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
     }  # fmt: skip
-    return pa.table({name: pa.array(columns[name], of) for name, of in types.items()})
+    return pa.table({name: pa.array(columns[name], kind) for name, kind in types.items()})
 
 
 def _layers(trace: TraceData) -> pa.Table:
