@@ -1,6 +1,7 @@
 // The matrix on a canvas: which part is seen, and how it is drawn.
 
 import { INKS, type Theme } from "./colour";
+import type { Place } from "./gestures";
 import type { Layer } from "./model";
 import { visible } from "./text";
 import { painted, SIDE, type Tiles } from "./tiles";
@@ -20,6 +21,8 @@ export interface Extent {
   margin: { left: number; top: number };
 }
 
+/** Pixels of a cell, at most. */
+const LARGEST = 64;
 /** Pixels of a cell from which tokens, not positions, name it. */
 export const TOKENS_FROM = 11;
 export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
@@ -39,7 +42,7 @@ export function wholeZoom(extent: Extent, layer: Layer): number {
 export function held(view: Viewport, extent: Extent, layer: Layer): Viewport {
   const { wide, high } = plot(extent);
   const least = wholeZoom(extent, layer);
-  const zoom = Math.min(Math.max(view.zoom, least), Math.max(64, least));
+  const zoom = Math.min(Math.max(view.zoom, least), Math.max(LARGEST, least));
   const within = (start: number, room: number, count: number) =>
     Math.min(Math.max(start, 0), Math.max(count - room / zoom, 0));
   return {
@@ -47,6 +50,36 @@ export function held(view: Viewport, extent: Extent, layer: Layer): Viewport {
     top: within(view.top, high, layer.rows),
     left: within(view.left, wide, layer.columns),
   };
+}
+
+/** The cell at a place of the plot, in pixels; null: there is none. */
+export function cellAt(view: Viewport, layer: Layer, { x, y }: Place) {
+  const row = Math.floor(view.top + y / view.zoom),
+    column = Math.floor(view.left + x / view.zoom);
+  return x >= 0 && y >= 0 && row < layer.rows && column < layer.columns ? { row, column } : null;
+}
+
+/** The part seen so many times as large, with what lies at a place of the plot staying there. */
+export function zoomed(
+  view: Viewport,
+  extent: Extent,
+  layer: Layer,
+  factor: number,
+  { x, y }: Place,
+): Viewport {
+  const row = view.top + y / view.zoom,
+    column = view.left + x / view.zoom;
+  const least = wholeZoom(extent, layer);
+  const zoom = Math.min(Math.max(view.zoom * factor, least), Math.max(LARGEST, least));
+  return { zoom, top: row - y / zoom, left: column - x / zoom };
+}
+
+/** The part seen, moved no farther than it takes to show a cell. */
+export function showing(view: Viewport, extent: Extent, row: number, column: number): Viewport {
+  const { wide, high } = plot(extent);
+  const into = (start: number, at: number, room: number) =>
+    Math.min(Math.max(start, at + 1 - room / view.zoom), at);
+  return { ...view, top: into(view.top, row, high), left: into(view.left, column, wide) };
 }
 
 export interface Look {

@@ -1,5 +1,15 @@
 import { expect, test } from "vitest";
-import { held, levelOf, nice, plot, turnOf, wholeZoom } from "../src/matrixCanvas";
+import {
+  cellAt,
+  held,
+  levelOf,
+  nice,
+  plot,
+  showing,
+  turnOf,
+  wholeZoom,
+  zoomed,
+} from "../src/matrixCanvas";
 import type { Layer } from "../src/model";
 
 const extent = { width: 512, height: 262, margin: { left: 100, top: 50 } };
@@ -24,6 +34,31 @@ test("a viewport stays on the matrix", () => {
   expect(held({ top: 990, left: 0, zoom: 2 }, extent, layer).top).toBe(900);
   expect(held({ top: 0, left: 0, zoom: 0.01 }, extent, layer).zoom).toBe(0.2);
   expect(held({ top: 0, left: 0, zoom: 1e6 }, extent, layer).zoom).toBe(64);
+});
+
+test("a place of the plot is a cell, unless it is beside the matrix", () => {
+  const view = { top: 990, left: 10.5, zoom: 2 };
+  expect(cellAt(view, layer, { x: 0, y: 0 })).toEqual({ row: 990, column: 10 });
+  expect(cellAt(view, layer, { x: 1, y: 19 })).toEqual({ row: 999, column: 11 });
+  expect(cellAt(view, layer, { x: 0, y: 20 })).toBeNull();
+  expect(cellAt(view, layer, { x: -1, y: 0 })).toBeNull();
+});
+
+test("what lies at a place stays there when it is seen larger", () => {
+  const view = { top: 100, left: 50, zoom: 2 };
+  // The cell at 40, 20 is row 110, column 70.
+  const twice = zoomed(view, extent, layer, 2, { x: 40, y: 20 });
+  expect(twice).toEqual({ zoom: 4, top: 105, left: 60 });
+  expect(zoomed(view, extent, layer, 1000, { x: 0, y: 0 })).toEqual({ ...view, zoom: 64 });
+  expect(zoomed(view, extent, layer, 0.001, { x: 0, y: 0 }).zoom).toBe(0.2);
+});
+
+test("the part seen moves no farther than it takes to show a cell", () => {
+  // 100 rows and 200 columns are seen.
+  const view = { top: 100, left: 50, zoom: 2 };
+  expect(showing(view, extent, 150, 60)).toEqual(view);
+  expect(showing(view, extent, 90, 60)).toEqual({ ...view, top: 90 });
+  expect(showing(view, extent, 200, 250)).toEqual({ ...view, top: 101, left: 51 });
 });
 
 test("the level of tiles: blocks of at most a pixel", () => {

@@ -1,6 +1,7 @@
 // Every head in groups of rows: each kind apart, or all of them in one order.
 
-import { KINDS, type Kind, type Layer } from "../model";
+import { KINDS, type Heads, type Kind, type Layer } from "../model";
+import { measureOf, placeOf, roleBar, roleOf } from "../sentences";
 
 export interface Cell {
   layer: number;
@@ -34,6 +35,48 @@ export function groupsByKind(layers: Layer[], several: boolean): HeadGroup[] {
       };
     })
     .filter((group) => group.rows.length);
+}
+
+/** The head that an arrow leads to from another, at most to the end of a row; null: no arrow. */
+export function neighbour(groups: HeadGroup[], from: Cell, key: string): Cell | null {
+  const moves: Record<string, [number, number]> = {
+    ArrowLeft: [-1, 0],
+    ArrowRight: [1, 0],
+    ArrowUp: [0, -1],
+    ArrowDown: [0, 1],
+  };
+  if (!(key in moves)) return null;
+  const [dx, dy] = moves[key];
+  const rows = groups.flatMap((group) => group.rows);
+  const isHere = (cell: Cell) => cell.layer === from.layer && cell.head === from.head;
+  const here = rows.findIndex((row) => row.cells.some(isHere));
+  const column = (rows[here]?.cells.findIndex(isHere) ?? 0) + dx;
+  const { cells } = rows[Math.min(Math.max(here + dy, 0), rows.length - 1)];
+  return cells[Math.min(Math.max(column, 0), cells.length - 1)];
+}
+
+/** The groups of an order that is chosen: layer by layer, by entropy, or by role. */
+export function groupsInOrder(
+  order: "layer" | "role" | "entropy",
+  layers: Layer[],
+  several: boolean,
+  heads: Heads,
+): HeadGroup[] {
+  if (order === "layer") return groupsByKind(layers, several);
+  const entropy = ({ layer, head }: Cell) => measureOf(heads, layer, head, "entropy") ?? 0;
+  if (order === "entropy")
+    return groupInOrder(
+      layers,
+      "by entropy, the sharpest first",
+      (one, other) => entropy(one) - entropy(other),
+    );
+  const place = ({ layer, head }: Cell) => placeOf(heads, roleOf(heads, layer, head));
+  const score = (cell: Cell) => roleBar(heads, cell.layer, cell.head)?.value ?? -entropy(cell);
+  return groupInOrder(
+    layers,
+    "by role, the clearest first",
+    (one, other) => place(one) - place(other) || score(other) - score(one),
+  );
 }
 
 /** All heads in one group, in an order of their own; those that are alike stay as they are. */
