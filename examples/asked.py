@@ -78,9 +78,12 @@ def accuracy(run: TrainedRun, count: int) -> float:
     """The share of unseen sentences of `count` things that a run classifies rightly."""
     numbers = random.Random(100 + count)
     labels, texts = zip(*(sentence(numbers, count) for _ in range(TESTS)), strict=True)
-    found = classify(run.model, run.data, list(texts))
-    right = (one is not None and one.label == label for one, label in zip(found, labels))
-    return sum(right) / TESTS
+    predictions = classify(run.model, run.data, list(texts))
+    right = sum(
+        prediction is not None and prediction.label == label
+        for prediction, label in zip(predictions, labels, strict=True)
+    )
+    return right / TESTS
 
 
 def places(words: list[str]) -> dict[str, int]:

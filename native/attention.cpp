@@ -1,26 +1,12 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
+#include "memory.h"
 #include "threads.h"
 
 namespace weft {
 namespace {
-
-struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
-Memory allocate(size_t bytes) {
-    const size_t rounded = (bytes + 63) / 64 * 64;
-    void* memory = rounded ? std::aligned_alloc(64, rounded) : nullptr;
-    if (rounded && !memory) throw std::bad_alloc();
-    return Memory(static_cast<char*>(memory));
-}
 
 // How many blocks of queries one task takes. Each task packs the keys it sees, at about a tenth of
 // the cost of one block, so eight blocks make packing cheap; fewer where threads would be idle.
@@ -44,7 +30,7 @@ void forward(const Kernels& kernels, const Call& call, int threads) {
     threads = static_cast<int>(std::min<int64_t>(threads, kv_heads * pieces));
 
     const size_t workspace = kernels.forward_workspace(call);
-    const Memory workspaces = allocate(workspace * static_cast<size_t>(threads));
+    const Memory workspaces = aligned_memory(workspace * static_cast<size_t>(threads));
     run_tasks(threads, kv_heads * pieces, [&](int64_t task, int worker) {
         const int64_t head = task / pieces, piece = pieces - 1 - task % pieces;
         kernels.forward(call, head / call.kv_heads, head % call.kv_heads, piece * per_task,
@@ -58,7 +44,7 @@ void backward(const Kernels& kernels, const Call& call, const Gradients& gradien
     if (tasks == 0 || call.queries_count == 0 || call.keys_count == 0) return;
     threads = static_cast<int>(std::min<int64_t>(std::max(threads, 1), tasks));
     const size_t workspace = kernels.backward_workspace(call, gradients);
-    const Memory workspaces = allocate(workspace * static_cast<size_t>(threads));
+    const Memory workspaces = aligned_memory(workspace * static_cast<size_t>(threads));
     run_tasks(threads, tasks, [&](int64_t task, int worker) {
         const int64_t head = task / gradients.pieces;
         kernels.backward(call, gradients, head / call.kv_heads, head % call.kv_heads,

@@ -99,6 +99,13 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define WEFT_NAME(name) WEFT_STRING(name)
 
 extern const NeighbourKernels neighbour_kernels;
+extern const TrainingKernels training_kernels;
+#if defined(WEFT_HAS_PAIRS)
+extern const LinearKernels linear_kernels;
+#define WEFT_LINEAR_KERNELS &linear_kernels
+#else
+#define WEFT_LINEAR_KERNELS nullptr
+#endif
 
 // Named by the instruction set's namespace, so that every build of this file has its own.
 extern const Kernels kernels;
@@ -110,6 +117,8 @@ const Kernels kernels = {
     backward_workspace,
     backward,
     &neighbour_kernels,
+    &training_kernels,
+    WEFT_LINEAR_KERNELS,
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

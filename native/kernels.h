@@ -8,7 +8,9 @@
 
 #include "call.h"
 #include "gradients.h"
+#include "linear_call.h"
 #include "neighbours_call.h"
+#include "training_call.h"
 
 namespace weft {
 
@@ -30,6 +32,8 @@ struct Kernels {
                      int64_t piece, char* workspace);
 
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
+    const TrainingKernels* training;     // losses and dropout
+    const LinearKernels* linear;         // nullptr where no pairs of bfloat16 are multiplied
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "kernels.h"
 #include "neighbours.h"
+#include "training.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -194,6 +195,100 @@ void bind_neighbours(nb::module_& module) {
         "A stable sort of edges by one end, 64 or 32 bits wide; see native/neighbours.h.");
 }
 
+void bind_linear(nb::module_& module) {
+    using Owner = LinearCall;
+    nb::class_<Owner> owner(module, "LinearCall", "See native/linear_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(rows);
+    WEFT_FIELD(terms);
+    WEFT_FIELD(input);
+    WEFT_FIELD(input_row);
+    WEFT_FIELD(relu);
+    WEFT_FIELD(splits);
+    WEFT_FIELD(by_input);
+    owner.def(
+        "add",
+        [](Owner& call, int64_t columns, uint64_t weight, uint64_t bias, uint64_t output,
+           uint64_t by_output, int64_t by_output_row, uint64_t by_weight, uint64_t by_bias) {
+            if (call.parts == Owner::most_parts) throw nb::value_error("LinearCall: too many maps");
+            const int64_t part = call.parts++;
+            call.columns[part] = columns;
+            call.weights[part] = address<float>(weight);
+            call.biases[part] = address<float>(bias);
+            call.outputs[part] = address<float>(output);
+            call.by_outputs[part] = address<float>(by_output);
+            call.by_output_rows[part] = by_output_row;
+            call.by_weights[part] = address<float>(by_weight);
+            call.by_biases[part] = address<float>(by_bias);
+        },
+        nb::arg("columns"), nb::arg("weight"), nb::arg("bias"), nb::arg("output"),
+        nb::arg("by_output") = 0, nb::arg("by_output_row") = 0, nb::arg("by_weight") = 0,
+        nb::arg("by_bias") = 0, "One more map of the same input.");
+    module.def(
+        "has_linear",
+        [](const std::string& instruction_set) {
+            return kernels_by_name(instruction_set).linear != nullptr;
+        },
+        nb::arg("instruction_set") = "", "Whether there are kernels for linear layers.");
+    const auto def = [&](const char* name, bool (*run)(const Kernels&, const LinearCall&, int),
+                         const char* what) {
+        module.def(
+            name,
+            [run](const LinearCall& call, int threads, const std::string& instruction_set) {
+                const Kernels& kernels = kernels_by_name(instruction_set);
+                if (!kernels.linear) throw nb::value_error("native: no kernels for linear layers");
+                nb::gil_scoped_release unlocked;
+                return run(kernels, call, threads);
+            },
+            nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+    };
+    def("linear_forward", &linear_forward, "Fill the outputs; whether all factors are finite.");
+    def("linear_backward", &linear_backward, "Fill the gradients; whether all factors are finite.");
+}
+
+void bind_training(nb::module_& module) {
+    {
+        using Owner = LossCall;
+        nb::class_<Owner> owner(module, "LossCall", "See native/training_call.h.");
+        owner.def(nb::init<>());
+        WEFT_FIELD(rows);
+        WEFT_FIELD(columns);
+        WEFT_FIELD(logits);
+        WEFT_FIELD(targets);
+        WEFT_FIELD(smoothing);
+        WEFT_FIELD(gradient);
+        WEFT_FIELD(losses);
+    }
+    using Owner = DropoutCall;
+    nb::class_<Owner> owner(module, "DropoutCall", "See native/training_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(count);
+    WEFT_FIELD(input);
+    WEFT_FIELD(residual);
+    WEFT_FIELD(output);
+    WEFT_FIELD(seed);
+    WEFT_FIELD(dropped);
+    WEFT_FIELD(factor);
+    module.def(
+        "losses",
+        [](const LossCall& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            nb::gil_scoped_release unlocked;
+            losses(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the losses, and put gradients in place of the logits if asked.");
+    module.def(
+        "dropout",
+        [](const DropoutCall& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            nb::gil_scoped_release unlocked;
+            dropout(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the output.");
+}
+
 #undef WEFT_FIELD
 
 }  // namespace
@@ -212,6 +307,8 @@ NB_MODULE(_native, module) {
     bind_call(module);
     bind_gradients(module);
     bind_neighbours(module);
+    bind_linear(module);
+    bind_training(module);
     module.def(
         "forward",
         [](const Call& call, int threads, const std::string& instruction_set) {

@@ -1,25 +1,15 @@
 #include "neighbours.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
-#include <new>
 
+#include "memory.h"
 #include "threads.h"
 
 namespace weft {
 namespace {
 
-struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<char, Free>;
-
 Memory workspaces_for(size_t bytes, int threads) {
-    const size_t all = (bytes + 63) / 64 * 64 * static_cast<size_t>(threads);
-    void* memory = std::aligned_alloc(64, std::max<size_t>(all, 64));
-    if (!memory) throw std::bad_alloc();
-    return Memory(static_cast<char*>(memory));
+    return aligned_memory((bytes + 63) / 64 * 64 * static_cast<size_t>(threads));
 }
 
 // Tasks of a pass whose results do not depend on how it is cut: enough to even out threads.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
+from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
 from weft.mechanism.shapes import describe
@@ -181,17 +182,17 @@ class MultiHeadAttention(AttentionLayer):
         # The position of the first query among the keys: they follow what the cache holds.
         offset = cache.length if cache is not None and self_attention else 0
 
-        queries = self._split(self.w_q(queries_from), self.heads)
         if (
             not self_attention
             and cache is not None
             and cache.keys is not None
             and cache.values is not None
         ):
+            (projected,) = linear_maps(queries_from, [self.w_q])
+            queries = self._split(projected, self.heads)
             keys, values = cache.keys, cache.values
         else:
-            keys = self._split(self.w_k(keys_from), self.kv_heads)
-            values = self._split(self.w_v(values_from), self.kv_heads)
+            queries, keys, values = self._project(queries_from, keys_from, values_from)
             if self.relative == "rotary":
                 keys = rotary(keys, offset)
             if cache is not None:
@@ -204,8 +205,27 @@ class MultiHeadAttention(AttentionLayer):
         output = self.attend(
             queries, keys, values, mask=mask, relative=relative, scale=self.scale, dropout=dropout
         )
-        projected: Tensor = self.w_o(self._join(output))
-        return projected
+        (joined,) = linear_maps(self._join(output), [self.w_o])
+        return joined
+
+    def _project(
+        self, queries_from: Tensor, keys_from: Tensor, values_from: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, by head; an input that several come from is read once."""
+        maps = [self.w_q, self.w_k, self.w_v]
+        if queries_from is keys_from is values_from:
+            queries, keys, values = linear_maps(queries_from, maps)
+        else:
+            (queries,) = linear_maps(queries_from, maps[:1])
+            if keys_from is values_from:
+                keys, values = linear_maps(keys_from, maps[1:])
+            else:
+                (keys,), (values,) = linear_maps(keys_from, maps[1:2]), linear_maps(values_from, maps[2:])
+        return (
+            self._split(queries, self.heads),
+            self._split(keys, self.kv_heads),
+            self._split(values, self.kv_heads),
+        )
 
     def _relative_positions(self, offset: int) -> Relative | None:
         if self.relative == "shaw":

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 
+from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
 from weft.models.configuration import Architecture
@@ -45,14 +46,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.rise = nn.Linear(architecture.width, architecture.feed_forward)
         self.fall = nn.Linear(architecture.feed_forward, architecture.width)
-        self.activation = nn.ReLU() if architecture.activation == "relu" else nn.GELU()
+        self.relu = architecture.activation == "relu"
         for linear in (self.rise, self.fall):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
-        result: Tensor = self.fall(self.activation(self.rise(inputs)))
+        (hidden,) = linear_maps(inputs, [self.rise], relu=self.relu)
+        (result,) = linear_maps(hidden if self.relu else gelu(hidden), [self.fall])
         return result
 
 
@@ -80,8 +82,8 @@ class _Block(nn.Module):
 
     def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return torch.add(inputs, self.dropout(sublayer(norm(inputs))))
-        normed: Tensor = norm(inputs + self.dropout(sublayer(inputs)))
+            return self.dropout.added(inputs, sublayer(norm(inputs)))
+        normed: Tensor = norm(self.dropout.added(inputs, sublayer(inputs)))
         return normed
 
 

@@ -139,6 +139,11 @@ class Classifier(Predictor):
         result: Tensor = self.output(outputs)
         return result
 
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.output
+
     @torch.no_grad()
     def contributions(self, tokens: Tensor) -> Tensor:
         """What the output at each position adds to the score of each class, in evaluation.

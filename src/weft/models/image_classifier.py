@@ -55,6 +55,11 @@ class ImageClassifier(Predictor):
         result: Tensor = self.class_scores(outputs)
         return result
 
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.class_scores
+
     def forward(self, images: Tensor) -> Tensor:
         """Scores of every class: (batch, channels, rows, columns) to (batch, classes)."""
         return self.logits(self.outputs(images))

@@ -58,6 +58,11 @@ class LanguageModel(Predictor):
         result: Tensor = self.output_embedding(outputs)
         return result
 
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.output_embedding
+
     def start(self) -> DecodingState:
         """An empty state for `step`."""
         return DecodingState([BlockCache() for _ in self.decoder])

@@ -28,6 +28,11 @@ class Predictor(nn.Module):
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
 
+    @property
+    def last_map(self) -> nn.Linear | None:
+        """The linear map that `logits` is; None where it is another function."""
+        return None
+
     def forward(self, *args: Any, **inputs: Any) -> Tensor:
         """Both steps: (..., choices)."""
         return self.logits(self.outputs(*args, **inputs))

@@ -91,6 +91,11 @@ class Transformer(Predictor):
         result: Tensor = self.output_embedding(outputs)
         return result
 
+    @property
+    def last_map(self) -> nn.Linear:
+        """See Predictor.last_map."""
+        return self.output_embedding
+
     def start(self, source: Tensor) -> DecodingState:
         """Read the source once and begin to write: the state that `step` advances."""
         mask = self.source_mask(source)

@@ -28,7 +28,8 @@ from weft.training.batches import Batch
 from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
 from weft.training.config import RunConfig, TrainingConfig, check_config
 from weft.training.data import DataDescription
-from weft.training.optimisation import learning_rate, smoothed_cross_entropy
+from weft.training.loss import predictor_loss
+from weft.training.optimisation import learning_rate
 from weft.training.recording import is_snapshot_step, snapshot
 from weft.training.stopping import judged
 from weft.training.tasks import build_model, make_task
@@ -293,12 +294,7 @@ class _Training:
         """Summed over the real targets only: nothing is scored for padding."""
         outputs = self.model.outputs(**batch.inputs)
         real = batch.targets != self.task.ignored
-        return smoothed_cross_entropy(
-            self.model.logits(outputs[real]),
-            batch.targets[real],
-            smoothing=smoothing,
-            ignore=self.task.ignored,
-        )
+        return predictor_loss(self.model, outputs[real], batch.targets[real], smoothing=smoothing)
 
     @torch.no_grad()
     def _update_average(self) -> None:

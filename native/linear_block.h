@@ -1,0 +1,255 @@
+// Products of linear layers, of numbers cut into bfloat16 (pairs.h): forward and both gradients.
+//
+//     output = act(input W^T + b)
+//     by_input = G W,  by_W = G^T input,  by_b = sum of G's rows,  G = by_output [output > 0]
+//
+// Forward, a stripe of 32 rows is packed and multiplied by the packed W while it is in the nearest
+// cache; bias and activation are applied to each 32 x 32 cells before they are written. Backward,
+// a stripe of G is read once, and packed twice: as left factor of by_input, and turned, as left
+// factor of by_W, whose sums run over all rows in the second pass.
+#pragma once
+
+#include "linear_call.h"
+#include "multiply_pairs.h"
+#include "workspace.h"
+
+#if defined(WEFT_HAS_PAIRS)
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+// Rows of 32 cells whose sums a product writes.
+constexpr int64_t cell_row = 32;
+
+template <int splits>
+class LinearBlock {
+public:
+    static constexpr int64_t tile = splits * tile_cells;  // cells of a tile, all its cuts
+
+    LinearBlock(const LinearCall& call, bool backward, char* shared_memory, char* worker_memory)
+        : call_(call),
+          chunks_((call.terms + chunk_terms - 1) / chunk_terms),
+          blocks_((call.terms + 15) / 16),
+          stripes_((call.rows + stripe_rows - 1) / stripe_rows),
+          shared(shared_memory),
+          worker(worker_memory) {
+        const int64_t tasks = (call.rows + linear_task_rows - 1) / linear_task_rows;
+        for (int64_t p = 0; p < call.parts; ++p) {
+            const int64_t part_blocks = (call.columns[p] + 15) / 16;
+            const int64_t part_chunks = (call.columns[p] + chunk_terms - 1) / chunk_terms;
+            if (!backward) {
+                weights_[p] = shared.take<int32_t>(part_blocks * chunks_ * tile);
+                continue;
+            }
+            if (call.by_input) {
+                weights_[p] = shared.take<int32_t>(part_chunks * blocks_ * tile);
+                left_[p] = worker.take<int32_t>(2 * part_chunks * tile);
+            }
+            if (call.by_weights[p])
+                turned_[p] = shared.take<int32_t>(part_blocks * stripes_ * tile);
+            if (call.by_biases[p]) sums_[p] = shared.take<float>(tasks * part_blocks * 16);
+            gradient_[p] = worker.take<float>(stripe_rows * part_blocks * 16);
+        }
+        if (backward)
+            inputs_ = shared.take<int32_t>(blocks_ * stripes_ * tile);
+        else
+            left_[0] = worker.take<int32_t>(2 * chunks_ * tile);
+        cells_ = worker.take<float>(stripe_rows * cell_row);
+    }
+
+    bool pack_weights(bool backward, int64_t p) const {
+        const Tensor weight{call_.weights[p], 0, 0, call_.terms};
+        const int64_t columns = call_.columns[p];
+        if (backward)
+            return !weights_[p] || pack_right<splits>(weight, false, 0, 0, 0, columns, call_.terms,
+                                                      weights_[p]);
+        return pack_right_turned<splits>(weight, false, 0, 0, 0, round_up(columns, 16), columns,
+                                         call_.terms, weights_[p]);
+    }
+
+    bool forward(int64_t task) const {
+        bool finite = true;
+        const int64_t end = smaller((task + 1) * linear_task_rows, call_.rows);
+        for (int64_t row = task * linear_task_rows; row < end; row += stripe_rows) {
+            const int64_t count = smaller(stripe_rows, end - row);
+            const Tensor input{call_.input, 0, 0, call_.input_row};
+            finite &= pack_left<splits>(input, false, 0, 0, row, count, stripe_rows, call_.terms,
+                                        1.0f, left_[0]);
+            for (int64_t p = 0; p < call_.parts; ++p) forward_stripe(p, row, count);
+        }
+        return finite;
+    }
+
+    bool backward(int64_t task) const {
+        bool finite = true;
+        const int64_t end = smaller((task + 1) * linear_task_rows, call_.rows);
+        for (int64_t p = 0; p < call_.parts; ++p)
+            if (sums_[p])
+                for (int64_t n = 0; n < blocks_of(p) * 16; n += 16) store(sums(p, task) + n, Floats{});
+        for (int64_t row = task * linear_task_rows; row < end; row += stripe_rows) {
+            const int64_t count = smaller(stripe_rows, end - row);
+            for (int64_t p = 0; p < call_.parts; ++p) {
+                read_gradient(p, task, row, count);
+                const int64_t width = blocks_of(p) * 16;
+                const Tensor rows{gradient_[p], 0, 0, width};
+                if (left_[p])
+                    finite &= pack_left<splits>(rows, false, 0, 0, 0, stripe_rows, stripe_rows,
+                                                call_.columns[p], 1.0f, left_[p]);
+                if (turned_[p]) pack_turned(gradient_[p], width, row / stripe_rows, turned_[p]);
+            }
+            finite &= pack_input(row, count);
+            if (call_.by_input) by_input(row, count);
+        }
+        return finite;
+    }
+
+    // Rows stripe * 32 .. of the gradient of W, and that of the bias.
+    void by_weight(int64_t p, int64_t stripe) const {
+        const int64_t first = stripe * stripe_rows;
+        const int64_t count = smaller(stripe_rows, call_.columns[p] - first);
+        if (call_.by_biases[p]) {
+            const int64_t tasks = (call_.rows + linear_task_rows - 1) / linear_task_rows;
+            for (int64_t n = first; n < first + count; n += 16) {
+                Floats total{};
+                for (int64_t task = 0; task < tasks; ++task) total += load(sums(p, task) + n);
+                store_part(call_.by_biases[p] + n, total, call_.columns[p] - n);
+            }
+        }
+        if (!turned_[p]) return;
+        const int64_t along = stripes_ * tile;
+        const Tiles left{turned_[p] + 2 * stripe * along, tile, along, 16};
+        for (int64_t k = 0; k < blocks_; k += 2) {
+            const Tiles right{inputs_ + k * along, tile, along, 16};
+            multiply_tiles<splits>(count > 16, k + 1 < blocks_, left, right, cells_, cell_row,
+                                   stripes_, false);
+            for (int64_t r = 0; r < count; ++r)
+                copy_cells(r, call_.by_weights[p] + (first + r) * call_.terms, k * 16, call_.terms);
+        }
+    }
+
+private:
+    int64_t blocks_of(int64_t p) const { return (call_.columns[p] + 15) / 16; }
+    float* sums(int64_t p, int64_t task) const { return sums_[p] + task * blocks_of(p) * 16; }
+
+    // Row `r` of the cells, as columns `first` .. of a row of `width`.
+    void copy_cells(int64_t r, float* to, int64_t first, int64_t width) const {
+        for (int64_t half = 0; half < 32 && first + half < width; half += 16)
+            store_part(to + first + half, load(cells_ + r * cell_row + half), width - first - half);
+    }
+
+    void forward_stripe(int64_t p, int64_t row, int64_t count) const {
+        const int64_t columns = call_.columns[p], blocks = blocks_of(p);
+        const Tiles left{left_[0], tile, chunks_ * tile, 16};
+        for (int64_t n = 0; n < blocks; n += 2) {
+            const Tiles right{weights_[p] + n * chunks_ * tile, tile, chunks_ * tile, 16};
+            multiply_tiles<splits>(true, n + 1 < blocks, left, right, cells_, cell_row, chunks_,
+                                   false);
+            for (int64_t half = 0; half < 2 && n + half < blocks; ++half) {
+                const int64_t column = (n + half) * 16, rest = columns - column;
+                const Floats bias =
+                    call_.biases[p] ? load_part(call_.biases[p] + column, rest) : Floats{};
+                float* to = call_.outputs[p] + row * columns + column;
+                for (int64_t r = 0; r < count; ++r, to += columns) {
+                    Floats x = load(cells_ + r * cell_row + half * 16) + bias;
+                    if (call_.relu) x = maximum(Floats{}, x);
+                    store_part(to, x, rest);
+                }
+            }
+        }
+    }
+
+    // G's rows, 0 past the last row and column; and their sums.
+    void read_gradient(int64_t p, int64_t task, int64_t row, int64_t count) const {
+        const int64_t columns = call_.columns[p], width = blocks_of(p) * 16;
+        for (int64_t r = 0; r < stripe_rows; ++r) {
+            float* to = gradient_[p] + r * width;
+            const float* from = call_.by_outputs[p] + (row + r) * call_.by_output_rows[p];
+            const float* output = call_.outputs[p] + (row + r) * columns;
+            for (int64_t n = 0; n < width; n += 16) {
+                Floats x{};
+                if (r < count) {
+                    x = load_part(from + n, columns - n);
+                    if (call_.relu)
+                        x = load_part(output + n, columns - n) > 0.0f ? x : Floats{};
+                }
+                store(to + n, x);
+                if (sums_[p]) store(sums(p, task) + n, load(sums(p, task) + n) + x);
+            }
+        }
+    }
+
+    // A stripe's columns as rows of a left factor whose terms are the stripe's rows.
+    void pack_turned(const float* rows, int64_t width, int64_t stripe, int32_t* tiles) const {
+        int32_t cells[tile];
+        for (int64_t n = 0; n < width / 16; ++n) {
+            for (int64_t t = 0; t < 16; ++t)
+                store_pairs<splits>(load(rows + t * width + n * 16),
+                                    load(rows + (t + 16) * width + n * 16), cells + t * 16);
+            for (int split = 0; split < splits; ++split) {
+                Floats square[lanes];
+#pragma GCC unroll 16
+                for (int r = 0; r < lanes; ++r)
+                    square[r] = (Floats)load(cells + split * tile_cells + r * 16);
+                transpose(square);
+                int32_t* to = tiles + (n * stripes_ + stripe) * tile + split * tile_cells;
+#pragma GCC unroll 16
+                for (int r = 0; r < lanes; ++r) store(to + r * 16, (Integers)square[r]);
+            }
+        }
+    }
+
+    // A stripe of the input as terms of a right factor.
+    bool pack_input(int64_t row, int64_t count) const {
+        Integers bad{};
+        const int64_t width = call_.terms;
+        const float* from = call_.input + row * call_.input_row;
+        for (int64_t k = 0; k < blocks_; ++k) {
+            int32_t* to = inputs_ + (k * stripes_ + row / stripe_rows) * tile;
+            for (int64_t t = 0; t < 16; ++t) {
+                Floats low{}, high{};
+                const int64_t rest = width - k * 16;
+                if (t < count) low = load_part(from + t * call_.input_row + k * 16, rest);
+                if (t + 16 < count)
+                    high = load_part(from + (t + 16) * call_.input_row + k * 16, rest);
+                bad |= not_finite(low) | not_finite(high);
+                store_pairs<splits>(low, high, to + t * 16);
+            }
+        }
+        return !any(bad);
+    }
+
+    void by_input(int64_t row, int64_t count) const {
+        for (int64_t k = 0; k < blocks_; k += 2) {
+            for (int64_t p = 0; p < call_.parts; ++p) {
+                const int64_t part_chunks = (call_.columns[p] + chunk_terms - 1) / chunk_terms;
+                const Tiles left{left_[p], tile, part_chunks * tile, 16};
+                const Tiles right{weights_[p] + k * tile, blocks_ * tile, tile, 16};
+                multiply_tiles<splits>(true, k + 1 < blocks_, left, right, cells_, cell_row,
+                                       part_chunks, p > 0);
+            }
+            for (int64_t r = 0; r < count; ++r)
+                copy_cells(r, call_.by_input + (row + r) * call_.terms, k * 16, call_.terms);
+        }
+    }
+
+    const LinearCall& call_;
+    const int64_t chunks_, blocks_;  // of the input's columns, as terms and as columns
+    const int64_t stripes_;          // of rows
+    // Shared: packed W; G turned and the input, (blocks, stripes); sums of G's rows, a task each.
+    int32_t* weights_[LinearCall::most_parts] = {};
+    int32_t* turned_[LinearCall::most_parts] = {};
+    int32_t* inputs_ = nullptr;
+    float* sums_[LinearCall::most_parts] = {};
+    // Of this worker.
+    int32_t* left_[LinearCall::most_parts] = {};
+    float* gradient_[LinearCall::most_parts] = {};
+    float* cells_ = nullptr;
+
+public:
+    Workspace shared, worker;
+};
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft
+
+#endif

@@ -1,0 +1,17 @@
+// Running what training asks beside attention on several threads.
+#pragma once
+
+#include "kernels.h"
+#include "linear_call.h"
+
+namespace weft {
+
+// Fill the outputs, or the gradients. False where a factor holds a number that is not finite, which
+// cutting into bfloat16 would lose: then the results are worth nothing.
+bool linear_forward(const Kernels& kernels, const LinearCall& call, int threads);
+bool linear_backward(const Kernels& kernels, const LinearCall& call, int threads);
+
+void losses(const Kernels& kernels, const LossCall& call, int threads);
+void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
+
+}  // namespace weft

@@ -1,0 +1,39 @@
+// What training asks beside attention and products, as plain data: losses and dropout.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+// Cross-entropy with label smoothing, of each row of logits:
+//
+//     loss = -(1 - s) log p(target) - s mean_v log p(v),    p = softmax(logits)
+//
+// and, in place of the logits if `gradient`, its derivative p - (1 - s) [v = target] - s / columns.
+struct LossCall {
+    int64_t rows = 0, columns = 0;
+    float* logits = nullptr;           // (rows, columns)
+    const int64_t* targets = nullptr;  // (rows,), each 0 to columns - 1
+    float smoothing = 0.0f;
+    bool gradient = false;
+    float* losses = nullptr;  // (rows,)
+};
+
+// output = residual + (kept ? factor * input : 0). Which number is kept depends on the seed and its
+// place alone, so that backward finds the same again.
+struct DropoutCall {
+    int64_t count = 0;
+    const float* input = nullptr;
+    const float* residual = nullptr;  // nullptr: 0
+    float* output = nullptr;
+    uint64_t seed = 0;
+    uint32_t dropped = 0;  // of 2^32
+    float factor = 1.0f;
+};
+
+struct TrainingKernels {
+    void (*loss)(const LossCall& call, int64_t first, int64_t end);  // rows
+    void (*dropout)(const DropoutCall& call, int64_t first, int64_t end);
+};
+
+}  // namespace weft

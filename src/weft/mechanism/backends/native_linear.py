@@ -1,0 +1,174 @@
+"""Products of linear layers by the native kernels, in bfloat16: forward and both gradients.
+
+See native/linear_block.h. Results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+
+__all__ = ["linear_maps", "multiply", "multiply_back", "serves", "serves_matrix"]
+
+#: Maps of one input that a call takes.
+MOST_MAPS = 3
+#: Rows from which packing the weights pays.
+LEAST_ROWS = 16
+
+
+def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
+    """Whether the kernels take these maps."""
+    if kernels is None or not kernels.has_linear(INSTRUCTION_SET):
+        return False
+    weights = [linear.weight for linear in maps]
+    biases = [linear.bias for linear in maps if linear.bias is not None]
+    width = inputs.shape[-1]
+    return (
+        len(maps) <= MOST_MAPS
+        and width > 0
+        and inputs.numel() >= LEAST_ROWS * width
+        and all(_is_plain(tensor) for tensor in (inputs, *weights, *biases))
+        and not torch.is_autocast_enabled("cpu")
+        and why_wrapped((inputs, *weights, *biases)) is None
+        and all(weight.shape[1] == width and weight.is_contiguous() for weight in weights)
+        and not any(linear._forward_hooks or linear._forward_pre_hooks for linear in maps)
+    )
+
+
+def serves_matrix(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether `multiply` and `multiply_back` take these."""
+    return (
+        kernels is not None
+        and kernels.has_linear(INSTRUCTION_SET)
+        and len(rows) >= LEAST_ROWS
+        and rows.is_contiguous()
+        and matrix.is_contiguous()
+    )
+
+
+def multiply(rows: Tensor, matrix: Tensor, output: Tensor) -> bool:
+    """``output = rows matrix^T``; False where a factor is not finite."""
+    call = _call(rows, relu=False)
+    call.add(len(matrix), matrix.data_ptr(), 0, output.data_ptr())
+    served: bool = kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET)
+    return served
+
+
+def multiply_back(
+    rows: Tensor, matrix: Tensor, by_output: Tensor, by_rows: Tensor | None, by_matrix: Tensor | None
+) -> bool:
+    """``by_rows = by_output matrix``, ``by_matrix += by_output^T rows``, where these are wanted.
+
+    Returns: False where a factor is not finite; then by_matrix is as it was.
+    """
+    call, more = _call(rows, relu=False), None if by_matrix is None else torch.empty_like(matrix)
+    call.by_input = _address(by_rows)
+    call.add(
+        len(matrix), matrix.data_ptr(), 0, 0, by_output.data_ptr(), by_output.stride(0),
+        _address(more),
+    )  # fmt: skip
+    if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
+        return False
+    if by_matrix is not None and more is not None:
+        by_matrix += more
+    return True
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], relu: bool) -> list[Tensor]:
+    """The outputs of maps that the kernels serve."""
+    parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    outputs = _LinearMaps.apply(relu, rows, *parameters)  # type: ignore[no-untyped-call]
+    return [output.view(*inputs.shape[:-1], -1) for output in outputs]
+
+
+class _LinearMaps(torch.autograd.Function):
+    """(rows, width) and pairs of W and b, to (rows, columns) for each pair."""
+
+    @staticmethod
+    def forward(ctx: Any, relu: bool, rows: Tensor, *parameters: Tensor | None) -> Any:
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        weights, biases = parameters[::2], parameters[1::2]
+        outputs = tuple(rows.new_empty(len(rows), len(weight)) for weight in weights)
+        call = _call(rows, relu)
+        for weight, bias, output in zip(weights, biases, outputs, strict=True):
+            call.add(len(weight), weight.data_ptr(), _address(bias), output.data_ptr())
+        if not kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET):
+            outputs = tuple(_by_torch(rows, *pair, relu) for pair in zip(weights, biases))
+        ctx.relu = relu
+        ctx.save_for_backward(rows, *weights, *biases, *(outputs if relu else ()))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *by_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        rows, *tensors = ctx.saved_tensors
+        count = len(by_outputs)
+        weights, biases = tensors[:count], tensors[count : 2 * count]
+        outputs = tensors[2 * count :]
+        wants = ctx.needs_input_grad[1:]
+        by_rows = torch.empty_like(rows) if wants[0] else None
+        call = _call(rows, ctx.relu)
+        call.by_input = _address(by_rows)
+        gradients: list[Tensor | None] = []
+        kept = []  # what the call has addresses of
+        for part, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            by_output = by_outputs[part]
+            if by_output is None:
+                by_output = rows.new_zeros(len(rows), len(weight))
+            by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
+            by_weight = torch.empty_like(weight) if wants[1 + 2 * part] else None
+            by_bias = torch.empty_like(bias) if wants[2 + 2 * part] else None
+            gradients += [by_weight, by_bias]
+            kept.append(by_output)
+            call.add(
+                len(weight), weight.data_ptr(), 0, _address(outputs[part] if ctx.relu else None),
+                by_output.data_ptr(), by_output.stride(0), _address(by_weight), _address(by_bias),
+            )  # fmt: skip
+        if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
+            return None, *_backward_by_torch(rows, weights, outputs, kept, wants)
+        return None, by_rows, *gradients
+
+
+def _call(rows: Tensor, relu: bool) -> Any:
+    call = kernels.LinearCall()
+    call.rows, call.terms = rows.shape
+    call.input, call.input_row, call.relu = rows.data_ptr(), rows.stride(0), relu
+    return call
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _by_torch(rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    output = nn.functional.linear(rows, weight, bias)
+    return torch.relu(output) if relu else output
+
+
+def _backward_by_torch(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    by_outputs: Sequence[Tensor],
+    wants: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """What the kernels give, in float32: for numbers that bfloat16 cannot have."""
+    by_rows = torch.zeros_like(rows)
+    gradients: list[Tensor | None] = []
+    for part, weight in enumerate(weights):
+        by_output = by_outputs[part]
+        if outputs:
+            by_output = by_output * (outputs[part] > 0)
+        by_rows += by_output @ weight
+        gradients += [by_output.T @ rows, by_output.sum(0)]
+    wanted = zip((by_rows, *gradients), wants, strict=True)
+    return tuple(gradient if want else None for gradient, want in wanted)

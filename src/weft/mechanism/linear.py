@@ -1,0 +1,70 @@
+"""Linear maps of one input, with products in float32 or in bfloat16.
+
+    y_m = act(x W_m^T + b_m),    act = identity or max(0, x)
+
+In bfloat16, the factors of each product are rounded to 8 bits and their products summed in float32;
+inputs, outputs, weights and gradients stay float32 ("mixed precision", Micikevicius et al. 2018).
+Processors with a matrix unit, or dot products of bfloat16, take a fraction of the time for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.mechanism.backends import native_linear
+
+__all__ = ["Products", "current_products", "linear_maps", "products"]
+
+#: How factors of products are rounded.
+Products = Literal["float32", "bfloat16"]
+
+_products: ContextVar[Products] = ContextVar("products", default="float32")
+
+
+@contextmanager
+def products(kind: Products) -> Iterator[None]:
+    """Linear layers multiply in this way while the block runs, and in the backward pass of it.
+
+    Where the processor multiplies no bfloat16, or a factor is infinite or NaN, products are those
+    of float32.
+
+    Raises: InputError: another kind.
+
+    >>> with products("bfloat16"):
+    ...     y = nn.Linear(8, 8)(torch.randn(2, 8))
+    """
+    if kind not in ("float32", "bfloat16"):
+        raise InputError(f'products: {kind!r}; expected "float32" or "bfloat16".')
+    before = _products.set(kind)
+    try:
+        yield
+    finally:
+        _products.reset(before)
+
+
+def current_products() -> Products:
+    """How linear layers multiply here."""
+    return _products.get()
+
+
+def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:
+    """Several linear maps of one input, which is read once.
+
+    Args:
+        inputs: (..., width).
+        maps: from that width to any.
+        relu: whether max(0, x) follows.
+
+    Returns: (..., out_features) for each map.
+    """
+    if current_products() == "bfloat16" and native_linear.serves(inputs, maps):
+        return native_linear.linear_maps(inputs, maps, relu)
+    outputs = [linear(inputs) for linear in maps]
+    return [torch.relu(output) for output in outputs] if relu else outputs

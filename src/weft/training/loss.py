@@ -1,0 +1,102 @@
+"""The loss of a model's last linear map, without forming the logits of all rows at once.
+
+    logits = x W^T + b
+    loss = sum over rows of -(1 - s) log p(target) - s mean_v log p(v),    p = softmax(logits)
+
+Some hundred rows at a time are multiplied, scored, and, while their logits are near, turned into
+the gradients by x and W: of a vocabulary of thousands, the logits of a batch and of their gradients
+fill hundreds of megabytes, most of a training step's memory traffic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.backends import native_linear, native_training
+from weft.mechanism.linear import current_products
+from weft.models.predictor import Predictor
+from weft.training.optimisation import smoothed_cross_entropy
+
+__all__ = ["predictor_loss", "projected_loss"]
+
+#: Logits that are formed at once.
+LOGITS_AT_ONCE = 2**21
+#: No id: every row that comes here has a target.
+NO_TARGET = -100
+
+
+def projected_loss(
+    outputs: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, *, smoothing: float
+) -> Tensor:
+    """Cross-entropy with label smoothing, summed over the rows, in nats.
+
+    Args:
+        outputs: x, (rows, width).
+        matrix: W, (choices, width).
+        bias: b, (choices,).
+        targets: ids, (rows,), each below the number of choices.
+        smoothing: share of the target's mass that is spread over all choices.
+
+    Source: Szegedy et al. 2016, section 7.
+    """
+    if bias is None and native_training.serves(outputs, matrix):
+        fast = current_products() == "bfloat16" and native_linear.serves_matrix(outputs, matrix)
+        loss: Tensor = _ProjectedLoss.apply(outputs, matrix, targets, smoothing, fast)  # type: ignore[no-untyped-call]
+        return loss
+    logits = torch.nn.functional.linear(outputs, matrix, bias)
+    return smoothed_cross_entropy(logits, targets, smoothing=smoothing, ignore=NO_TARGET)
+
+
+def predictor_loss(
+    model: Predictor, outputs: Tensor, targets: Tensor, *, smoothing: float
+) -> Tensor:
+    """The loss of a model's outputs, (rows, width): that of its last map, where it ends in one."""
+    last = model.last_map
+    if last is not None and not (last._forward_hooks or last._forward_pre_hooks):
+        return projected_loss(outputs, last.weight, last.bias, targets, smoothing=smoothing)
+    return smoothed_cross_entropy(
+        model.logits(outputs), targets, smoothing=smoothing, ignore=NO_TARGET
+    )
+
+
+class _ProjectedLoss(torch.autograd.Function):
+    """The gradients are computed with the loss, and scaled by what comes back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float, fast: bool
+    ) -> Tensor:
+        by_outputs, by_matrix = (
+            torch.empty_like(outputs) if ctx.needs_input_grad[0] else None,
+            torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None,
+        )
+        gradient = by_outputs is not None or by_matrix is not None
+        step = max(32, LOGITS_AT_ONCE // max(len(matrix), 1))
+        room = outputs.new_empty(min(step, len(outputs)), len(matrix))
+        total = outputs.new_zeros(())
+        for first in range(0, len(outputs), step):
+            rows = slice(first, first + step)
+            x, logits = outputs[rows], room[: len(outputs[rows])]
+            exact = not fast or not native_linear.multiply(x, matrix, logits)
+            if exact:
+                torch.mm(x, matrix.T, out=logits)
+            total += native_training.losses(logits, targets[rows], smoothing, gradient=gradient).sum()
+            part = None if by_outputs is None else by_outputs[rows]
+            if not exact and native_linear.multiply_back(x, matrix, logits, part, by_matrix):
+                continue
+            if part is not None:
+                torch.mm(logits, matrix, out=part)
+            if by_matrix is not None:
+                by_matrix.addmm_(logits.T, x)
+        ctx.save_for_backward(by_outputs, by_matrix)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
+        by_outputs, by_matrix = (
+            None if gradient is None else gradient * by_loss for gradient in ctx.saved_tensors
+        )
+        return by_outputs, by_matrix, None, None, None
