@@ -99,7 +99,7 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define WEFT_NAME(name) WEFT_STRING(name)
 
 extern const NeighbourKernels neighbour_kernels;
-extern const TrainingKernels training_kernels;
+extern const PassKernels pass_kernels;
 #if defined(WEFT_HAS_PAIRS)
 extern const LinearKernels linear_kernels;
 #define WEFT_LINEAR_KERNELS &linear_kernels
@@ -117,7 +117,7 @@ const Kernels kernels = {
     backward_workspace,
     backward,
     &neighbour_kernels,
-    &training_kernels,
+    &pass_kernels,
     WEFT_LINEAR_KERNELS,
 };
 

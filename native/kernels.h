@@ -10,7 +10,7 @@
 #include "gradients.h"
 #include "linear_call.h"
 #include "neighbours_call.h"
-#include "training_call.h"
+#include "passes_call.h"
 
 namespace weft {
 
@@ -32,7 +32,7 @@ struct Kernels {
                      int64_t piece, char* workspace);
 
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
-    const TrainingKernels* training;     // losses and dropout
+    const PassKernels* passes;           // losses, dropout, rotary positions
     const LinearKernels* linear;         // nullptr where no pairs of bfloat16 are multiplied
 };
 

@@ -7,8 +7,9 @@
 
 #include "attention.h"
 #include "kernels.h"
+#include "linear.h"
 #include "neighbours.h"
-#include "training.h"
+#include "passes.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -246,10 +247,23 @@ void bind_linear(nb::module_& module) {
     def("linear_backward", &linear_backward, "Fill the gradients; whether all factors are finite.");
 }
 
-void bind_training(nb::module_& module) {
+template <typename Asked>
+void bind_pass(nb::module_& module, const char* name,
+               void (*run)(const Kernels&, const Asked&, int), const char* what) {
+    module.def(
+        name,
+        [run](const Asked& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            nb::gil_scoped_release unlocked;
+            run(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+}
+
+void bind_passes(nb::module_& module) {
     {
         using Owner = LossCall;
-        nb::class_<Owner> owner(module, "LossCall", "See native/training_call.h.");
+        nb::class_<Owner> owner(module, "LossCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
         WEFT_FIELD(rows);
         WEFT_FIELD(columns);
@@ -259,34 +273,34 @@ void bind_training(nb::module_& module) {
         WEFT_FIELD(gradient);
         WEFT_FIELD(losses);
     }
-    using Owner = DropoutCall;
-    nb::class_<Owner> owner(module, "DropoutCall", "See native/training_call.h.");
+    {
+        using Owner = DropoutCall;
+        nb::class_<Owner> owner(module, "DropoutCall", "See native/passes_call.h.");
+        owner.def(nb::init<>());
+        WEFT_FIELD(count);
+        WEFT_FIELD(input);
+        WEFT_FIELD(residual);
+        WEFT_FIELD(output);
+        WEFT_FIELD(seed);
+        WEFT_FIELD(dropped);
+        WEFT_FIELD(factor);
+    }
+    using Owner = RotaryCall;
+    nb::class_<Owner> owner(module, "RotaryCall", "See native/passes_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(count);
+    WEFT_FIELD(batch);
+    WEFT_FIELD(heads);
+    WEFT_FIELD(positions);
+    WEFT_FIELD(depth);
     WEFT_FIELD(input);
-    WEFT_FIELD(residual);
     WEFT_FIELD(output);
-    WEFT_FIELD(seed);
-    WEFT_FIELD(dropped);
-    WEFT_FIELD(factor);
-    module.def(
-        "losses",
-        [](const LossCall& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            nb::gil_scoped_release unlocked;
-            losses(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Fill the losses, and put gradients in place of the logits if asked.");
-    module.def(
-        "dropout",
-        [](const DropoutCall& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            nb::gil_scoped_release unlocked;
-            dropout(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Fill the output.");
+    WEFT_FIELD(cosines);
+    WEFT_FIELD(sines);
+    WEFT_FIELD(back);
+    bind_pass(module, "losses", &losses,
+              "Fill the losses, and put gradients in place of the logits if asked.");
+    bind_pass(module, "dropout", &dropout, "Fill the output.");
+    bind_pass(module, "rotary", &rotary, "Fill the output.");
 }
 
 #undef WEFT_FIELD
@@ -308,7 +322,7 @@ NB_MODULE(_native, module) {
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
-    bind_training(module);
+    bind_passes(module);
     module.def(
         "forward",
         [](const Call& call, int threads, const std::string& instruction_set) {

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.mechanism.backends import native, native_passes
 from weft.mechanism.positions import bucket_of_distance, distances
 from weft.mechanism.reference import positions as reference
 
@@ -138,3 +139,29 @@ def test_biases_of_blocks_are_rows_of_the_whole(queries: int, keys: int, offset:
         rows = range(start, queries)
         assert torch.equal(alibi.bias(rows, keys, cpu), whole_alibi[:, start:])
         assert torch.equal(buckets.bias(rows, keys, cpu), whole_buckets[:, start:])
+
+
+@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize(("length", "depth", "offset"), [(1, 2, 0), (5, 6, 3), (70, 64, 60)])
+def test_rotary_of_heads_by_the_kernel(
+    length: int, depth: int, offset: int, instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward against the formula number by number; the gradient turns back."""
+    monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
+    torch.manual_seed(length)
+    for vectors in (
+        torch.randn(2, 3, length, depth),
+        torch.randn(2, length, 3, depth).transpose(1, 2),
+    ):
+        vectors.requires_grad_()
+        turned = weft.rotary(vectors, offset)
+        for ours, own in zip(turned.flatten(0, 1), vectors.flatten(0, 1), strict=True):
+            exact = reference.rotary(own.detach().double(), offset)
+            torch.testing.assert_close(ours.detach().double(), exact, rtol=0, atol=2e-6)
+        by_turned = torch.randn_like(turned)
+        (gradient,) = torch.autograd.grad(turned, vectors, by_turned)
+        # Turning back what the gradient is turned by gives it again: the map is orthogonal.
+        torch.testing.assert_close(weft.rotary(gradient.detach(), offset), by_turned)
+        torch.testing.assert_close(
+            (gradient * vectors.detach()).sum(), (by_turned * turned.detach()).sum()
+        )

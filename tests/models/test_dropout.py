@@ -1,4 +1,4 @@
-"""Dropout from sixteen random bits: its rate, its scale, its gradient, its repeatability."""
+"""Dropout by a function of place and seed: its rate, scale, gradient, independence, repetition."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from weft.errors import InputError
+from weft.mechanism.backends import native, native_passes
 from weft.models.dropout import Dropout
 
 
@@ -19,18 +20,69 @@ def test_rate_and_scale(p: float) -> None:
     assert abs(dropped - p * count) < 5 * (count * p * (1 - p)) ** 0.5
     kept = outputs[outputs != 0].unique()
     assert kept.numel() == 1
-    assert float(kept) == pytest.approx(1 / (1 - p), abs=1e-3)
-    # The scale matches the rounded rate, so that the mean is kept to the last digit.
-    rounded = round(p * 2**16) / 2**16
-    assert float(kept) == pytest.approx(1 / (1 - rounded), rel=1e-6)
+    assert float(kept) == pytest.approx(1 / (1 - p), rel=1e-6)
 
 
-def test_neighbours_are_independent() -> None:
-    """Four elements share a draw: none of the four lanes may follow another."""
+@pytest.mark.parametrize("columns", [4, 16, 64])
+def test_neighbours_are_independent(columns: int) -> None:
+    """Neither the lanes of a vector nor its followers know of each other."""
     torch.manual_seed(2)
-    kept = (Dropout(0.5)(torch.ones(50_000, 4)) != 0).double()
-    correlations = torch.corrcoef(kept.T) - torch.eye(4)
-    assert float(correlations.abs().max()) < 0.025
+    rows = 50_000
+    kept = (Dropout(0.5)(torch.ones(rows, columns)) != 0).double()
+    correlations = torch.corrcoef(kept.T) - torch.eye(columns)
+    # Five standard deviations of a correlation of independent numbers.
+    assert float(correlations.abs().max()) < 5 / rows**0.5
+
+
+def test_seeds_are_independent() -> None:
+    layer, count = Dropout(0.5), 200_000
+    masks = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        masks.append((layer(torch.ones(count)) != 0).double())
+    correlations = torch.corrcoef(torch.stack(masks)) - torch.eye(6)
+    assert float(correlations.abs().max()) < 5 / count**0.5
+
+
+def test_mask_is_that_of_the_gradient_and_of_the_sum() -> None:
+    layer = Dropout(0.3)
+    inputs = torch.randn(37, 53, requires_grad=True)
+    residual = torch.randn(37, 53, requires_grad=True)
+    torch.manual_seed(4)
+    alone = layer(inputs)
+    torch.manual_seed(4)
+    added = layer.added(residual, inputs)
+    assert torch.equal(added, residual + alone)
+    weights = torch.randn(37, 53)
+    by_inputs, by_residual = torch.autograd.grad(added, [inputs, residual], weights)
+    assert torch.equal(by_residual, weights)
+    mask = (alone / inputs).detach()
+    assert torch.allclose(by_inputs, weights * mask, rtol=1e-5)
+
+
+@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+def test_every_instruction_set_and_number_of_threads_drops_the_same(
+    instruction_set: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, layer = torch.randn(70_003), Dropout(0.2)
+    torch.manual_seed(5)
+    expected = layer(inputs)
+    monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        torch.manual_seed(5)
+        assert torch.equal(layer(inputs), expected)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_can_be_differentiated_twice() -> None:
+    layer, inputs = Dropout(0.4), torch.randn(20, requires_grad=True)
+    outputs = layer(inputs)
+    (first,) = torch.autograd.grad((outputs**2).sum(), inputs, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), inputs)
+    assert torch.allclose(second, 2 * (outputs / inputs).detach() ** 2, rtol=1e-5)
 
 
 def test_nothing_is_dropped_outside_training_or_at_rate_0() -> None:

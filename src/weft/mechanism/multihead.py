@@ -220,7 +220,10 @@ class MultiHeadAttention(AttentionLayer):
             if keys_from is values_from:
                 keys, values = linear_maps(keys_from, maps[1:])
             else:
-                (keys,), (values,) = linear_maps(keys_from, maps[1:2]), linear_maps(values_from, maps[2:])
+                (keys,), (values,) = (
+                    linear_maps(keys_from, maps[1:2]),
+                    linear_maps(values_from, maps[2:]),
+                )
         return (
             self._split(queries, self.heads),
             self._split(keys, self.kv_heads),

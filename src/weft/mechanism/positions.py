@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
+from weft.mechanism.backends import native_passes
 from weft.mechanism.parts import changed
 from weft.mechanism.relative import ByDistance, DistanceBias, DistanceTables, Relative, distances
 from weft.mechanism.shapes import describe, whole_number
@@ -82,6 +83,8 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
         raise ShapeError(
             f"rotary: depth {depth} is odd, from {describe(tensor)}; coordinates turn in pairs."
         )
+    if native_passes.serves_rotary(tensor, offset):
+        return native_passes.rotary(tensor, offset, base)
     frequency = base ** (
         -torch.arange(0, depth, 2, dtype=torch.float64, device=tensor.device) / depth
     )

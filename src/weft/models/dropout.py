@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.backends import native_training
+from weft.mechanism.backends import native_passes
 
 __all__ = ["Dropout"]
 
@@ -35,12 +35,12 @@ class Dropout(nn.Module):
         """Any shape to the same; the inputs themselves outside training."""
         if not self.training or self.p == 0:
             return inputs
-        if native_training.serves(inputs):
-            return native_training.dropout(inputs, self.p)
+        if native_passes.serves(inputs):
+            return native_passes.dropout(inputs, self.p)
         return nn.functional.dropout(inputs, self.p)
 
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """``residual + dropout(inputs)``, of one shape, in one pass."""
-        if self.training and self.p > 0 and native_training.serves(inputs, residual):
-            return native_training.dropout(inputs, self.p, residual)
+        if self.training and self.p > 0 and native_passes.serves(inputs, residual):
+            return native_passes.dropout(inputs, self.p, residual)
         return torch.add(residual, self(inputs))

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject, read_text
+from weft.mechanism.linear import Products
 from weft.training.model_sections import (
     ClassifierConfig,
     GraphConfig,
@@ -67,6 +68,9 @@ class TrainingConfig(Section):
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
     batch_tokens: int = Field(4_096, ge=1, description="tokens in a batch, padding included")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    products: Products = Field(
+        "float32", description="of linear layers; bfloat16 is quicker where the processor has it"
+    )
     optimiser: Literal["adamw", "adam"] = Field(
         "adamw", description="weight decay apart from the gradient, or added to it (L2)"
     )

@@ -22,6 +22,7 @@ from weft.formats.files import JsonObject
 from weft.formats.history import History, write_snapshot
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
+from weft.mechanism.linear import products
 from weft.mechanism.watching import layers_of
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch
@@ -292,9 +293,10 @@ class _Training:
 
     def _loss(self, batch: Batch, smoothing: float) -> Tensor:
         """Summed over the real targets only: nothing is scored for padding."""
-        outputs = self.model.outputs(**batch.inputs)
         real = batch.targets != self.task.ignored
-        return predictor_loss(self.model, outputs[real], batch.targets[real], smoothing=smoothing)
+        with products(self.settings.products):
+            outputs = self.model.outputs(**batch.inputs)[real]
+            return predictor_loss(self.model, outputs, batch.targets[real], smoothing=smoothing)
 
     @torch.no_grad()
     def _update_average(self) -> None:

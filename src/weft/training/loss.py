@@ -10,12 +10,14 @@ fill hundreds of megabytes, most of a training step's memory traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.mechanism.backends import native_linear, native_training
+from weft.errors import InputError
+from weft.mechanism.backends import native_linear, native_passes
 from weft.mechanism.linear import current_products
 from weft.models.predictor import Predictor
 from weft.training.optimisation import smoothed_cross_entropy
@@ -40,12 +42,18 @@ def projected_loss(
         targets: ids, (rows,), each below the number of choices.
         smoothing: share of the target's mass that is spread over all choices.
 
+    Raises: InputError: a target is no choice.
+
     Source: Szegedy et al. 2016, section 7.
     """
-    if bias is None and native_training.serves(outputs, matrix):
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(matrix):
+        raise InputError(
+            f"projected_loss: targets from {int(targets.min())} to {int(targets.max())}; expected "
+            f"ids from 0 to {len(matrix) - 1}. Leave rows without a target out."
+        )
+    if bias is None and native_passes.serves(outputs, matrix):
         fast = current_products() == "bfloat16" and native_linear.serves_matrix(outputs, matrix)
-        loss: Tensor = _ProjectedLoss.apply(outputs, matrix, targets, smoothing, fast)  # type: ignore[no-untyped-call]
-        return loss
+        return _projected_loss(outputs.contiguous(), matrix, targets, smoothing, fast)
     logits = torch.nn.functional.linear(outputs, matrix, bias)
     return smoothed_cross_entropy(logits, targets, smoothing=smoothing, ignore=NO_TARGET)
 
@@ -83,7 +91,8 @@ class _ProjectedLoss(torch.autograd.Function):
             exact = not fast or not native_linear.multiply(x, matrix, logits)
             if exact:
                 torch.mm(x, matrix.T, out=logits)
-            total += native_training.losses(logits, targets[rows], smoothing, gradient=gradient).sum()
+            losses = native_passes.losses(logits, targets[rows], smoothing, gradient=gradient)
+            total += losses.sum()
             part = None if by_outputs is None else by_outputs[rows]
             if not exact and native_linear.multiply_back(x, matrix, logits, part, by_matrix):
                 continue
@@ -100,3 +109,6 @@ class _ProjectedLoss(torch.autograd.Function):
             None if gradient is None else gradient * by_loss for gradient in ctx.saved_tensors
         )
         return by_outputs, by_matrix, None, None, None
+
+
+_projected_loss: Callable[..., Tensor] = _ProjectedLoss.apply

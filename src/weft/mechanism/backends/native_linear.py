@@ -5,7 +5,7 @@ See native/linear_block.h. Results do not depend on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,11 @@ def multiply(rows: Tensor, matrix: Tensor, output: Tensor) -> bool:
 
 
 def multiply_back(
-    rows: Tensor, matrix: Tensor, by_output: Tensor, by_rows: Tensor | None, by_matrix: Tensor | None
+    rows: Tensor,
+    matrix: Tensor,
+    by_output: Tensor,
+    by_rows: Tensor | None,
+    by_matrix: Tensor | None,
 ) -> bool:
     """``by_rows = by_output matrix``, ``by_matrix += by_output^T rows``, where these are wanted.
 
@@ -85,25 +89,29 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], relu: bool) -> list[Tensor]:
     """The outputs of maps that the kernels serve."""
-    parameters = [parameter for linear in maps for parameter in (linear.weight, linear.bias)]
+    weights = [linear.weight for linear in maps]
+    biases = [linear.bias for linear in maps]
     rows = inputs.reshape(-1, inputs.shape[-1])
-    outputs = _LinearMaps.apply(relu, rows, *parameters)  # type: ignore[no-untyped-call]
+    outputs = _linear_maps(relu, rows, *weights, *biases)
     return [output.view(*inputs.shape[:-1], -1) for output in outputs]
 
 
 class _LinearMaps(torch.autograd.Function):
-    """(rows, width) and pairs of W and b, to (rows, columns) for each pair."""
+    """(rows, width), the W and the b (or None) of each map, to (rows, columns) of each."""
 
     @staticmethod
-    def forward(ctx: Any, relu: bool, rows: Tensor, *parameters: Tensor | None) -> Any:
+    def forward(ctx: Any, relu: bool, rows: Tensor, *parameters: Any) -> tuple[Tensor, ...]:
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        weights, biases = parameters[::2], parameters[1::2]
+        count = len(parameters) // 2
+        weights, biases = parameters[:count], parameters[count:]
         outputs = tuple(rows.new_empty(len(rows), len(weight)) for weight in weights)
         call = _call(rows, relu)
         for weight, bias, output in zip(weights, biases, outputs, strict=True):
             call.add(len(weight), weight.data_ptr(), _address(bias), output.data_ptr())
         if not kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET):
-            outputs = tuple(_by_torch(rows, *pair, relu) for pair in zip(weights, biases))
+            outputs = tuple(
+                _by_torch(rows, *pair, relu) for pair in zip(weights, biases, strict=True)
+            )
         ctx.relu = relu
         ctx.save_for_backward(rows, *weights, *biases, *(outputs if relu else ()))
         return outputs
@@ -118,16 +126,18 @@ class _LinearMaps(torch.autograd.Function):
         by_rows = torch.empty_like(rows) if wants[0] else None
         call = _call(rows, ctx.relu)
         call.by_input = _address(by_rows)
-        gradients: list[Tensor | None] = []
+        by_weights: list[Tensor | None] = []
+        by_biases: list[Tensor | None] = []
         kept = []  # what the call has addresses of
         for part, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             by_output = by_outputs[part]
             if by_output is None:
                 by_output = rows.new_zeros(len(rows), len(weight))
             by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
-            by_weight = torch.empty_like(weight) if wants[1 + 2 * part] else None
-            by_bias = torch.empty_like(bias) if wants[2 + 2 * part] else None
-            gradients += [by_weight, by_bias]
+            by_weight = torch.empty_like(weight) if wants[1 + part] else None
+            by_bias = torch.empty_like(bias) if wants[1 + count + part] else None
+            by_weights.append(by_weight)
+            by_biases.append(by_bias)
             kept.append(by_output)
             call.add(
                 len(weight), weight.data_ptr(), 0, _address(outputs[part] if ctx.relu else None),
@@ -135,7 +145,10 @@ class _LinearMaps(torch.autograd.Function):
             )  # fmt: skip
         if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
             return None, *_backward_by_torch(rows, weights, outputs, kept, wants)
-        return None, by_rows, *gradients
+        return None, by_rows, *by_weights, *by_biases
+
+
+_linear_maps: Callable[..., tuple[Tensor, ...]] = _LinearMaps.apply
 
 
 def _call(rows: Tensor, relu: bool) -> Any:
@@ -163,12 +176,13 @@ def _backward_by_torch(
 ) -> tuple[Tensor | None, ...]:
     """What the kernels give, in float32: for numbers that bfloat16 cannot have."""
     by_rows = torch.zeros_like(rows)
-    gradients: list[Tensor | None] = []
+    by_weights, by_biases = [], []
     for part, weight in enumerate(weights):
         by_output = by_outputs[part]
         if outputs:
             by_output = by_output * (outputs[part] > 0)
         by_rows += by_output @ weight
-        gradients += [by_output.T @ rows, by_output.sum(0)]
-    wanted = zip((by_rows, *gradients), wants, strict=True)
+        by_weights.append(by_output.T @ rows)
+        by_biases.append(by_output.sum(0))
+    wanted = zip((by_rows, *by_weights, *by_biases), wants, strict=True)
     return tuple(gradient if want else None for gradient, want in wanted)

@@ -1,4 +1,4 @@
-// Losses and dropout, compiled once for every instruction set; see kernels.cpp.
+// Passes over memory, compiled once for every instruction set; see kernels.cpp.
 #include "kernels.h"
 #include "range.h"
 #include "vector.h"
@@ -22,7 +22,7 @@ static void loss_of_row(const LossCall& call, int64_t row) {
         largest_logit = larger_of(z[v], largest_logit);
         total += z[v];
     }
-    // With a logit that is NaN, so is the total, and with it the loss.
+    // With a logit that is NaN, so is the mass, and with it the loss.
     Floats masses{};
     for (int64_t v = 0; v < columns; v += lanes) {
         const int64_t rest = columns - v;
@@ -33,7 +33,9 @@ static void loss_of_row(const LossCall& call, int64_t row) {
     }
     const float mass = sum(masses), smoothing = call.smoothing;
     const float lse = largest_logit + __builtin_logf(mass);
-    call.losses[row] = lse - (1.0f - smoothing) * target_logit - smoothing * (total / columns);
+    // Without smoothing, a logit of minus infinity is no trouble but at the target.
+    const float spread = smoothing > 0 ? smoothing * (total / columns) : 0.0f;
+    call.losses[row] = lse - (1.0f - smoothing) * target_logit - spread;
     if (!call.gradient) return;
     const float share = smoothing / columns, inverse = 1.0f / mass;
     for (int64_t v = 0; v < columns; v += lanes)
@@ -76,8 +78,30 @@ static void dropout(const DropoutCall& call, int64_t first, int64_t end) {
     }
 }
 
-extern const TrainingKernels training_kernels;
-const TrainingKernels training_kernels = {loss, dropout};
+static void rotary(const RotaryCall& call, int64_t first, int64_t end) {
+    const int64_t half = call.depth / 2;
+    const float sign = call.back ? -1.0f : 1.0f;
+    for (int64_t row = first; row < end; ++row) {
+        const int64_t b = row / call.positions, m = row % call.positions;
+        const float* cosines = call.cosines + m * half;
+        const float* sines = call.sines + m * half;
+        for (int64_t h = 0; h < call.heads; ++h) {
+            const float* from = call.input.at<float>(b, h, m);
+            float* to = const_cast<float*>(call.output.at<float>(b, h, m));
+            for (int64_t i = 0; i < half; i += lanes) {
+                const int64_t rest = half - i;
+                const Floats x = load_part(from + i, rest), y = load_part(from + half + i, rest);
+                const Floats cosine = load_part(cosines + i, rest);
+                const Floats sine = load_part(sines + i, rest) * sign;
+                store_part(to + i, x * cosine - y * sine, rest);
+                store_part(to + half + i, y * cosine + x * sine, rest);
+            }
+        }
+    }
+}
+
+extern const PassKernels pass_kernels;
+const PassKernels pass_kernels = {loss, dropout, rotary};
 
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft

@@ -1,7 +1,9 @@
-// What training asks beside attention and products, as plain data: losses and dropout.
+// What passes over memory are asked, as plain data: losses, dropout, rotary positions.
 #pragma once
 
 #include <cstdint>
+
+#include "call.h"
 
 namespace weft {
 
@@ -31,9 +33,21 @@ struct DropoutCall {
     float factor = 1.0f;
 };
 
-struct TrainingKernels {
+// Turn each pair (x_i, x_{i + depth / 2}) of row m by the angle whose cosine and sine are at
+// m * depth / 2 + i of the tables; by minus it if `back`.
+struct RotaryCall {
+    int64_t batch = 0, heads = 0, positions = 0, depth = 0;
+    Tensor input, output;  // float32; the output's data are written
+    const float* cosines = nullptr;
+    const float* sines = nullptr;
+    bool back = false;
+};
+
+struct PassKernels {
     void (*loss)(const LossCall& call, int64_t first, int64_t end);  // rows
     void (*dropout)(const DropoutCall& call, int64_t first, int64_t end);
+    // Rows are counted over positions, then batch; each has all heads.
+    void (*rotary)(const RotaryCall& call, int64_t first, int64_t end);
 };
 
 }  // namespace weft

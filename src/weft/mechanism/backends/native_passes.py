@@ -1,18 +1,24 @@
-"""Dropout and losses by the native kernels: see native/training_call.h.
+"""Dropout, losses and rotary positions by the native kernels: see native/passes_call.h.
 
 Results do not depend on the number of threads, and masks not on the instruction set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.mechanism.backends.native_forward import strided
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["dropout", "losses", "serves"]
+__all__ = ["dropout", "losses", "rotary", "serves", "serves_rotary"]
+
+#: Positions whose angles are kept.
+ANGLES_KEPT = 2**17
 
 
 def serves(*tensors: Tensor) -> bool:
@@ -33,8 +39,7 @@ def dropout(inputs: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
         residual: of the same shape; None: 0.
     """
     seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
-    output: Tensor = _Dropout.apply(seed, p, inputs, residual)  # type: ignore[no-untyped-call]
-    return output
+    return _dropout(seed, p, inputs, residual)
 
 
 class _Dropout(torch.autograd.Function):
@@ -48,8 +53,11 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         # The derivative is the function itself, so that it can be differentiated again.
-        by_inputs = _Dropout.apply(ctx.seed, ctx.p, by_output, None)
+        by_inputs = _dropout(ctx.seed, ctx.p, by_output, None)
         return None, None, by_inputs, by_output if ctx.needs_input_grad[3] else None
+
+
+_dropout: Callable[..., Tensor] = _Dropout.apply
 
 
 def _run(seed: int, p: float, inputs: Tensor, residual: Tensor | None) -> Tensor:
@@ -79,3 +87,56 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool)
     call.losses, call.smoothing, call.gradient = results.data_ptr(), smoothing, gradient
     kernels.losses(call, torch.get_num_threads(), INSTRUCTION_SET)
     return results
+
+
+@lru_cache(maxsize=8)
+def _angles(depth: int, base: float, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of ``position * base^(-2i / depth)``, (length, depth / 2) each."""
+    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64) / depth)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return angle.cos().float(), angle.sin().float()
+
+
+def serves_rotary(tensor: Tensor, offset: int) -> bool:
+    """Whether `rotary` takes these queries or keys."""
+    return (
+        tensor.ndim == 4
+        and tensor.numel() > 0
+        and 0 <= offset <= ANGLES_KEPT - tensor.shape[2]
+        and serves(tensor)
+    )
+
+
+def rotary(tensor: Tensor, offset: int, base: float) -> Tensor:
+    """Queries or keys, (batch, heads, positions, depth), turned; see positions.rotary.
+
+    The angles are computed once for each power of two of positions. The result lies in memory as
+    (batch, positions, heads, depth).
+    """
+    length = 1 << max(offset + tensor.shape[2] - 1, 63).bit_length()
+    cosines, sines = _angles(tensor.shape[3], base, length)
+    return _rotary(tensor, cosines[offset:], sines[offset:], False)
+
+
+class _Rotary(torch.autograd.Function):
+    """The derivative of a turn is the turn back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cosines: Tensor, sines: Tensor, back: bool) -> Tensor:
+        ctx.cosines, ctx.sines, ctx.back = cosines, sines, back
+        tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        batch, heads, positions, depth = tensor.shape
+        output = tensor.new_empty(batch, positions, heads, depth).transpose(1, 2)
+        call = kernels.RotaryCall()
+        call.batch, call.heads, call.positions, call.depth = tensor.shape
+        call.input, call.output = strided(tensor), strided(output)
+        call.cosines, call.sines, call.back = cosines.data_ptr(), sines.data_ptr(), back
+        kernels.rotary(call, torch.get_num_threads(), INSTRUCTION_SET)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
+        return _rotary(by_output, ctx.cosines, ctx.sines, not ctx.back), None, None, None
+
+
+_rotary: Callable[..., Tensor] = _Rotary.apply

@@ -1,4 +1,4 @@
-// Running what training asks beside attention on several threads.
+// Running the products of linear layers on several threads.
 #pragma once
 
 #include "kernels.h"
@@ -10,8 +10,5 @@ namespace weft {
 // cutting into bfloat16 would lose: then the results are worth nothing.
 bool linear_forward(const Kernels& kernels, const LinearCall& call, int threads);
 bool linear_backward(const Kernels& kernels, const LinearCall& call, int threads);
-
-void losses(const Kernels& kernels, const LossCall& call, int threads);
-void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-#include "training.h"
+#include "linear.h"
 
 #include <algorithm>
 #include <atomic>
@@ -53,20 +53,6 @@ bool linear_forward(const Kernels& kernels, const LinearCall& call, int threads)
 
 bool linear_backward(const Kernels& kernels, const LinearCall& call, int threads) {
     return run(*kernels.linear, call, threads, true);
-}
-
-void losses(const Kernels& kernels, const LossCall& call, int threads) {
-    constexpr int64_t rows = 8;
-    run_tasks(threads, (call.rows + rows - 1) / rows, [&](int64_t task, int) {
-        kernels.training->loss(call, task * rows, std::min((task + 1) * rows, call.rows));
-    });
-}
-
-void dropout(const Kernels& kernels, const DropoutCall& call, int threads) {
-    constexpr int64_t piece = 1 << 15;
-    run_tasks(threads, (call.count + piece - 1) / piece, [&](int64_t task, int) {
-        kernels.training->dropout(call, task * piece, std::min((task + 1) * piece, call.count));
-    });
 }
 
 }  // namespace weft

@@ -1,0 +1,13 @@
+// Running passes over memory on several threads.
+#pragma once
+
+#include "kernels.h"
+#include "passes_call.h"
+
+namespace weft {
+
+void losses(const Kernels& kernels, const LossCall& call, int threads);
+void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
+void rotary(const Kernels& kernels, const RotaryCall& call, int threads);
+
+}  // namespace weft

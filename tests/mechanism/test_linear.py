@@ -1,0 +1,153 @@
+"""Linear maps in bfloat16, against factors rounded one by one and multiplied in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.mechanism.backends import native, native_linear
+from weft.mechanism.backends.native_request import kernels
+from weft.mechanism.linear import linear_maps, products
+
+SETS = [name for name in native.instruction_sets() if kernels.has_linear(name)]
+pytestmark = pytest.mark.skipif(not SETS, reason="the processor multiplies no bfloat16")
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(native_linear, "INSTRUCTION_SET", request.param)
+    return str(request.param)
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    """To the nearest number of 8 bits, halves away from 0, as float64."""
+    bits = tensor.detach().contiguous().view(torch.int32)
+    return ((bits + 0x8000) & ~0xFFFF).view(torch.float32).double()
+
+
+def drawn(rows: int, width: int, columns: Sequence[int]) -> tuple[Tensor, list[nn.Linear]]:
+    torch.manual_seed(rows + width)
+    maps = [nn.Linear(width, n, bias=place != 1) for place, n in enumerate(columns)]
+    return torch.randn(rows, width, requires_grad=True), maps
+
+
+SIZES = [
+    (16, 1, (1,)),
+    (33, 48, (17, 80, 5)),
+    (128, 32, (32,)),
+    (129, 64, (64, 64)),
+    (500, 100, (200,)),
+    (257, 256, (31, 33, 1)),
+]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("rows", "width", "columns"), SIZES)
+def test_outputs_and_gradients_are_those_of_rounded_factors(
+    rows: int, width: int, columns: Sequence[int], relu: bool, instruction_set: str
+) -> None:
+    inputs, maps = drawn(rows, width, columns)
+    with products("bfloat16"):
+        outputs = linear_maps(inputs, maps, relu=relu)
+    by_outputs = [torch.randn(rows, n) for n in columns]
+    parameters = [parameter for linear in maps for parameter in linear.parameters()]
+    gradients = torch.autograd.grad(outputs, [inputs, *parameters], by_outputs)
+    by_inputs = torch.zeros(rows, width, dtype=torch.float64)
+    expected = []
+    for linear, output, by_output in zip(maps, outputs, by_outputs, strict=True):
+        bias = 0 if linear.bias is None else linear.bias.double()
+        exact = rounded(inputs) @ rounded(linear.weight).T + bias
+        exact = exact.clamp(min=0) if relu else exact
+        assert torch.allclose(output.double(), exact, atol=2e-5)
+        # Where an output is 0 but for rounding, its own sign decides.
+        by_sum = by_output * (output > 0) if relu else by_output
+        by_inputs += rounded(by_sum) @ rounded(linear.weight)
+        expected.append(rounded(by_sum).T @ rounded(inputs))
+        expected += [] if linear.bias is None else [by_sum.double().sum(0)]
+    for gradient, exact in zip(gradients, [by_inputs, *expected], strict=True):
+        assert torch.allclose(gradient.double(), exact, atol=2e-5 * rows**0.5, rtol=1e-5)
+
+
+def test_rounding_is_small_beside_float32(instruction_set: str) -> None:
+    inputs, maps = drawn(300, 128, (128,))
+    (exact,) = linear_maps(inputs, maps)
+    with products("bfloat16"):
+        (output,) = linear_maps(inputs, maps)
+    error = (output - exact).norm() / exact.norm()
+    assert 1e-4 < float(error.detach()) < 4e-3  # 2^-9 a factor, at most
+
+
+def test_threads_do_not_matter(instruction_set: str) -> None:
+    inputs, maps = drawn(700, 96, (64, 160))
+
+    def results() -> list[Tensor]:
+        with products("bfloat16"):
+            outputs = linear_maps(inputs, maps, relu=True)
+        gradients = torch.autograd.grad(
+            outputs, [inputs, *maps[0].parameters()], [torch.ones_like(y) for y in outputs]
+        )
+        return [*outputs, *gradients]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = results()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(alone, results(), strict=True))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_that_are_not_finite_are_not_lost(value: float, instruction_set: str) -> None:
+    inputs, maps = drawn(40, 32, (16,))
+    with torch.no_grad():
+        inputs[3, 5] = value
+    (exact,) = linear_maps(inputs, maps)
+    with products("bfloat16"):
+        (output,) = linear_maps(inputs, maps)
+    assert torch.equal(output.isfinite(), exact.isfinite())
+    by_output = torch.zeros(40, 16)
+    by_output[0, 0] = value
+    with products("bfloat16"):
+        (output,) = linear_maps(inputs.nan_to_num(0, 0, 0), maps)
+        (gradient,) = torch.autograd.grad(output, [maps[0].weight], by_output)
+    assert not gradient[0].isfinite().all()
+
+
+def test_frozen_weights_and_strided_rows(instruction_set: str) -> None:
+    _, maps = drawn(64, 32, (48,))
+    wide = torch.randn(64, 40)
+    maps[0].weight.requires_grad_(False)
+    with products("bfloat16"):
+        (output,) = linear_maps(wide[:, 4:36].requires_grad_(), maps)
+    by_output = torch.randn(64, 96)[:, ::2]
+    (by_bias,) = torch.autograd.grad(output, [maps[0].bias], by_output)
+    assert torch.allclose(by_bias, by_output.sum(0), atol=1e-5)
+    exact = rounded(wide[:, 4:36]) @ rounded(maps[0].weight).T + maps[0].bias.double()
+    assert torch.allclose(output.double(), exact, atol=1e-5)
+
+
+def test_what_the_kernels_do_not_serve_is_torch(instruction_set: str) -> None:
+    maps = [nn.Linear(8, 8).double()]
+    inputs = torch.randn(20, 8, dtype=torch.float64)
+    with products("bfloat16"):
+        (output,) = linear_maps(inputs, maps)
+    assert torch.equal(output, maps[0](inputs))
+    seen: list[Tensor] = []
+    hooked = nn.Linear(8, 8)
+    hooked.register_forward_hook(lambda module, args, result: seen.append(result))
+    with products("bfloat16"):
+        linear_maps(torch.randn(20, 8), [hooked])
+    assert len(seen) == 1
+
+
+def test_other_kinds_are_refused() -> None:
+    with (
+        pytest.raises(InputError, match="products: 'half'; expected \"float32\" or"),
+        products("half"),  # type: ignore[arg-type]
+    ):
+        pass

@@ -1,0 +1,91 @@
+"""The loss of the last map, against its formula in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.mechanism.backends import native, native_passes
+from weft.mechanism.linear import products
+from weft.training import loss as module
+from weft.training.loss import projected_loss
+
+
+def formula(outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    logits = outputs @ matrix.T
+    log_p = logits - logits.exp().sum(1, keepdim=True).log()
+    own = log_p[torch.arange(len(targets)), targets]
+    return -((1 - smoothing) * own + smoothing * log_p.mean(1)).sum()
+
+
+def drawn(rows: int, width: int, choices: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(rows)
+    outputs, matrix = torch.randn(rows, width), torch.randn(choices, width) / width**0.5
+    return outputs.requires_grad_(), matrix.requires_grad_(), torch.randint(choices, (rows,))
+
+
+@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize(
+    ("rows", "width", "choices"), [(1, 4, 2), (40, 8, 37), (100, 16, 1000), (3, 5, 1)]
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_and_gradients_are_the_formula(
+    rows: int, width: int, choices: int, smoothing: float, instruction_set: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(native_passes, "INSTRUCTION_SET", instruction_set)
+    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 40 * choices)  # more than one piece
+    outputs, matrix, targets = drawn(rows, width, choices)
+    loss = projected_loss(outputs, matrix, None, targets, smoothing=smoothing)
+    by_outputs, by_matrix = torch.autograd.grad(3 * loss, [outputs, matrix])
+    x, w = outputs.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()
+    exact = formula(x, w, targets, smoothing)
+    by_x, by_w = torch.autograd.grad(3 * exact, [x, w])
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=1e-5, abs=1e-5)
+    assert torch.allclose(by_outputs.double(), by_x, atol=1e-5)
+    assert torch.allclose(by_matrix.double(), by_w, atol=1e-5)
+
+
+def test_products_in_bfloat16_change_little() -> None:
+    outputs, matrix, targets = drawn(200, 64, 500)
+    exact = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+    by_exact = torch.autograd.grad(exact, [outputs, matrix])
+    with products("bfloat16"):
+        loss = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+    gradients = torch.autograd.grad(loss, [outputs, matrix])
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=2e-4)
+    for gradient, by in zip(gradients, by_exact, strict=True):
+        assert float((gradient - by).norm() / by.norm()) < 0.01
+
+
+def test_a_bias_and_only_one_gradient() -> None:
+    outputs, matrix, targets = drawn(50, 8, 20)
+    bias = torch.randn(20)
+    loss = projected_loss(outputs, matrix, bias, targets, smoothing=0.0)
+    nats = torch.nn.functional.cross_entropy(outputs @ matrix.T + bias, targets, reduction="sum")
+    assert float(loss.detach()) == pytest.approx(float(nats.detach()), rel=1e-5)
+    loss = projected_loss(outputs, matrix.detach(), None, targets, smoothing=0.0)
+    (gradient,) = torch.autograd.grad(loss, [outputs])
+    assert gradient.shape == outputs.shape
+    with torch.no_grad():
+        assert not projected_loss(outputs, matrix, None, targets, smoothing=0.0).requires_grad
+
+
+def test_numbers_that_are_none_are_not_hidden() -> None:
+    outputs, matrix, targets = drawn(40, 8, 20)
+    with torch.no_grad():
+        outputs[7, 3] = math.nan
+    for kind in ("float32", "bfloat16"):
+        with products(kind):
+            loss = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+        assert math.isnan(float(loss.detach()))
+
+
+def test_targets_that_are_no_choices() -> None:
+    outputs, matrix, targets = drawn(4, 8, 20)
+    with pytest.raises(InputError, match="targets from 20 to 20; expected ids from 0 to 19"):
+        projected_loss(outputs, matrix, None, torch.full_like(targets, 20), smoothing=0.0)
