@@ -41,6 +41,8 @@ from .mechanism.scores import GraphAttentionV2 as GraphAttentionV2
 from .mechanism.scores import ScaledDot as ScaledDot
 from .models.image_attention import ImageSelfAttention as ImageSelfAttention
 from .traces import Trace as Trace
+from .traces import from_queries_keys as from_queries_keys
+from .traces import from_weights as from_weights
 from .traces import open as open
 from .traces import trace as trace
 from .traces import watch as watch

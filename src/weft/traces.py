@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
-from weft.tracing import capture
+from weft.tracing import capture, given
 from weft.tracing import watch as watching
 from weft.tracing.watched import Watched
 
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     from weft.studio.serving import Viewer
 
-__all__ = ["Trace", "WatchedModel", "open", "trace", "watch"]
+__all__ = [
+    "Trace",
+    "WatchedModel",
+    "from_queries_keys",
+    "from_weights",
+    "open",
+    "trace",
+    "watch",
+]
 
 Parameters = ParamSpec("Parameters")
 
@@ -112,6 +120,8 @@ def _of(
 
 
 trace = _of(capture.trace)
+from_queries_keys = _of(given.from_queries_keys)
+from_weights = _of(given.from_weights)
 
 
 def open(path: Path | str) -> Trace:

@@ -1,7 +1,8 @@
 """The command `weft`: finds its verbs in `weft.cli.verbs`, and ends each of them well.
 
 A verb is a module of that folder, with a function of its name, and `PLACE`: the panel of
-``weft --help`` that lists it, and its place there.
+``weft --help`` that lists it, and its place there. Where Python has the name for itself, as
+`import`, an underscore follows it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ def _app() -> typer.Typer:
     commands.callback()(_options)
     for name, module in _modules():
         panel, _ = module.PLACE
-        register = commands.command(name, rich_help_panel=panel, hidden=panel is None)
+        register = commands.command(
+            name.removesuffix("_"), rich_help_panel=panel, hidden=panel is None
+        )
         register(getattr(module, name))
     return commands
 

@@ -36,7 +36,7 @@ from weft.formats.trace_writer import (
 )
 from weft.mechanism.graph import AttentionGraph
 
-__all__ = ["Digests", "StoredLayer", "open_folder"]
+__all__ = ["Digests", "StoredLayer", "check_stored_types", "open_folder"]
 
 _REMEDY = "Trace the model again."
 _MAKE = "Check the path, or make a trace: weft trace."
@@ -243,7 +243,7 @@ class StoredLayer:
             groups = []
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
-                _check_types(group, file.schema)
+                check_stored_types(group, file.schema)
                 statistics = group.column(0).statistics
                 if statistics is None or statistics.min <= self.number <= statistics.max:
                     groups.append(number)
@@ -296,7 +296,7 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...]) -> None:
             raise ValueError(f"its column {name} is of {kind}")
 
 
-def _check_types(group: pq.RowGroupMetaData, schema: pq.ParquetSchema) -> None:
+def check_stored_types(group: pq.RowGroupMetaData, schema: pq.ParquetSchema) -> None:
     """Raise a ValueError where a row group stores a column as another type: Arrow would abort."""
     for place in range(group.num_columns):
         column, expected = group.column(place), schema.column(place)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.formats.trace import TraceData
     from weft.tracing.options import Verify
 
-__all__ = ["Report", "TraceRequest", "run_trace", "verify_of"]
+__all__ = ["Report", "TraceRequest", "report_of", "run_trace", "verify_of"]
 
 #: Told how much of how much is done, or None; and perhaps of what.
 Show = Callable[[int, int | None, str | None], None]
@@ -74,7 +74,7 @@ def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Repor
     if (request.text, request.image, request.window) == (None, None, None):
         graph = opened_graph(request.model)
         if graph is not None:
-            return _report(trace_graph(*graph, request.output, options), request.output, "nodes")
+            return report_of(trace_graph(*graph, request.output, options), request.output, "nodes")
     if request.text is None and (request.image is None or request.window is not None):
         raise InputError("trace: give the text by one of --text, --file and --stdin.")
     if request.window is not None:
@@ -107,10 +107,11 @@ def _one(request: TraceRequest, options: TraceOptions, show: Show) -> Report:
         request.model, request.text, request.output, options, image=request.image,
         progress=progress,
     )  # fmt: skip
-    return _report(trace, request.output)
+    return report_of(trace, request.output)
 
 
-def _report(trace: TraceData, output: Path, unit: str = "tokens") -> Report:
+def report_of(trace: TraceData, output: Path, unit: str = "tokens") -> Report:
+    """What is said of a trace that was written."""
     return Report(
         _description(trace, output, unit),
         {

@@ -21,7 +21,7 @@ from weft.cli.options import (
 )
 from weft.cli.output import print_frame, print_json, print_table, progress_bar
 
-PLACE = ("Trace", 2)
+PLACE = ("Trace", 3)
 
 
 def ablate(

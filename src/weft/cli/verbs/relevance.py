@@ -8,7 +8,7 @@ from weft.cli import options as option
 from weft.cli.input import given_text
 from weft.cli.output import print_csv, print_json, print_places
 
-PLACE = ("Trace", 3)
+PLACE = ("Trace", 4)
 
 Position = Annotated[
     int | None,

@@ -33,10 +33,10 @@ from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
 
-__all__ = ["attend", "attend_all", "attention", "fused_serves"]
+__all__ = ["attend", "attend_all", "attention", "fused_serves", "strongest"]
 
 
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k highest scores of each row, highest first, ties to the lower key; and their keys."""
     k = min(k, scores.shape[-1])
     if k == 0:
@@ -69,7 +69,7 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
         seen = scores != -torch.inf
         # From 0, so that the entropy of a row with one weight of 1 is 0 and not -0.
         entropy = 0 - (weights * log_weights.masked_fill(~seen, 0)).sum(-1)
-        kept_scores, kept_keys = _top(scores, k)
+        kept_scores, kept_keys = strongest(scores, k)
         kept_weights = weights.gather(-1, kept_keys)
         kept_keys = kept_keys.masked_fill(kept_scores == -torch.inf, -1).int()
         kept = Rows(

@@ -35,6 +35,7 @@ class LayerCall:
                     value_depth); None: it cannot be asked
     by_formula      whether the layer is weft's, and is held against the formula
     weights_only    whether its weights alone are known, whose logarithms are `bias`
+    values_known    whether `values` are its values, and not numbers in their place
     grids           where its queries and its keys lie, if they are places of an image
     """
 
@@ -54,6 +55,7 @@ class LayerCall:
     own_output: Callable[[Tensor], Tensor] | None = None
     by_formula: bool = False
     weights_only: bool = False
+    values_known: bool = True
     grids: tuple[Grid, Grid] | None = None
 
     def arguments(self) -> JsonObject:

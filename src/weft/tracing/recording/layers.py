@@ -17,7 +17,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.cutting import cut, part_names, proven_mask, side_by_side
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.score_terms import cut_terms
-from weft.tracing.recording.sequences import InputSequence, Sequences
+from weft.tracing.recording.sequences import InputSequence, NamesOfSequences
 
 __all__ = ["LayerMaker"]
 
@@ -34,7 +34,7 @@ class LayerMaker:
         queries_keys: whether to keep queries and keys.
     """
 
-    def __init__(self, sequences: Sequences, samples: int, queries_keys: bool) -> None:
+    def __init__(self, sequences: NamesOfSequences, samples: int, queries_keys: bool) -> None:
         self._sequences, self._samples, self._queries_keys = sequences, samples, queries_keys
         self.writer: TraceWriter | None = None
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
@@ -97,19 +97,14 @@ class LayerMaker:
         self, call: RecordedCall, sample: int, rows: slice, columns: slice
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
         """Queries and keys if they are kept, the terms, and the norms of values, of one input."""
-        if (
-            call.queries is None
-            or call.keys is None
-            or call.value_norms is None
-            or call.ranges is None
-        ):
+        if call.queries is None or call.keys is None or call.ranges is None:
             return None, None, None
-        queries, keys, norms = (
-            tensor[min(sample, len(tensor) - 1), :, span]
-            for tensor, span in (
-                (call.queries, rows), (call.keys, columns), (call.value_norms, columns)
-            )
-        )  # fmt: skip
+
+        def own(tensor: Tensor, span: slice) -> Tensor:
+            return tensor[min(sample, len(tensor) - 1), :, span]
+
+        queries, keys = own(call.queries, rows), own(call.keys, columns)
+        norms = None if call.value_norms is None else own(call.value_norms, columns).cpu()
         terms = cut_terms(
             call.ranges[min(sample, len(call.ranges) - 1)],
             call.relative,
@@ -127,7 +122,7 @@ class LayerMaker:
             # Copies: the model goes on with its own.
             plain = torch.contiguous_format
             kept = (queries.cpu().clone(memory_format=plain), keys.cpu().clone(memory_format=plain))
-        return kept, terms, norms.cpu()
+        return kept, terms, norms
 
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]

@@ -85,6 +85,7 @@ class CallRecorder:
         deviations: list[float | None],
     ) -> None:
         known = not call.weights_only
+        norms = known and call.values_known
         self._receive(
             RecordedCall(
                 path=call.path,
@@ -96,7 +97,7 @@ class CallRecorder:
                 deviations=deviations,
                 queries=call.queries.detach() if known else None,
                 keys=call.keys.detach() if known else None,
-                value_norms=call.values.detach().float().norm(dim=-1) if known else None,
+                value_norms=call.values.detach().float().norm(dim=-1) if norms else None,
                 ranges=self._ranges_of(call) if known else None,
                 bias=call.bias if known else None,
                 relative=call.relative,

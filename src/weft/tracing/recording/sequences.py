@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,15 @@ from weft.mechanism.grid import Grid
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.names import texts_known, token_names
 
-__all__ = ["InputSequence", "Sequences", "check_can_be_saved", "layer_kind", "on_device_of"]
+__all__ = [
+    "InputSequence",
+    "NamesOfSequences",
+    "Sequences",
+    "check_can_be_saved",
+    "kind_of_name",
+    "layer_kind",
+    "on_device_of",
+]
 
 #: Names of modules that look from one sequence at another, in small letters.
 _CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
@@ -30,7 +38,16 @@ _IMAGE = ("vision", "visual", "image", "pixel")
 
 def layer_kind(path: str, module: nn.Module, is_causal: bool) -> str:
     """The kind of a layer, "encoder", "decoder" or "cross", from its path, class and flag."""
-    if any(word in path.lower() for word in _CROSS) or "Cross" in type(module).__name__:
+    return "cross" if "Cross" in type(module).__name__ else kind_of_name(path, is_causal)
+
+
+def kind_of_name(path: str, is_causal: bool) -> str:
+    """The kind of a layer from its path, and whether no query looks ahead.
+
+    >>> kind_of_name("decoder.0.encoder_attn", False), kind_of_name("layers.0", True)
+    ('cross', 'decoder')
+    """
+    if any(word in path.lower() for word in _CROSS):
         return "cross"
     if is_causal or "decoder" in path.split("."):
         return "decoder"
@@ -58,6 +75,27 @@ class InputSequence:
     span: slice
     names: list[str]
     known: dict[str, list[Any]] = field(default_factory=dict)
+
+
+class NamesOfSequences(Protocol):
+    """Names the positions of layers."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a causal model can have no reason to look ahead."""
+
+    def ends(
+        self,
+        path: str,
+        kind: str,
+        queries: int,
+        keys: int,
+        grids: tuple[Grid, Grid] | None = None,
+    ) -> tuple[str, str]:
+        """The sequences that the queries and the keys of a layer come from."""
+
+    def of(self, name: str, length: int, sample: int) -> InputSequence:
+        """A sequence of some length, of one input of the batch."""
 
 
 class Sequences:

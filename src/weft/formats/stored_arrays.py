@@ -1,0 +1,214 @@
+"""Arrays that lie in files of other programs: .npy, .npz and .safetensors; nothing is unpickled.
+
+What a file says of its arrays is read at once, and held against its size; the numbers of an array
+when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import tokenize
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from weft.errors import DataError
+from weft.formats.files import cannot_read, check_file, open_file
+
+__all__ = ["SUFFIXES", "StoredArray", "array_files", "stored_arrays"]
+
+#: The endings of files of arrays.
+SUFFIXES = (".npy", ".npz", ".safetensors")
+#: Files that are read by running what is in them.
+_PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".joblib", ".ckpt")
+
+_UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, NotImplementedError, MemoryError, OverflowError,
+    TypeError, SyntaxError, RecursionError, RuntimeError, AssertionError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error, SafetensorError,
+)  # fmt: skip
+
+_WHAT = "file of arrays"
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array in a file.
+
+    name    of the file without its ending, where there are several, and of the array in it
+    place   what errors call it: the path of the file, and its name there
+    shape   as its file says
+    read    gives its numbers
+    """
+
+    name: str
+    place: str
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor | NDArray[Any]]
+
+
+def array_files(path: Path) -> list[tuple[str, Path]]:
+    """The files of arrays at a path: itself, or those of a folder, each with a name.
+
+    Raises: DataError: there is none, or one that would be unpickled.
+    """
+    if path.is_dir():
+        found = sorted(
+            file for file in path.rglob("*")
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        )  # fmt: skip
+        if not found:
+            raise DataError(
+                f"{path}: no arrays in this folder; expected files that end in "
+                f"{', '.join(SUFFIXES)}."
+            )
+        return [(str(file.relative_to(path).with_suffix("")), file) for file in found]
+    if path.suffix.lower() in _PICKLES:
+        raise DataError(
+            f"{path}: not opened: reading such a file runs what is in it. Save the arrays by "
+            "safetensors.torch.save_file or numpy.savez."
+        )
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{path}: expected a folder, or a file that ends in {', '.join(SUFFIXES)}; for edges "
+            ".parquet or .csv."
+        )
+    return [(path.stem, path)]
+
+
+def stored_arrays(path: Path, name: str) -> list[StoredArray]:
+    """The arrays in a file.
+
+    name: what stands before the names of its arrays; empty: nothing.
+
+    Raises: DataError: missing, damaged, or not what its name says.
+    """
+    check_file(path, _WHAT)
+    read = {".npy": _of_npy, ".npz": _of_npz}.get(path.suffix.lower(), _of_safetensors)
+    with _reading(path):
+        return [
+            StoredArray(
+                "/".join(part for part in (name, own) if part),
+                f"{path}: {own}" if own else str(path),
+                shape,
+                numbers,
+            )
+            for own, shape, numbers in read(path)
+        ]
+
+
+_Entry = tuple[str, tuple[int, ...], Callable[[], Tensor | NDArray[Any]]]
+
+
+def _of_npy(path: Path) -> list[_Entry]:
+    with open_file(path, _WHAT) as file:
+        shape, _ = _header(file, path.stat().st_size)
+
+    def numbers() -> NDArray[Any]:
+        with _reading(path), open_file(path, _WHAT) as again:
+            _header(again, path.stat().st_size)
+            again.seek(0)
+            return np.lib.format.read_array(again, allow_pickle=False)
+
+    return [("" if path.stem else path.name, shape, numbers)]
+
+
+def _of_npz(path: Path) -> list[_Entry]:
+    entries: list[_Entry] = []
+    with open_file(path, _WHAT) as file, zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len({member.filename for member in members}) < len(members):
+            raise ValueError("two of its arrays have one name")
+        for member in members:
+            if not member.filename.endswith(".npy"):
+                raise ValueError(f"{member.filename[:80]!r} in it is no array")
+            with archive.open(member) as content:
+                shape, _ = _header(content, member.file_size)
+            own = member.filename.removesuffix(".npy")
+            entries.append((own, shape, _member_of(path, member.filename)))
+    return entries
+
+
+def _member_of(path: Path, name: str) -> Callable[[], NDArray[Any]]:
+    def numbers() -> NDArray[Any]:
+        with (
+            _reading(path, name), open_file(path, _WHAT) as file, zipfile.ZipFile(file) as archive,
+        ):  # fmt: skip
+            member = archive.getinfo(name)
+            with archive.open(member) as content:
+                _header(content, member.file_size)
+            with archive.open(member) as content:
+                array = np.lib.format.read_array(content, allow_pickle=False)
+                # The end of the member, where its checksum is compared.
+                if content.read(1):
+                    raise ValueError("it is longer than its header says")
+                return array
+
+    return numbers
+
+
+def _header(file: Any, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an array, from its header, which the size of its file bears out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a header that an old Python wrote
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise ValueError(f"a .npy of version {version}, which is not read")
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are not unpickled")
+    if any(not isinstance(length, int) or length < 0 for length in shape):
+        raise ValueError(f"its shape is {shape}")
+    expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if expected != size:
+        raise ValueError(f"{shape} of {dtype} takes {expected} bytes, and it has {size}")
+    return shape, dtype
+
+
+def _of_safetensors(path: Path) -> list[_Entry]:
+    with safe_open(path, framework="pt") as file:
+        return [
+            (name, tuple(file.get_slice(name).get_shape()), _tensor_of(path, name))
+            for name in file.keys()  # noqa: SIM118 - no dict
+        ]
+
+
+def _tensor_of(path: Path, name: str) -> Callable[[], Tensor]:
+    def numbers() -> Tensor:
+        check_file(path, _WHAT)
+        with _reading(path, name), safe_open(path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+
+    return numbers
+
+
+@contextmanager
+def _reading(path: Path, name: str = "") -> Iterator[None]:
+    """Errors of the libraries that read a file, as one line that says which."""
+    try:
+        yield
+    except DataError:
+        raise
+    except _UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise cannot_read(path, _WHAT, error) from error
+        reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
+        where = f"{path}: {name}" if name else str(path)
+        raise DataError(
+            f"{where}: this {_WHAT} is damaged, or not what its name says: {reason}. Write it "
+            "again, or restore it from a copy."
+        ) from error

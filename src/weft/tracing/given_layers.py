@@ -1,0 +1,163 @@
+"""Layers that are given: their names and kinds, and the trace that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError, ShapeError
+from weft.formats.files import JsonMapping
+from weft.formats.trace import TraceData
+from weft.formats.trace_writer import writing_trace
+from weft.mechanism.graph import Keep
+from weft.mechanism.masks import Mask, as_mask
+from weft.tracing.given_tokens import GivenTokens
+from weft.tracing.options import check_keep
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.recording.sequences import check_can_be_saved, kind_of_name
+from weft.tracing.sources.tensors import as_tensor
+
+__all__ = ["KINDS", "GivenLayers", "Making", "each", "in_layer", "masks_of", "tensors_of"]
+
+KINDS = ("encoder", "decoder", "cross")
+
+
+def each(operation: str, name: str, value: Any, count: int) -> list[Any]:
+    """An argument for each layer: a list as it is, anything else for all.
+
+    Raises: InputError: a list of another length.
+    """
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise InputError(
+            f"{operation}: {name} is a list of {len(value)} for {count} layers; expected one for "
+            "each, or one for all."
+        )
+    return list(value)
+
+
+def masks_of(operation: str, mask: Any, count: int) -> tuple[Mask | None, ...]:
+    """The mask of each layer."""
+    entries = each(operation, "mask", mask, count)
+    return tuple(None if one is None else as_mask(one) for one in entries)
+
+
+def tensors_of(operation: str, name: str, value: Any, count: int) -> tuple[Tensor | None, ...]:
+    """A tensor for each layer."""
+    entries = each(operation, name, value, count)
+    return tuple(None if one is None else as_tensor(name, one) for one in entries)
+
+
+@dataclass(frozen=True)
+class GivenLayers:
+    """The names of layers, and their kinds where these are known before their numbers."""
+
+    names: list[str]
+    kinds: list[str | None]
+
+    @classmethod
+    def of(
+        cls,
+        operation: str,
+        count: int,
+        names: Sequence[str] | None,
+        kind: Any,
+        lengths: Callable[[int], tuple[int, int]],
+    ) -> GivenLayers:
+        """Named and sorted.
+
+        Args:
+            operation: what errors begin with.
+            count: how many layers there are.
+            names: of them; None: by number.
+            kind: of each, or of all; None: by names and lengths.
+            lengths: how many queries and keys a layer has.
+        """
+        said = [f"layers.{number}" for number in range(count)] if names is None else list(names)
+        if len(said) != count or not all(isinstance(name, str) for name in said):
+            raise InputError(
+                f"{operation}: {len(said)} names for {count} layers; expected a text for each."
+            )
+        kinds: list[str | None] = []
+        for number, own in enumerate(each(operation, "kind", kind, count)):
+            if own is not None and own not in KINDS:
+                raise InputError(f"{operation}: kind={own!r}; expected {', '.join(KINDS)} or None.")
+            if own is not None:
+                kinds.append(own)
+                continue
+            queries, keys = lengths(number)
+            crosses = queries != keys or kind_of_name(said[number], False) == "cross"
+            kinds.append("cross" if crosses else None)
+        return cls(said, kinds)
+
+    @property
+    def pair(self) -> bool:
+        """Whether one sequence looks at another."""
+        return "cross" in self.kinds
+
+    def kind(self, number: int, is_causal: bool) -> str:
+        """The kind of a layer, when it is known whether a query looks ahead."""
+        return self.kinds[number] or kind_of_name(self.names[number], is_causal)
+
+
+@dataclass(frozen=True)
+class Making:
+    """How given layers become a trace: see `weft.from_queries_keys`."""
+
+    operation: str
+    keep: Keep
+    queries_keys: bool
+    save: Path | str | None
+    dtype: torch.dtype | None
+    overwrite: bool
+
+    def traces(
+        self,
+        sequences: GivenTokens,
+        record: Callable[[CallRecorder], None],
+        said: JsonMapping,
+    ) -> TraceData | list[TraceData]:
+        """The trace of each input; saved and opened, alone, or all.
+
+        Args:
+            sequences: names the positions.
+            record: hands each layer to a recorder.
+            said: what the trace says of its model.
+        """
+        check_keep(self.keep, self.operation)
+        check_can_be_saved(self.save, sequences.samples)
+        maker = LayerMaker(sequences, sequences.samples, self.queries_keys)
+        # There is no model to hold the layers against.
+        recorder = CallRecorder(maker, self.keep, None, verified=lambda: False)
+        with ExitStack() as stack:
+            if self.save is not None:
+                maker.writer = stack.enter_context(
+                    writing_trace(self.save, {}, said, dtype=self.dtype, overwrite=self.overwrite)
+                )
+            record(recorder)
+            maker.finish([])
+        if self.save is not None:
+            return TraceData.open(self.save)
+        made = maker.traces(said)
+        return made[0] if len(made) == 1 else made
+
+
+@contextmanager
+def in_layer(operation: str, name: str) -> Iterator[None]:
+    """Errors of the mechanism, with the layer that they are of."""
+    try:
+        yield
+    except InputError as error:
+        line = str(error)
+        if not line.startswith("attend: "):
+            raise
+        line = f"{operation}: layer {name}: {line.removeprefix('attend: ')}"
+        raise (ShapeError if isinstance(error, ShapeError) else InputError)(line) from error
