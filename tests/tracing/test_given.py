@@ -1,0 +1,321 @@
+"""Traces of arrays: held against the formula in float64, and against what they were given."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+
+
+def by_formula(queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
+    """The weights, (heads, queries, keys), in float64, written out."""
+    heads, rows, depth = queries.shape
+    weights = torch.zeros(heads, rows, keys.shape[1], dtype=torch.float64)
+    for head in range(heads):
+        own = keys[head * len(keys) // heads].double()
+        scores = queries[head].double() @ own.T / depth**0.5
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        weights[head] = scores.softmax(-1)
+    return weights
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(layer: weft.TraceLayer) -> Tensor:
+    return layer.graph.dense().double()
+
+
+class Foreign:
+    """An array of another library, that only has `__dlpack__`, as JAX's have."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["torch", "numpy", "big-endian", "read-only", "dlpack", "list", "nhd", "flat", "batch of one"],
+)
+def test_queries_and_keys_of_any_library_and_order_give_the_weights_of_the_formula(form) -> None:
+    queries, keys = drawn(3, 4, 9, 8), drawn(3, 2, 9, 8, seed=1)
+    allowed = torch.ones(9, 9, dtype=torch.bool).tril()
+    first, second, options = queries, keys, {}
+    if form == "numpy":
+        first, second = queries.numpy(), keys.numpy()
+    elif form == "big-endian":
+        first, second = queries.numpy().astype(">f8"), keys.numpy().astype(">f4")
+    elif form == "read-only":
+        first, second = queries.numpy().copy(), keys.numpy()
+        first.flags.writeable = False
+    elif form == "dlpack":
+        first, second = Foreign(queries), Foreign(keys)
+    elif form == "list":
+        first, second = list(queries.numpy()), tuple(keys)
+    elif form == "nhd":
+        first, second = queries.transpose(1, 2), keys.transpose(1, 2)
+        options = {"layout": "NHD"}
+    elif form == "flat":
+        first = [one.transpose(0, 1).flatten(1) for one in queries]
+        second = [one.transpose(0, 1).flatten(1) for one in keys]
+        options = {"heads": 4}
+    elif form == "batch of one":
+        first, second = list(queries[:, None]), list(keys[:, None])
+    trace = weft.from_queries_keys(first, second, mask=weft.causal(), **options)
+    assert [layer.kind for layer in trace.layers] == ["decoder"] * 3
+    assert [layer.mask for layer in trace.layers] == ["causal"] * 3
+    for number, layer in enumerate(trace.layers):
+        expected = by_formula(queries[number], keys[number], allowed)
+        assert torch.allclose(weights_of(layer), expected, atol=2e-6)
+        assert torch.allclose(layer.matrix.dense().double(), expected, atol=2e-6)
+        assert layer.value_norms is None
+        assert layer.deviation is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_float32_and_kept_as_it_is(dtype, tmp_path) -> None:
+    queries, keys = drawn(4, 70, 16).to(dtype), drawn(1, 70, 16, seed=1).to(dtype)
+    trace = weft.from_queries_keys(queries, keys, keep=weft.All(), save=tmp_path / "t.weft")
+    (layer,) = trace.layers
+    assert torch.allclose(weights_of(layer), by_formula(queries, keys), atol=2e-6)
+    assert (layer.queries.dtype, layer.keys.dtype) == (dtype, dtype)
+    assert torch.equal(layer.queries, queries)
+
+
+def test_layers_may_differ_in_shape_mask_and_scale_of_depth() -> None:
+    shapes = [(4, 12, 8), (2, 12, 16), (8, 12, 4)]
+    queries = [drawn(*shape, seed=number) for number, shape in enumerate(shapes)]
+    keys = [drawn(*shape, seed=9 + number) for number, shape in enumerate(shapes)]
+    masks = [None, weft.causal(), weft.window(2, 0)]
+    trace = weft.from_queries_keys(queries, keys, queries, mask=masks, tokens=list("abcdefghijkl"))
+    assert [(x.kind, x.index, x.mask) for x in trace.layers] == [
+        ("encoder", 0, "all"), ("decoder", 0, "causal"), ("decoder", 1, "window")
+    ]  # fmt: skip
+    for layer, one, other, mask in zip(trace.layers, queries, keys, masks, strict=True):
+        allowed = None if mask is None else mask.dense(12, 12)[0, 0]
+        assert torch.allclose(weights_of(layer), by_formula(one, other, allowed), atol=2e-6)
+        assert torch.allclose(layer.value_norms, one.norm(dim=-1))
+
+
+def test_positions_and_caps_are_those_of_attend() -> None:
+    queries, keys = drawn(4, 6, 8), drawn(4, 6, 8, seed=1)
+    slopes = weft.alibi_slopes(4)
+    (layer,) = weft.from_queries_keys(
+        queries, keys, relative=weft.ALiBi(slopes), softcap=2.0, scale=0.5
+    ).layers
+    distance = (torch.arange(6)[:, None] - torch.arange(6)).abs().double()
+    scores = 2 * (0.5 * queries.double() @ keys.double().mT / 2).tanh()
+    expected = (scores - slopes.double()[:, None, None] * distance).softmax(-1)
+    assert layer.positions == "alibi"
+    assert torch.allclose(weights_of(layer), expected, atol=2e-6)
+    assert torch.allclose(layer.matrix.dense().double(), expected, atol=2e-6)
+
+
+def test_a_batch_gives_a_trace_for_each_input_with_its_own_tokens() -> None:
+    queries, keys = drawn(2, 3, 4, 5, 8), drawn(2, 3, 2, 5, 8, seed=1)  # 2 layers, 3 inputs
+    tokens = [list("abcde"), list("fghij"), list("klmno")]
+    traces = weft.from_queries_keys(list(queries), list(keys), tokens=tokens)
+    assert [trace.tokens for trace in traces] == tokens
+    for sample, trace in enumerate(traces):
+        for number, layer in enumerate(trace.layers):
+            expected = by_formula(queries[number, sample], keys[number, sample])
+            assert torch.allclose(weights_of(layer), expected, atol=2e-6)
+
+
+def test_cross_attention_has_two_sequences() -> None:
+    kinds = ["encoder", "decoder", "cross"]
+    queries = [drawn(2, 7, 4), drawn(2, 3, 4), drawn(2, 3, 4)]
+    keys = [drawn(2, 7, 4), drawn(2, 3, 4), drawn(2, 7, 4)]
+    trace = weft.from_queries_keys(
+        queries, keys, kind=kinds, mask=[None, weft.causal(), None],
+        tokens={"source": list("abcdefg"), "target": list("xyz")},
+    )  # fmt: skip
+    ends = [(layer.queries_from, layer.keys_from) for layer in trace.layers]
+    assert ends == [("source", "source"), ("target", "target"), ("target", "source")]
+    assert trace.rollout().shape == (3, 7)
+    again = weft.from_weights([weights_of(layer).numpy() for layer in trace.layers])
+    assert [layer.kind for layer in again.layers] == kinds
+    assert torch.allclose(again.rollout(), trace.rollout(), atol=1e-6)
+
+
+def softmax(*shape: int, causal: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    scores = 2 * drawn(*shape)
+    if causal:
+        hidden = torch.ones(shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_are_kept_as_they_are_given(dtype, causal, tmp_path) -> None:
+    given = softmax(2, 3, 40, 40, causal=causal, dtype=dtype)
+    trace = weft.from_weights(given, keep=weft.All(), save=tmp_path / "t.weft")
+    for number, layer in enumerate(trace.layers):
+        assert layer.kind == ("decoder" if causal else "encoder")
+        assert layer.mask == ("causal" if causal else "all")
+        assert torch.equal(layer.graph.dense(), given[number].float())
+        entropy = -torch.special.xlogy(given[number].double(), given[number].double()).sum(-1)
+        assert torch.allclose(layer.graph.entropy.double(), entropy, atol=1e-6)
+        assert layer.matrix is None
+        assert layer.no_matrix == "its queries and keys were not kept"
+    assert set(trace.heads()["source"]) == {"exact"}
+
+
+def test_the_strongest_weights_are_kept_and_the_rest_is_said() -> None:
+    given = softmax(1, 4, 30, 30)
+    layer = weft.from_weights(given.numpy(), keep=weft.Top(5)).layers[0]
+    top = given[0].topk(5)
+    assert torch.equal(layer.graph.weights, top.values)
+    assert torch.equal(layer.graph.keys.long(), top.indices)
+    assert torch.allclose(layer.graph.rest, 1 - top.values.sum(-1), atol=1e-6)
+    trace = weft.from_weights(given, keep=weft.Top(5))
+    assert set(trace.heads()["source"]) == {"bound"}
+    with pytest.raises(weft.InputError, match="not known exactly"):
+        trace.heads(exact=True)
+
+
+def test_what_a_model_of_transformers_returns_is_taken_as_it_is() -> None:
+    given = tuple(softmax(1, 2, 6, 6) for _ in range(3))
+    trace = weft.from_weights(given, tokens=list("abcdef"))
+    assert len(trace.layers) == 3
+    assert torch.equal(trace.layers[2].graph.dense(), given[2][0])
+    two = weft.from_weights(tuple(softmax(2, 2, 6, 6) for _ in range(3)))
+    assert [len(trace.layers) for trace in two] == [3, 3]
+
+
+def test_sinks_take_what_a_row_lacks_and_sums_are_divided_out() -> None:
+    given = softmax(2, 5, 5) * 0.75
+    (partial,) = weft.from_weights(given, partial=True).layers
+    assert torch.equal(partial.graph.dense(), given)
+    assert torch.allclose(partial.graph.rest, torch.tensor(0.25))
+    trace = weft.from_weights(given * 3, normalise=True)
+    assert torch.allclose(trace.layers[0].graph.dense(), given / 0.75, atol=1e-7)
+    assert trace.model["rows"] == "divided by their sums"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_a_wider_type_may_sum_as_half_precision_does(dtype) -> None:
+    given = softmax(2, 300, 300).to(dtype).float()
+    assert float((given.sum(-1) - 1).abs().max()) > 1e-4
+    (layer,) = weft.from_weights(given.numpy(), keep=weft.All()).layers
+    assert torch.equal(layer.graph.dense(), given)
+    given[0, 0, 0] += 1e-3  # now some number has more digits than that
+    with pytest.raises(weft.InputError, match="rows do not sum to 1"):
+        weft.from_weights(given)
+
+
+def test_a_row_of_zeros_looks_nowhere() -> None:
+    given = softmax(2, 4, 4)
+    given[:, 3] = 0
+    (layer,) = weft.from_weights(given).layers
+    assert layer.graph.count[:, 3].tolist() == [0, 0]
+    assert bool((layer.graph.lse[:, 3] == -torch.inf).all())
+    assert layer.graph.rest[:, 3].tolist() == [0, 0]
+
+
+GIVEN = softmax(2, 3, 5, 5)
+SCORES = 3 * drawn(2, 3, 5, 5)
+BROKEN = GIVEN.clone()
+BROKEN[1, 2, 4, 0] = torch.nan
+NEGATIVE = GIVEN.clone()
+NEGATIVE[0, 0, 1, 2] = -1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "line"),
+    [
+        (SCORES, {}, r"weights of layer 0: numbers from -.* these look like scores before the "
+                     r"softmax\. Give them after it"),
+        (SCORES.abs(), {}, r"the largest number is .* look like scores before the softmax"),
+        (SCORES.masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf), {}, "scores before the"),
+        (GIVEN.log(), {}, "these are logarithms of weights"),
+        (BROKEN, {}, r"weights of layer 1: nan at head 2, query 4, key 0; 1 of 75 numbers are"),
+        (GIVEN * 1.01, {}, r"head 0, query 0: the row sums to 1\.01, and 15 of 15 rows .* dropout"),
+        (GIVEN.mT, {}, r"their columns do\. Rows are queries: exchange"),
+        (NEGATIVE, {}, r"-1e-06 at head 0, query 1, key 2; expected weights of 0 or more"),
+        (GIVEN * 0, {}, "every weight is 0"),
+        (GIVEN * 0.9, {"normalise": True, "partial": True}, "exclude each other"),
+        (GIVEN * 1.5, {"partial": True}, r"sums to 1\.5"),
+        (GIVEN, {"mask": weft.causal()}, r"a weight of .* at head 0, query 0, key 1, where the "
+                                         r"mask hides the key, and 30 such weights"),
+        (GIVEN, {"tokens": list("abcd")}, "has 5 queries, the sequence 'tokens' 4 tokens"),
+        (GIVEN, {"kind": "both"}, r"kind='both'; expected encoder, decoder, cross"),
+        (GIVEN, {"names": ["a"]}, r"1 names for 2 layers"),
+        (GIVEN[0, 0], {}, r"an array \(5, 5\); expected 3 dimensions"),
+        (GIVEN[None, None], {}, r"an array \(1, 1, 2, 3, 5, 5\); expected 3 dimensions"),
+        ([], {}, "no layers"),
+        (None, {}, r"None; expected an array of numbers"),
+        ((None, None), {}, r'weights of layer 0: None, .*attn_implementation="eager"'),
+        ((tuple(GIVEN), tuple(GIVEN)), {}, r"a tuple; expected an array.* generate\(\)"),
+        ("abc", {}, "a str; expected an array"),
+        ({"a": GIVEN}, {}, "a dict; expected an array"),
+        ([GIVEN[0], [[0.5, 0.5]]], {}, "weights of layer 1: a list; expected an array"),
+        (GIVEN.to(torch.int64), {}, "numbers of type int64; expected floating-point"),
+        (GIVEN.numpy().astype("V4"), {}, r"lose the type bfloat16: save float32"),
+        (np.array([[[object()]]]), {}, "an array of object"),
+        (GIVEN[:, :, :0, :0], {}, "heads, queries and keys, 1 or more of each"),
+        ([GIVEN, GIVEN[:1]], {}, "a batch of 1 inputs, the first layer of 2"),
+    ],
+)  # fmt: skip
+def test_what_are_no_weights_is_told_in_one_line(given, options, line) -> None:
+    with pytest.raises(weft.InputError) as raised:
+        weft.from_weights(given, **options)
+    said = str(raised.value)
+    assert re.search(line, said), said
+    assert "\n" not in said
+
+
+QUERIES = drawn(2, 4, 5, 8)
+INFINITE = QUERIES.clone()
+INFINITE[1, 3, 2, 0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "options", "line"),
+    [
+        (INFINITE, QUERIES, {}, r"queries of layer 1: inf at head 3, position 2, number 0"),
+        (QUERIES, QUERIES[:1], {}, "2 layers of queries and 1 of keys"),
+        (QUERIES, QUERIES[..., :4], {}, r"keys of layer 0: .* Batch and depth must be the same"),
+        (QUERIES, drawn(2, 3, 5, 8), {}, r'3 heads of keys for 4 of queries.*layout="NHD"'),
+        (QUERIES, QUERIES, {"layout": "DHN"}, r"layout='DHN'; expected \"HND\" or \"NHD\""),
+        (QUERIES, QUERIES, {"tokens": list("abcdef")}, "has 5 queries, the sequence 'tokens' 6"),
+        (QUERIES, QUERIES, {"tokens": "abcde"}, "the tokens of 'tokens' are str"),
+        (QUERIES, QUERIES, {"tokens": ["a", "b", "c", "d", 5]}, "neither all texts nor all ids"),
+        (QUERIES, QUERIES, {"tokens": {"text": list("abcde")}}, "tokens of 'text'; expected"),
+        (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "look from one at another"),
+        (QUERIES, drawn(2, 4, 9, 8), {"kind": "decoder"}, "Give all of its queries"),
+        (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
+        (QUERIES, QUERIES, {"scale": float("nan")}, "layer layers.0: scale=nan"),
+        (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"layer layers.0: the bias is \(.*3, 3\)"),
+        (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
+        ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
+        ([drawn(5, 32)], [drawn(5, 20)], {"heads": 4}, "20 numbers a position; expected a multi"),
+        (QUERIES, QUERIES, {"keep": 5}, "keep=5; expected weft.Top"),
+    ],
+)
+def test_what_are_no_queries_and_keys_is_told_in_one_line(queries, keys, options, line) -> None:
+    with pytest.raises(weft.InputError) as raised:
+        weft.from_queries_keys(queries, keys, **options)
+    said = str(raised.value)
+    assert re.search(line, said), said
+    assert "\n" not in said
+
+
+def test_nothing_is_written_where_a_later_layer_is_wrong(tmp_path) -> None:
+    with pytest.raises(weft.InputError):
+        weft.from_weights(BROKEN, save=tmp_path / "t.weft")
+    assert not list(tmp_path.iterdir())
