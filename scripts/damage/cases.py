@@ -22,7 +22,7 @@ from damage.verbs import Said, by_process, by_verb, comparable, verbs_of
 from weft.errors import WeftError
 from weft.training.config import load_config
 
-__all__ = ["KINDS", "Cases", "Result"]
+__all__ = ["KINDS", "Cases", "Result", "TooLong", "alarm", "as_nobody", "case_folder"]
 
 #: How often each kind of input is taken.
 KINDS = ("trace", "trace", "trace", "terms", "terms", "run", "run", "run", "model", "config")
@@ -68,7 +68,7 @@ class Cases:
         """Read the whole inputs in every way; imports all that is imported when it is used."""
         expected = {kind: READINGS[kind](whole / kind) for kind in READINGS}
         outputs = {}
-        with _case_folder() as folder:
+        with case_folder() as folder:
             for kind in set(READINGS) - {"config"}:
                 copy = folder / kind
                 shutil.copytree(whole / kind, copy)
@@ -84,15 +84,15 @@ class Cases:
         """Damage a copy of an input, and read it."""
         chance = random.Random(f"{self.seed} {number}")
         kind = chance.choice(kinds)
-        with _case_folder() as folder:
+        with case_folder() as folder:
             copy = folder / kind
             shutil.copytree(self.whole / kind, copy)
             what = damage(copy, chance)
-            reader = _as_nobody() if what.way == "unreadable" else contextlib.nullcontext()
+            reader = as_nobody() if what.way == "unreadable" else contextlib.nullcontext()
             try:
                 # A process of its own imports everything first.
                 longer = 1 if number % BY_PROCESS else 10
-                with _alarm(self.seconds * longer), reader:
+                with alarm(self.seconds * longer), reader:
                     outcome, said = self._read(number, kind, copy, what.sealed, chance)
             except (TooLong, Exception) as error:
                 steps = traceback.extract_tb(error.__traceback__)
@@ -147,7 +147,7 @@ def _too_long(number: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
+def alarm(seconds: float) -> Iterator[None]:
     """End what takes longer."""
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -159,7 +159,8 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _case_folder() -> Iterator[Path]:
+def case_folder() -> Iterator[Path]:
+    """A folder for a case, which anybody may write to."""
     folder = Path(tempfile.mkdtemp(prefix="weft-damaged-"))
     folder.chmod(0o777)
     try:
@@ -180,7 +181,7 @@ def _remove(paths: Iterator[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _as_nobody() -> Iterator[None]:
+def as_nobody() -> Iterator[None]:
     """As a user who may read what everybody may; root may read everything."""
     if os.geteuid() != 0:
         yield

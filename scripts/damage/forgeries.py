@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from damage.array_forgeries import forge_csv, forge_npy, forge_npz
 from weft.errors import WeftError
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.formats.trace_writer import manifest_digest
@@ -80,6 +81,7 @@ def _forge_json(file: Path, chance: Chance) -> Forged:
     if chance.random() < 0.15:
         # What no library writes: numbers without end, nesting without end.
         values = list(re.finditer(r'(?<=: )("[^"\n]*"|[\d.e-]+|true|false|null)', text))
+        values = values or list(re.finditer(r'"[^"\n]*"|(?s:.+)', text))  # of a list
         value = chance.choice(values)
         text = text[: value.start()] + chance.choice(RAW) + text[value.end() :]
         where = "raw value"
@@ -240,7 +242,8 @@ def _forge_header(header: dict[str, Any], chance: Chance) -> Forged:
 
 FORGERS: dict[str, Callable[[Path, Chance], Forged]] = {
     ".json": _forge_json, ".parquet": _forge_parquet, ".safetensors": _forge_tensors,
-    ".toml": _forge_text, ".jsonl": _forge_lines,
+    ".toml": _forge_text, ".jsonl": _forge_lines, ".npy": forge_npy, ".npz": forge_npz,
+    ".csv": forge_csv,
 }  # fmt: skip
 
 

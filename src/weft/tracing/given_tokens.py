@@ -45,6 +45,11 @@ class GivenTokens:
         self._operation, self._tokenizer, self.samples = operation, tokenizer, samples
         self._pair = pair or (isinstance(tokens, Mapping) and "tokens" not in tokens)
         self._given: dict[str, list[list[str]]] = {}
+        if isinstance(tokens, Mapping) and not tokens:
+            raise InputError(
+                f'{operation}: no tokens in an empty dict; expected "tokens", or "source" and '
+                '"target".'
+            )
         if tokens is not None and not isinstance(tokens, Mapping):
             if self._pair:
                 raise InputError(

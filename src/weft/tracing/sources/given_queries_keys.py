@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.masks import Mask
+from weft.mechanism.masks import Mask, causal
 from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.shapes import describe
 from weft.tracing.recording.layer_call import LayerCall
@@ -62,8 +62,11 @@ class GivenCalls:
         label = self.queries.label(number)
         queries = self._heads_first(self.queries, number, self.heads)
         depth = queries.shape[3]
-        if not depth:
-            raise ShapeError(f"{label}: heads of depth 0, from {describe(queries)}.")
+        if not all(queries.shape[1:]):
+            raise ShapeError(
+                f"{label}: {describe(queries)} as (batch, heads, positions, depth); expected 1 or "
+                "more of each."
+            )
         kv_heads = None
         if self.heads is not None:
             kv_heads = self._kv_heads(number, depth)
@@ -73,11 +76,11 @@ class GivenCalls:
                 f"{self.keys.label(number)}: {describe(keys)} as (batch, heads, positions, depth); "
                 f"the queries are {describe(queries)}. Batch and depth must be the same."
             )
-        if not keys.shape[1] or queries.shape[1] % keys.shape[1]:
+        if not keys.shape[2] or not keys.shape[1] or queries.shape[1] % keys.shape[1]:
             raise ShapeError(
-                f"{self.keys.label(number)}: {keys.shape[1]} heads of keys for {queries.shape[1]} "
-                "of queries; expected a divisor of it. Where the dimensions are (positions, "
-                'heads, depth), give layout="NHD".'
+                f"{self.keys.label(number)}: {keys.shape[1]} heads of {keys.shape[2]} keys for "
+                f"{queries.shape[1]} of queries; expected a divisor of it. Where the dimensions "
+                'are (positions, heads, depth), give layout="NHD".'
             )
         if self.values is None:
             return queries, keys, None
@@ -88,6 +91,20 @@ class GivenCalls:
                 f"depth); the keys are {describe(keys)}. Give a value for each key."
             )
         return queries, keys, values
+
+    def _check_size(self, number: int, queries: Tensor, keys: Tensor, scale: float) -> None:
+        """Raise an InputError where a score may be too large for float32: |q . k| <= |q| |k|."""
+        longest = [
+            float(tensor.double().norm(dim=-1).max()) if tensor.numel() else 0.0
+            for tensor in (queries, keys)
+        ]
+        bound = longest[0] * longest[1] * max(1.0, abs(scale))
+        if bound > torch.finfo(torch.float32).max:
+            raise InputError(
+                f"{self.queries.label(number)}: vectors as long as {longest[0]:.2g}, and keys as "
+                f"long as {longest[1]:.2g}: their scores are too large for float32. Check that "
+                "they were saved whole."
+            )
 
     def _kv_heads(self, number: int, depth: int) -> int:
         width = self.keys[number].shape[-1]
@@ -120,6 +137,8 @@ class GivenCalls:
     def call(self, number: int, name: str, kind: str) -> LayerCall:
         """The call of a layer."""
         queries, keys, values = self.tensors(number)
+        scale = queries.shape[3] ** -0.5 if self.scale is None else self.scale
+        self._check_size(number, queries, keys, scale)
         mask, relative = self.masks[number], self.relatives[number]
         rows, columns = queries.shape[2], keys.shape[2]
         if kind != "cross" and rows != columns:
@@ -127,6 +146,12 @@ class GivenCalls:
                 f"{self.queries.label(number)}: {rows} queries and {columns} keys, in a layer of "
                 f'kind "{kind}", which looks from a sequence at itself. Give all of its queries; '
                 'of a layer that looks at another sequence, kind="cross".'
+            )
+        if rows != columns and mask == causal():
+            raise InputError(
+                f"{self.queries.label(number)}: {rows} queries and {columns} keys under a causal "
+                "mask; expected as many of each. Of queries that are the last of the keys, "
+                "weft.causal(offset=keys - queries); between two sequences, no mask."
             )
         bias = self.biases[number]
         positions = "none"
@@ -143,7 +168,7 @@ class GivenCalls:
             queries=queries,
             keys=keys,
             values=keys.new_zeros(*keys.shape[:3], 1) if values is None else values,
-            scale=queries.shape[3] ** -0.5 if self.scale is None else self.scale,
+            scale=scale,
             mask=mask,
             bias=bias,
             relative=relative,
