@@ -58,8 +58,9 @@ class _Stored(Sequence[Any]):
 
     def __init__(self, arrays: list[StoredArray]) -> None:
         self._arrays = arrays
-        #: What errors call them.
+        #: What errors call them; and their shapes, which are known before they are read.
         self.labels = [array.place for array in arrays]
+        self.shapes = [array.shape for array in arrays]
 
     def __len__(self) -> int:
         return len(self._arrays)

@@ -191,7 +191,8 @@ def from_weights(
     masks = masks_of(operation, mask, len(stack))
 
     def lengths(number: int) -> tuple[int, int]:
-        return stack[number].shape[-2], stack[number].shape[-1]
+        shape = stack.shape(number)
+        return shape[-2], shape[-1]
 
     layers = GivenLayers.of(operation, len(stack), names, kind, lengths)
     sequences = GivenTokens(operation, tokens, tokenizer, stack.samples, layers.pair)

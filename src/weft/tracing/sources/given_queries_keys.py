@@ -55,7 +55,7 @@ class GivenCalls:
     def lengths(self, number: int) -> tuple[int, int]:
         """How many queries and keys a layer has."""
         axis = -3 if self.layout == "NHD" and self.heads is None else -2
-        return self.queries[number].shape[axis], self.keys[number].shape[axis]
+        return self.queries.shape(number)[axis], self.keys.shape(number)[axis]
 
     def tensors(self, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of a layer, (batch, heads, positions, depth), that fit."""

@@ -103,7 +103,8 @@ class Layers:
             dimension more, its first is the layers; with two, the second is the batch. Or a
             sequence with an array for each layer, of `rank` dimensions, or with a batch before
             them. What a sequence gives is read when it is asked for, so that one that reads files
-            holds one layer at a time.
+            holds one layer at a time; it may have `shapes`, and `labels`, by which errors call
+            them.
         rank: dimensions of a layer.
     """
 
@@ -139,7 +140,22 @@ class Layers:
     @cached_property
     def samples(self) -> int:
         """Inputs of the batch."""
-        return len(self._tensor(0))
+        shape = self.shape(0)
+        return shape[0] if len(shape) > self._rank else 1
+
+    def shape(self, number: int) -> tuple[int, ...]:
+        """The shape of a layer, with a batch or without: where it can be, without its numbers."""
+        shapes = getattr(self._given, "shapes", None)
+        shape = tuple(self._tensor(number).shape if shapes is None else shapes[number])
+        self._check_rank(number, shape)
+        return shape
+
+    def _check_rank(self, number: int, shape: tuple[int, ...]) -> None:
+        if len(shape) not in (self._rank, self._rank + 1):
+            raise ShapeError(
+                f"{self.label(number)}: an array of shape {shape}; expected {self._rank} "
+                f"dimensions, or {self._rank + 1} with a batch."
+            )
 
     def __getitem__(self, number: int) -> Tensor:
         """A layer, with a batch before its dimensions."""
@@ -164,11 +180,7 @@ class Layers:
                     "the whole text."
                 )
             tensor = as_tensor(label, entry)
-        if tensor.ndim not in (self._rank, self._rank + 1):
-            raise ShapeError(
-                f"{label}: an array {describe(tensor)}; expected {self._rank} dimensions, or "
-                f"{self._rank + 1} with a batch."
-            )
+        self._check_rank(number, tuple(tensor.shape))
         tensor = tensor if tensor.ndim > self._rank else tensor[None]
         if not len(tensor):
             raise ShapeError(f"{label}: an empty batch, {describe(tensor)}; expected 1 or more.")

@@ -1,0 +1,97 @@
+"""Traces of edge lists: the edges that are there, and never more than that."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.mechanism.masks import causal
+from weft.tracing.given_edges import from_edges
+
+#: One head over three tokens, causal.
+ROWS = [(0, 0, 0, 0, 1.0), (0, 0, 1, 1, 0.75), (0, 0, 1, 0, 0.25), (0, 0, 2, 2, 0.5),
+        (0, 0, 2, 0, 0.3), (0, 0, 2, 1, 0.2)]  # fmt: skip
+
+
+def columns(rows: list[Any], **more: Any) -> dict[str, Any]:
+    names = ("layer", "head", "query", "key", "weight")
+    made = {name: np.array([row[at] for row in rows]) for at, name in enumerate(names)}
+    return made | {name: np.array(column) for name, column in more.items()}
+
+
+def test_whole_rows_are_a_whole_matrix() -> None:
+    trace = from_edges(columns(ROWS[::-1]), mask=causal(), tokens=["a", "b", "c"])
+    (layer,) = trace.layers
+    expected = torch.tensor([[1, 0, 0], [0.25, 0.75, 0], [0.3, 0.2, 0.5]])
+    assert torch.equal(layer.graph.dense()[0], expected)
+    assert (layer.kind, layer.mask, layer.matrix) == ("decoder", "causal", None)
+    assert layer.graph.keys[0, 2].tolist() == [2, 0, 1]
+    # -(0.5 ln 0.5 + 0.3 ln 0.3 + 0.2 ln 0.2), by hand.
+    assert float(layer.graph.entropy[0, 2]) == pytest.approx(1.02965, abs=1e-5)
+    assert layer.graph.rest.tolist() == [[0, 0, 0]]
+    assert set(weft.Trace.of(trace).heads()["source"]) == {"exact"}
+
+
+def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> None:
+    strongest = [row for row in ROWS if row[3:] != (1, 0.2)]
+    with pytest.raises(weft.InputError, match=r"query 2: its weights sum to 0\.8, and 1 rows"):
+        from_edges(columns(strongest), mask=causal())
+    trace = from_edges(columns(strongest), mask=causal(), strongest=True)
+    graph = trace.layers[0].graph
+    assert torch.allclose(graph.rest, torch.tensor([[0, 0, 0.2]]))
+    assert graph.entropy.isnan().tolist() == [[False, False, True]]
+    assert graph.count.tolist() == [[1, 2, 3]]
+    table = weft.Trace.of(trace).heads()
+    assert table["source"].tolist() == ["bound"]
+    assert bool(table["entropy"].isna().all())
+
+
+def test_scores_that_fit_are_kept() -> None:
+    lse = np.array([0.5, -1.0, -1.0, 2.0, 2.0, 2.0])
+    scores = np.log([row[4] for row in ROWS]) + lse
+    graph = from_edges(columns(ROWS, score=scores), mask=causal()).layers[0].graph
+    assert torch.allclose(graph.lse, torch.tensor([[0.5, -1.0, 2.0]]))
+    assert float(graph.scores[0, 2, 1]) == pytest.approx(np.log(0.3) + 2, abs=1e-6)
+    scores[5] += 1
+    with pytest.raises(weft.InputError, match="its scores are not those of its weights"):
+        from_edges(columns(ROWS, score=scores), mask=causal())
+
+
+def changed(place: int, **values: Any) -> dict[str, Any]:
+    made = columns(ROWS)
+    for name, value in values.items():
+        made[name] = made[name].copy()
+        made[name][place] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "line"),
+    [
+        (changed(0, weight=np.nan), {}, "a weight of nan in row 0 of the table"),
+        (changed(1, weight=-0.1), {}, r"a weight of -0\.1 in row 1"),
+        (changed(1, weight=3.5), {}, r"a weight of 3\.5 in row 1"),
+        (changed(1, weight=0.9), {}, r"query 1: its weights sum to 1\.15; expected 1 at most"),
+        (changed(2, key=1), {}, "head 0, query 1, key 1 is there 2 times"),
+        (changed(2, key=2), {}, "query 1 looks at key 2, which the mask hides"),
+        (changed(5, key=-1), {}, "the column key holds -1"),
+        (changed(5, layer=2**15), {}, "the column layer holds 32768"),
+        (columns([row for row in ROWS if row[2] != 1]), {}, "query 1: its weights sum to 0, and"),
+        (columns([]), {}, "the table has no rows"),
+        (columns(ROWS), {"tokens": ["a", "b"]}, "at position 2, and 2 tokens"),
+        (columns(ROWS), {"kind": "both"}, "kind 'both'; expected"),
+        (columns(ROWS, name=["x"] * 5 + ["y"]), {}, "layer 0 has several texts in the column name"),
+        (columns(ROWS, query_token=list("abbccc"), key_token=list("abacxb")), {}, "position 0 is"),
+    ],
+)
+def test_what_is_no_list_of_edges_is_told_in_one_line(given, options, line) -> None:
+    with pytest.raises(weft.InputError) as raised:
+        from_edges(given, mask=causal(), **options)
+    said = str(raised.value)
+    assert re.search(line, said), said
+    assert "\n" not in said
