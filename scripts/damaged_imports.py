@@ -1,6 +1,7 @@
 """Damaged arrays and edge lists: `weft import` refuses each in one line, or says what is there.
 
     python scripts/damaged_imports.py [--cases 2000] [--seed 0] [--workers 2] [--only NUMBER]
+    python scripts/damaged_imports.py --self-check
 
 A case copies a small whole dump (.npy, .npz, .safetensors of queries and keys, weights, edges as
 Parquet and CSV, each with its tokens), damages it in one way that its number and the seed say, as
@@ -15,6 +16,7 @@ scripts/damaged_inputs.py does, and imports it by the command. A case is wrong w
     the files have checksums (.npz, .parquet), and damage of their bytes gives other data
 
 Files without checksums that were changed are other files, read as they say: counted as rewritten.
+--self-check plants faults in weft, one at a time, and expects to see each.
 The last line is the summary; the exit code is 1 where a case is wrong.
 """
 
@@ -32,7 +34,8 @@ import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from damage.cases import Result
@@ -41,6 +44,8 @@ from damaged_inputs import SECONDS, go_through
 
 #: One case in so many is read by the command as a process.
 BY_PROCESS = 250
+#: How many cases may pass before a planted fault is seen.
+PLANTED_CASES = 1_000
 
 
 def examine(whole: Path, seed: int, number: int) -> Result:
@@ -132,6 +137,68 @@ def prepared() -> Iterator[Path]:
             yield whole
 
 
+def planted() -> dict[str, contextlib.AbstractContextManager[object]]:
+    """Faults of an import, by what they are."""
+    import numpy as np
+
+    from weft.formats import edge_lists, stored_arrays
+    from weft.jobs import importing
+    from weft.tracing import given, given_edges
+
+    real = np.lib.format.read_array
+
+    def unpickled(file: Any, **options: object) -> Any:
+        return real(file, allow_pickle=True)
+
+    def moved(self: Any, number: int) -> Any:
+        return self._arrays[number].read() * 1.00001
+
+    patch = mock.patch.object
+    return {
+        "rows of weights are not looked at": patch(
+            given, "checked_weights", lambda label, weights, sums: weights.float()
+        ),
+        "sums of edges are not looked at": patch(given_edges, "_check_sums", lambda *given: None),
+        "errors of the libraries are not made lines": patch(stored_arrays, "_UNREADABLE", ()),
+        "errors of tables are not made lines": patch(edge_lists, "_UNREADABLE", ()),
+        "objects are unpickled": _both(
+            patch(np.lib.format, "read_array", unpickled),
+            patch(stored_arrays, "_header", lambda file, size: ((2, 6, 4), np.dtype("f4"))),
+        ),
+        "other numbers are read": patch(importing._Stored, "__getitem__", moved),
+        "opening a pipe waits": _both(
+            patch(stored_arrays, "check_file", lambda path, what: None),
+            patch(stored_arrays, "open_file", lambda path, what: Path(path).open("rb")),
+        ),
+    }
+
+
+@contextlib.contextmanager
+def _both(*patches: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for one in patches:
+            stack.enter_context(one)
+        yield
+
+
+def self_check(whole: Path, seed: int, workers: int) -> int:
+    """Plant faults; returns how many were not seen."""
+    from damage.workers import results
+
+    blind = 0
+    faults = planted()
+    for what, fault in faults.items():
+        with fault:
+            came = results(partial(examine, whole, seed), range(1, PLANTED_CASES), workers, SECONDS)
+            with contextlib.closing(came):
+                first = next((result for result in came if result.outcome == "wrong"), None)
+        blind += first is None
+        seen = "NOT SEEN" if first is None else f"seen at case {first.number}: {first.said:.150}"
+        print(f"{what}: {seen}", flush=True)
+    print(f"{len(faults)} faults planted: {len(faults) - blind} seen, {blind} not seen")
+    return blind
+
+
 def main() -> None:
     """Go through the cases, by processes that import."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -139,6 +206,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, help="the number of one case")
+    parser.add_argument("--self-check", action="store_true", help="plant faults, and see them")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     from damage.workers import results
@@ -147,6 +215,8 @@ def main() -> None:
     if options.only is not None:
         numbers = range(options.only, options.only + 1)
     with prepared() as whole:
+        if options.self_check:
+            sys.exit(1 if self_check(whole, options.seed, options.workers) else 0)
         came = results(partial(examine, whole, options.seed), numbers, options.workers, SECONDS)
         wrong = go_through(came, len(numbers), options.only is not None)
     sys.exit(1 if wrong else 0)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "damaged_imports.py"
 
 
@@ -26,3 +28,13 @@ def test_damaged_dumps_are_refused_in_one_line_or_say_what_is_there() -> None:
     assert refused + equal + rewritten == 120
     assert refused > 60
     assert equal + rewritten > 5
+
+
+@pytest.mark.slow
+def test_faults_planted_in_weft_are_seen() -> None:
+    result = subprocess.run(
+        [sys.executable, str(SCRIPT), "--self-check"], capture_output=True, text=True, check=False
+    )
+    output = result.stderr + result.stdout
+    assert result.returncode == 0, output
+    assert re.search(r"(\d+) faults planted: \1 seen, 0 not seen", output), output
