@@ -146,6 +146,31 @@ def graph_of_weights(
     allowed = weights > 0
     if mask is not None:
         allowed = _allowed(label, weights, mask)
+    # A head at a time: what is computed on the way takes several times the memory.
+    parts = [
+        _columns_of_graph(weights[:, head, None], allowed[:, head, None], keep, partial)
+        for head in range(weights.shape[1])
+    ]
+
+    def joined(name: str) -> Tensor:
+        return torch.cat([part[name] for part in parts], 1)
+
+    return AttentionGraph(
+        joined("keys"),
+        joined("scores"),
+        joined("weights"),
+        joined("lse"),
+        joined("entropy"),
+        joined("rest"),
+        joined("count"),
+        length=weights.shape[-1],
+    )
+
+
+def _columns_of_graph(
+    weights: Tensor, allowed: Tensor, keep: Top, partial: bool
+) -> dict[str, Tensor]:
+    """The tensors of the graph of some heads, by their names."""
     # A key that may be looked at has a score, even where its weight is too small for float32.
     scores = weights.clamp(min=torch.finfo(torch.float32).smallest_normal).log()
     scores = scores.masked_fill(~allowed, -torch.inf)
@@ -159,16 +184,15 @@ def graph_of_weights(
     mass = looks.double() if partial else weights.sum(-1, dtype=torch.float64)
     rest = mass - kept_weights.sum(-1, dtype=torch.float64)
     missing = (0, places - kept_keys.shape[-1])
-    return AttentionGraph(
-        keys=pad(kept_keys.masked_fill(empty, -1).int(), missing, value=-1),
-        scores=pad(kept_scores, missing, value=-torch.inf),
-        weights=pad(kept_weights, missing),
-        lse=torch.where(looks, 0.0, -torch.inf),
-        entropy=entropy.float(),
-        rest=rest.clamp(min=0).float(),
-        count=allowed.sum(-1).int(),
-        length=weights.shape[-1],
-    )
+    return {
+        "keys": pad(kept_keys.masked_fill(empty, -1).int(), missing, value=-1),
+        "scores": pad(kept_scores, missing, value=-torch.inf),
+        "weights": pad(kept_weights, missing),
+        "lse": torch.where(looks, 0.0, -torch.inf),
+        "entropy": entropy.float(),
+        "rest": rest.clamp(min=0).float(),
+        "count": allowed.sum(-1).int(),
+    }
 
 
 def _allowed(label: str, weights: Tensor, mask: Mask) -> Tensor:
