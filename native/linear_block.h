@@ -4,7 +4,7 @@
 //     by_input = G W,  by_W = G^T input,  by_b = sum of G's rows,  G = by_output [output > 0]
 //
 // Forward, a stripe of 32 rows is packed and multiplied by the packed W while it is in the nearest
-// cache; bias and activation are applied to each 32 x 32 cells before they are written. Backward,
+// cache; bias and activation are applied as its products are written, row by row. Backward,
 // a stripe of G is read once, and packed twice: as left factor of by_input, and turned, as left
 // factor of by_W, whose sums run over all rows in the second pass.
 #pragma once
@@ -17,9 +17,6 @@
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-// Rows of 32 cells whose sums a product writes.
-constexpr int64_t cell_row = 32;
 
 template <int splits>
 class LinearBlock {
@@ -54,7 +51,9 @@ public:
             inputs_ = shared.take<int32_t>(blocks_ * stripes_ * tile);
         else
             left_[0] = worker.take<int32_t>(2 * chunks_ * tile);
-        cells_ = worker.take<float>(stripe_rows * cell_row);
+        int64_t widest = blocks_;
+        for (int64_t p = 0; p < call.parts && !backward; ++p) widest = larger(widest, blocks_of(p));
+        panel_ = worker.take<float>(stripe_rows * panel_row(widest));
     }
 
     bool pack_weights(bool backward, int64_t p) const {
@@ -120,40 +119,45 @@ public:
         const Tiles left{turned_[p] + 2 * stripe * along, tile, along, 16};
         for (int64_t k = 0; k < blocks_; k += 2) {
             const Tiles right{inputs_ + k * along, tile, along, 16};
-            multiply_tiles<splits>(count > 16, k + 1 < blocks_, left, right, cells_, cell_row,
-                                   stripes_, false);
-            for (int64_t r = 0; r < count; ++r)
-                copy_cells(r, call_.by_weights[p] + (first + r) * call_.terms, k * 16, call_.terms);
+            multiply_tiles<splits>(count > 16, k + 1 < blocks_, left, right, panel_ + k * 16,
+                                   panel_row(blocks_), stripes_, false);
         }
+        copy_panel(call_.by_weights[p] + first * call_.terms, count);
     }
 
 private:
     int64_t blocks_of(int64_t p) const { return (call_.columns[p] + 15) / 16; }
     float* sums(int64_t p, int64_t task) const { return sums_[p] + task * blocks_of(p) * 16; }
 
-    // Row `r` of the cells, as columns `first` .. of a row of `width`.
-    void copy_cells(int64_t r, float* to, int64_t first, int64_t width) const {
-        for (int64_t half = 0; half < 32 && first + half < width; half += 16)
-            store_part(to + first + half, load(cells_ + r * cell_row + half), width - first - half);
+    // From one row of a panel of so many blocks to the next: no power of two, so that rows fall into
+    // different cache sets.
+    static int64_t panel_row(int64_t blocks) { return round_up(blocks, 2) * 16 + 16; }
+
+    // The first rows of the panel, as rows of the input's width.
+    void copy_panel(float* to, int64_t count) const {
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t k = 0; k < call_.terms; k += 16)
+                store_part(to + r * call_.terms + k, load(panel_ + r * panel_row(blocks_) + k),
+                           call_.terms - k);
     }
 
     void forward_stripe(int64_t p, int64_t row, int64_t count) const {
-        const int64_t columns = call_.columns[p], blocks = blocks_of(p);
+        const int64_t columns = call_.columns[p], blocks = blocks_of(p), width = panel_row(blocks);
         const Tiles left{left_[0], tile, chunks_ * tile, 16};
         for (int64_t n = 0; n < blocks; n += 2) {
             const Tiles right{weights_[p] + n * chunks_ * tile, tile, chunks_ * tile, 16};
-            multiply_tiles<splits>(true, n + 1 < blocks, left, right, cells_, cell_row, chunks_,
-                                   false);
-            for (int64_t half = 0; half < 2 && n + half < blocks; ++half) {
-                const int64_t column = (n + half) * 16, rest = columns - column;
-                const Floats bias =
-                    call_.biases[p] ? load_part(call_.biases[p] + column, rest) : Floats{};
-                float* to = call_.outputs[p] + row * columns + column;
-                for (int64_t r = 0; r < count; ++r, to += columns) {
-                    Floats x = load(cells_ + r * cell_row + half * 16) + bias;
-                    if (call_.relu) x = maximum(Floats{}, x);
-                    store_part(to, x, rest);
-                }
+            multiply_tiles<splits>(true, n + 1 < blocks, left, right, panel_ + n * 16, width,
+                                   chunks_, false);
+        }
+        const float* biases = call_.biases[p];
+        for (int64_t r = 0; r < count; ++r) {
+            const float* from = panel_ + r * width;
+            float* to = call_.outputs[p] + (row + r) * columns;
+            for (int64_t n = 0; n < columns; n += 16) {
+                Floats x = load(from + n);
+                if (biases) x += load_part(biases + n, columns - n);
+                if (call_.relu) x = maximum(Floats{}, x);
+                store_part(to + n, x, columns - n);
             }
         }
     }
@@ -224,12 +228,11 @@ private:
                 const int64_t part_chunks = (call_.columns[p] + chunk_terms - 1) / chunk_terms;
                 const Tiles left{left_[p], tile, part_chunks * tile, 16};
                 const Tiles right{weights_[p] + k * tile, blocks_ * tile, tile, 16};
-                multiply_tiles<splits>(true, k + 1 < blocks_, left, right, cells_, cell_row,
-                                       part_chunks, p > 0);
+                multiply_tiles<splits>(true, k + 1 < blocks_, left, right, panel_ + k * 16,
+                                       panel_row(blocks_), part_chunks, p > 0);
             }
-            for (int64_t r = 0; r < count; ++r)
-                copy_cells(r, call_.by_input + (row + r) * call_.terms, k * 16, call_.terms);
         }
+        copy_panel(call_.by_input + row * call_.terms, count);
     }
 
     const LinearCall& call_;
@@ -243,7 +246,7 @@ private:
     // Of this worker.
     int32_t* left_[LinearCall::most_parts] = {};
     float* gradient_[LinearCall::most_parts] = {};
-    float* cells_ = nullptr;
+    float* panel_ = nullptr;  // products of a stripe
 
 public:
     Workspace shared, worker;
