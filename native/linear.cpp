@@ -27,8 +27,9 @@ bool run(const LinearKernels& of, const LinearCall& call, int threads, bool back
     const auto note = [&](bool good) {
         if (!good) finite.store(false, std::memory_order_relaxed);
     };
-    run_tasks(threads, call.parts,
-              [&](int64_t part, int) { note(of.pack_weights(call, backward, part, shared.get())); });
+    run_tasks(threads, call.parts, [&](int64_t part, int) {
+        note(of.pack_weights(call, backward, part, shared.get()));
+    });
     const auto rows = backward ? of.backward_rows : of.forward_rows;
     run_tasks(threads, tasks_of(call), [&](int64_t task, int worker) {
         note(rows(call, task, shared.get(), of_worker(worker)));

@@ -60,8 +60,8 @@ public:
         const Tensor weight{call_.weights[p], 0, 0, call_.terms};
         const int64_t columns = call_.columns[p];
         if (backward)
-            return !weights_[p] || pack_right<splits>(weight, false, 0, 0, 0, columns, call_.terms,
-                                                      weights_[p]);
+            return !weights_[p] ||
+                   pack_right<splits>(weight, false, 0, 0, 0, columns, call_.terms, weights_[p]);
         return pack_right_turned<splits>(weight, false, 0, 0, 0, round_up(columns, 16), columns,
                                          call_.terms, weights_[p]);
     }
@@ -84,7 +84,8 @@ public:
         const int64_t end = smaller((task + 1) * linear_task_rows, call_.rows);
         for (int64_t p = 0; p < call_.parts; ++p)
             if (sums_[p])
-                for (int64_t n = 0; n < blocks_of(p) * 16; n += 16) store(sums(p, task) + n, Floats{});
+                for (int64_t n = 0; n < blocks_of(p) * 16; n += 16)
+                    store(sums(p, task) + n, Floats{});
         for (int64_t row = task * linear_task_rows; row < end; row += stripe_rows) {
             const int64_t count = smaller(stripe_rows, end - row);
             for (int64_t p = 0; p < call_.parts; ++p) {
@@ -129,8 +130,8 @@ private:
     int64_t blocks_of(int64_t p) const { return (call_.columns[p] + 15) / 16; }
     float* sums(int64_t p, int64_t task) const { return sums_[p] + task * blocks_of(p) * 16; }
 
-    // From one row of a panel of so many blocks to the next: no power of two, so that rows fall into
-    // different cache sets.
+    // From one row of a panel of so many blocks to the next: no power of two, so that rows fall
+    // into different cache sets.
     static int64_t panel_row(int64_t blocks) { return round_up(blocks, 2) * 16 + 16; }
 
     // The first rows of the panel, as rows of the input's width.
@@ -173,8 +174,7 @@ private:
                 Floats x{};
                 if (r < count) {
                     x = load_part(from + n, columns - n);
-                    if (call_.relu)
-                        x = load_part(output + n, columns - n) > 0.0f ? x : Floats{};
+                    if (call_.relu) x = load_part(output + n, columns - n) > 0.0f ? x : Floats{};
                 }
                 store(to + n, x);
                 if (sums_[p]) store(sums(p, task) + n, load(sums(p, task) + n) + x);

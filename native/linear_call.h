@@ -19,17 +19,17 @@ struct LinearCall {
     // Into how many bfloat16 each number is cut: 1, rounded to it; 3, exact (see pairs.h).
     int splits = 1;
 
-    int64_t columns[most_parts] = {};                // of each output: W (columns, terms)
+    int64_t columns[most_parts] = {};  // of each output: W (columns, terms)
     const float* weights[most_parts] = {};
-    const float* biases[most_parts] = {};            // (columns,), or nullptr
-    float* outputs[most_parts] = {};                 // (rows, columns); read backward if relu
+    const float* biases[most_parts] = {};  // (columns,), or nullptr
+    float* outputs[most_parts] = {};       // (rows, columns); read backward if relu
 
     // Backward.
-    const float* by_outputs[most_parts] = {};        // rows of by_output_rows elements
+    const float* by_outputs[most_parts] = {};  // rows of by_output_rows elements
     int64_t by_output_rows[most_parts] = {};
-    float* by_weights[most_parts] = {};              // nullptr where it is not wanted
+    float* by_weights[most_parts] = {};  // nullptr where it is not wanted
     float* by_biases[most_parts] = {};
-    float* by_input = nullptr;                       // (rows, terms), nullptr likewise
+    float* by_input = nullptr;  // (rows, terms), nullptr likewise
 };
 
 // Rows of a task, whose sums are added in order: results do not depend on the number of threads.

@@ -69,7 +69,8 @@ static void dropout(const DropoutCall& call, int64_t first, int64_t end) {
     for (int64_t i = first; i < end; i += lanes) {
         // Places past 2^32 have another seed.
         const uint32_t low = (uint32_t)call.seed;
-        const uint32_t high = (uint32_t)(call.seed >> 32) + (uint32_t)((uint64_t)i >> 32) * 0x85ebca6bu;
+        const uint32_t high =
+            (uint32_t)(call.seed >> 32) + (uint32_t)((uint64_t)i >> 32) * 0x85ebca6bu;
         const Words words = random_words(lane_numbers + (uint32_t)i, low, high);
         const Floats x = load_part(call.input + i, end - i) * call.factor;
         Floats y = words >= call.dropped ? x : Floats{};
