@@ -14,7 +14,7 @@ import weft
 from weft.mechanism.multihead import KeyValueCache, MultiHeadAttention, RelativeKind
 from weft.mechanism.reference import attention as reference
 
-RELATIVES: list[RelativeKind] = ["none", "shaw", "alibi", "rotary"]
+RELATIVES: list[RelativeKind] = ["none", "shaw", "shaw-keys", "alibi", "rotary"]
 
 
 def layer_of(*arguments: Any, seed: int = 0, **options: Any) -> MultiHeadAttention:

@@ -28,6 +28,7 @@ def test_width_that_does_not_split() -> None:
         ("learned", "none"),
         ("none", "none"),
         ("shaw", "shaw"),
+        ("shaw-keys", "shaw-keys"),
         ("alibi", "alibi"),
         ("rotary", "rotary"),
     ],

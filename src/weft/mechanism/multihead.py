@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,8 @@ class MultiHeadAttention(AttentionLayer):
         depth: of a head's queries and keys. None: width / heads.
         bias: whether the four projections have one.
         dropout: probability that a weight is set to 0 in training.
-        relative: relative positions: "none", "shaw", "alibi" or "rotary".
+        relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
+            alone), "alibi" or "rotary".
         clip: the largest distance that Shaw's positions tell apart.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
@@ -115,10 +116,10 @@ class MultiHeadAttention(AttentionLayer):
                 f"MultiHeadAttention: width {width} does not split into {heads} heads. Choose a "
                 "multiple, or give depth=."
             )
-        if relative not in ("none", "shaw", "alibi", "rotary"):
+        if relative not in get_args(RelativeKind):
             raise InputError(
-                f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "alibi" or '
-                '"rotary".'
+                f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "shaw-keys", '
+                '"alibi" or "rotary".'
             )
         if weights not in ("learned", "uniform") or (weights == "uniform" and relative != "none"):
             raise InputError(
@@ -134,8 +135,10 @@ class MultiHeadAttention(AttentionLayer):
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
         self.w_v = nn.Linear(source_width, kv_heads * self.depth, bias)
         self.w_o = nn.Linear(heads * self.depth, width, bias)
-        if relative == "shaw":
+        self.value_table: nn.Parameter | None = None
+        if relative in ("shaw", "shaw-keys"):
             self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
+        if relative == "shaw":
             self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
         if relative == "alibi":
             self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
@@ -147,8 +150,9 @@ class MultiHeadAttention(AttentionLayer):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        if self.relative == "shaw":
+        if self.relative in ("shaw", "shaw-keys"):
             nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
+        if self.value_table is not None:
             nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
 
     def extra_repr(self) -> str:
@@ -231,7 +235,7 @@ class MultiHeadAttention(AttentionLayer):
         )
 
     def _relative_positions(self, offset: int) -> Relative | None:
-        if self.relative == "shaw":
+        if self.relative in ("shaw", "shaw-keys"):
             return Shaw(self.key_table, self.value_table, offset)
         if self.relative == "alibi":
             return ALiBi(self.slopes, offset)

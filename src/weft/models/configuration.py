@@ -10,7 +10,7 @@ from weft.mechanism.multihead import RelativeKind, WeightsKind
 
 __all__ = ["Architecture", "PoolingKind", "PositionKind"]
 
-PositionKind = Literal["sinusoidal", "learned", "shaw", "alibi", "rotary", "none"]
+PositionKind = Literal["sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "rotary", "none"]
 PoolingKind = Literal["mean", "first", "max"]
 
 
@@ -25,7 +25,8 @@ class Architecture:
         feed_forward: inner width of the feed-forward layers (d_ff).
         encoder_layers: 0 for a language model.
         decoder_layers: with cross-attention in an encoder-decoder, without in a language model.
-        positions: how order is known. "shaw", "alibi" and "rotary" act inside self-attention.
+        positions: how order is known. "shaw", "shaw-keys", "alibi" and "rotary" act inside
+            self-attention.
         clip: the largest distance that Shaw's positions tell apart.
         norm: "pre" (normalise what enters a layer) or "post" (what leaves it, as in 2017).
         activation: of the feed-forward layers.
@@ -71,6 +72,6 @@ class Architecture:
     @property
     def relative(self) -> RelativeKind:
         """The positions that act inside self-attention."""
-        if self.positions in ("shaw", "alibi", "rotary"):
+        if self.positions in ("shaw", "shaw-keys", "alibi", "rotary"):
             return self.positions
         return "none"

@@ -61,7 +61,7 @@ class LayerObserver:
             scale=seen.scale,
             mask=seen.mask,
             relative=seen.relative,
-            positions=layer.relative,
+            positions="shaw" if layer.relative == "shaw-keys" else layer.relative,
             by_formula=True,
             grids=seen.grids,
         )
