@@ -73,9 +73,11 @@ def assert_same_graph(one: weft.Trace, other: weft.Trace) -> None:
         assert (first.kind, first.shape, first.mask) == (second.kind, second.shape, second.mask)
         assert torch.equal(first.graph.keys, second.graph.keys)
         assert torch.equal(first.graph.count, second.graph.count)
-        for name in ("weights", "entropy", "rest"):
+        # Two runs of a model: on a busy machine, MKL splits its sums otherwise in each.
+        for name, most in (("weights", 2e-6), ("entropy", 2e-5), ("rest", 2e-6)):
             given, traced = getattr(first.graph, name), getattr(second.graph, name)
-            assert torch.allclose(given, traced, rtol=0, atol=2e-6), name
+            difference = float((given - traced).abs().max())
+            assert difference <= most, (name, difference)
 
 
 @pytest.mark.parametrize("form", ["npy", "npz", "safetensors"])

@@ -11,6 +11,7 @@ from torch import nn
 import weft
 from weft.mechanism import scores
 from weft.mechanism.complete_graph import complete_graph_attention
+from weft.mechanism.linear import products
 from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
@@ -395,4 +396,5 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "steps",
         "Give finite numbers",
     ),
+    ("products", lambda: products("half").__enter__(), "products", 'expected "float32" or'),
 ]
