@@ -89,12 +89,12 @@ public:
         for (int64_t row = task * linear_task_rows; row < end; row += stripe_rows) {
             const int64_t count = smaller(stripe_rows, end - row);
             for (int64_t p = 0; p < call_.parts; ++p) {
-                read_gradient(p, task, row, count);
+                finite &= read_gradient(p, task, row, count);
                 const int64_t width = blocks_of(p) * 16;
                 const Tensor rows{gradient_[p], 0, 0, width};
                 if (left_[p])
-                    finite &= pack_left<splits>(rows, false, 0, 0, 0, stripe_rows, stripe_rows,
-                                                call_.columns[p], 1.0f, left_[p]);
+                    pack_left<splits>(rows, false, 0, 0, 0, stripe_rows, stripe_rows,
+                                      call_.columns[p], 1.0f, left_[p]);
                 if (turned_[p]) pack_turned(gradient_[p], width, row / stripe_rows, turned_[p]);
             }
             finite &= pack_input(row, count);
@@ -163,23 +163,26 @@ private:
         }
     }
 
-    // G's rows, 0 past the last row and column; and their sums.
-    void read_gradient(int64_t p, int64_t task, int64_t row, int64_t count) const {
+    // G's rows, 0 past the last row and column; and their sums. Whether all are finite.
+    bool read_gradient(int64_t p, int64_t task, int64_t row, int64_t count) const {
         const int64_t columns = call_.columns[p], width = blocks_of(p) * 16;
+        Integers bad{};
         for (int64_t r = 0; r < stripe_rows; ++r) {
             float* to = gradient_[p] + r * width;
             const float* from = call_.by_outputs[p] + (row + r) * call_.by_output_rows[p];
-            const float* output = call_.outputs[p] + (row + r) * columns;
+            const float* output = call_.relu ? call_.outputs[p] + (row + r) * columns : nullptr;
             for (int64_t n = 0; n < width; n += 16) {
                 Floats x{};
                 if (r < count) {
                     x = load_part(from + n, columns - n);
-                    if (call_.relu) x = load_part(output + n, columns - n) > 0.0f ? x : Floats{};
+                    if (output) x = load_part(output + n, columns - n) > 0.0f ? x : Floats{};
                 }
+                bad |= not_finite(x);
                 store(to + n, x);
                 if (sums_[p]) store(sums(p, task) + n, load(sums(p, task) + n) + x);
             }
         }
+        return !any(bad);
     }
 
     // A stripe's columns as rows of a left factor whose terms are the stripe's rows.
@@ -189,16 +192,7 @@ private:
             for (int64_t t = 0; t < 16; ++t)
                 store_pairs<splits>(load(rows + t * width + n * 16),
                                     load(rows + (t + 16) * width + n * 16), cells + t * 16);
-            for (int split = 0; split < splits; ++split) {
-                Floats square[lanes];
-#pragma GCC unroll 16
-                for (int r = 0; r < lanes; ++r)
-                    square[r] = (Floats)load(cells + split * tile_cells + r * 16);
-                transpose(square);
-                int32_t* to = tiles + (n * stripes_ + stripe) * tile + split * tile_cells;
-#pragma GCC unroll 16
-                for (int r = 0; r < lanes; ++r) store(to + r * 16, (Integers)square[r]);
-            }
+            turn_tiles<splits>(cells, tiles + (n * stripes_ + stripe) * tile);
         }
     }
 

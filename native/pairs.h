@@ -94,6 +94,19 @@ inline bool pack_left(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h,
     return !any(bad);
 }
 
+// Rows of tiles, one for each split, as columns.
+template <int splits>
+inline void turn_tiles(const int32_t* from, int32_t* to) {
+    for (int split = 0; split < splits; ++split, from += tile_cells, to += tile_cells) {
+        Floats square[lanes];
+#pragma GCC unroll 16
+        for (int row = 0; row < lanes; ++row) square[row] = (Floats)load(from + row * 16);
+        transpose(square);
+#pragma GCC unroll 16
+        for (int row = 0; row < lanes; ++row) store(to + row * 16, (Integers)square[row]);
+    }
+}
+
 // Rows first .. padded_end as columns of a right factor whose terms are the tensor's columns: tiles
 // (rows / 16, chunks, splits); rows from `end` on are 0. Returns whether all are finite.
 template <int splits>
@@ -117,17 +130,8 @@ inline bool pack_right_turned(const Tensor& tensor, bool bfloat16, int64_t b, in
                 }
                 store_pairs<splits>(low, high, cells + row * 16);
             }
-            int32_t* to = tiles + ((start - first) / 16 * chunks + c) * splits * tile_cells;
-            for (int split = 0; split < splits; ++split) {
-                Floats square[lanes];
-#pragma GCC unroll 16
-                for (int row = 0; row < lanes; ++row)
-                    square[row] = (Floats)load(cells + split * tile_cells + row * 16);
-                transpose(square);
-#pragma GCC unroll 16
-                for (int row = 0; row < lanes; ++row)
-                    store(to + split * tile_cells + row * 16, (Integers)square[row]);
-            }
+            turn_tiles<splits>(cells,
+                               tiles + ((start - first) / 16 * chunks + c) * splits * tile_cells);
         }
     return !any(bad);
 }

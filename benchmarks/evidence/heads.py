@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 
 from record import Claim, mean_and_spread, record
-from runs import ROOT, results_of, trained, value_of
+from runs import ROOT, captions, results_of, trained, value_of
 
 HEADS = (1, 2, 4, 8)
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3_000)
+    parser.add_argument("--steps", type=int, default=1_500)
     options = parser.parse_args()
     bleu: dict[int, list[float]] = {heads: [] for heads in HEADS}
     loss: dict[int, list[float]] = {heads: [] for heads in HEADS}
@@ -34,12 +34,8 @@ def main() -> None:
             run, _ = trained(
                 options.runs / f"heads-{heads}-{seed}",
                 ROOT / "examples" / "multi30k.toml",
-                [
-                    f"task.folder={options.folder}", f"model.heads={heads}",
-                    f"training.seed={seed}", f"training.max_steps={options.steps}",
-                    "training.warmup=400", "training.products=bfloat16",
-                ],
-            )  # fmt: skip
+                [f"model.heads={heads}", *captions(options.folder, seed, options.steps)],
+            )
             results = results_of(run, beam=5)
             bleu[heads].append(value_of(results, "bleu"))
             loss[heads].append(value_of(results, "loss"))
@@ -65,7 +61,7 @@ def main() -> None:
                     "|---|---|---|---|",
                     *rows,
                     "",
-                    f"{options.steps:,} steps each.",
+                    f"2 + 2 layers, {options.steps:,} steps each.",
                 ]
             ),
         )

@@ -16,9 +16,18 @@ from weft.training.measures.corpus import CorpusMeasure, Results
 from weft.training.progress import SilentListener
 from weft.training.tasks import make_task
 
-__all__ = ["ROOT", "results_of", "trained", "value_of"]
+__all__ = ["ROOT", "captions", "results_of", "trained", "value_of"]
 
 ROOT = Path(__file__).parents[2]
+
+
+def captions(folder: Path, seed: int, steps: int) -> list[str]:
+    """Changes of examples/multi30k.toml to compare many trainings: 2 + 2 layers, few steps."""
+    return [
+        f"task.folder={folder}", "model.encoder_layers=2", "model.decoder_layers=2",
+        f"training.seed={seed}", f"training.max_steps={steps}", f"training.warmup={steps // 5}",
+        "training.average=0.99", "training.products=bfloat16",
+    ]  # fmt: skip
 
 
 def trained(folder: Path, config: Path, changes: Sequence[str]) -> tuple[TrainedRun, float]:

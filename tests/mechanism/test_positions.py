@@ -165,3 +165,16 @@ def test_rotary_of_heads_by_the_kernel(
         torch.testing.assert_close(
             (gradient * vectors.detach()).sum(), (by_turned * turned.detach()).sum()
         )
+
+
+def test_angles_kept_in_one_mode_serve_in_another() -> None:
+    """First called in inference mode and for another default device, then to learn."""
+    depth = 26  # of no other test, so that its angles are computed here
+    with torch.inference_mode(), torch.device("meta"):
+        queries = torch.ones(1, 2, 3, depth, device="cpu")
+        turned = weft.rotary(queries)
+    learned = torch.ones(1, 2, 3, depth, requires_grad=True)
+    again = weft.rotary(learned)
+    assert torch.equal(turned, again)
+    (gradient,) = torch.autograd.grad(again.sum(), learned, create_graph=True)
+    assert gradient.isfinite().all()

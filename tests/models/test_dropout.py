@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from weft.errors import InputError
 from weft.mechanism.backends import native, native_passes
@@ -130,3 +131,24 @@ def test_not_a_probability(p: float) -> None:
 def test_a_rate_near_one_keeps_something_to_scale() -> None:
     torch.manual_seed(6)
     assert bool(Dropout(0.9999999)(torch.ones(1000)).isfinite().all())
+
+
+def test_rates_near_1_drop_nearly_all() -> None:
+    outputs = Dropout(1 - 1e-12)(torch.ones(1000))
+    assert outputs.isfinite().all()
+    assert int((outputs != 0).sum()) <= 1
+
+
+def test_another_default_device_draws_on_the_cpu() -> None:
+    layer, inputs = Dropout(0.5), torch.ones(100)
+    with torch.device("meta"):
+        assert set(layer(inputs).tolist()) == {0.0, 2.0}
+
+
+def test_checkpointed_activations_are_dropped_alike() -> None:
+    layer, inputs = Dropout(0.5), torch.randn(50, requires_grad=True)
+    outputs = checkpoint(lambda x: layer(x).sin(), inputs, use_reentrant=False)
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs)
+    # sin is 0 where a number was dropped, and has the slope cos(2 x) elsewhere.
+    kept = outputs.detach() != 0
+    assert torch.allclose(gradient, torch.where(kept, 2 * (2 * inputs.detach()).cos(), 0))

@@ -6,13 +6,15 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.backends import native, native_passes
 from weft.mechanism.linear import products
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
 from weft.training import loss as module
-from weft.training.loss import projected_loss
+from weft.training.loss import predictor_loss, projected_loss
 
 
 def formula(outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float) -> Tensor:
@@ -89,3 +91,31 @@ def test_targets_that_are_no_choices() -> None:
     outputs, matrix, targets = drawn(4, 8, 20)
     with pytest.raises(InputError, match="targets from 20 to 20; expected ids from 0 to 19"):
         projected_loss(outputs, matrix, None, torch.full_like(targets, 20), smoothing=0.0)
+
+
+def test_second_derivatives_are_the_formulas() -> None:
+    outputs, matrix, targets = drawn(12, 6, 9)
+    x, w = outputs.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()
+
+    def second(loss: Tensor, by: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(2 * loss, by, create_graph=True)
+        penalty = (first[0] ** 2).sum() + (first[1] ** 3).sum()
+        return torch.autograd.grad(penalty, by)
+
+    ours = second(projected_loss(outputs, matrix, None, targets, smoothing=0.1), (outputs, matrix))
+    exact = second(formula(x, w, targets, 0.1), (x, w))
+    for gradient, by in zip(ours, exact, strict=True):
+        assert torch.allclose(gradient.double(), by, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_in_the_last_maps_place_is_not_passed_by() -> None:
+    class Adapter(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) * 2
+
+    model = LanguageModel(11, Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1))
+    outputs, targets = torch.randn(5, 8), torch.randint(11, (5,))
+    model.output_embedding = Adapter(8, 11, bias=False)
+    loss = predictor_loss(model, outputs, targets, smoothing=0.0)
+    nats = nn.functional.cross_entropy(model.output_embedding(outputs), targets, reduction="sum")
+    assert float(loss.detach()) == pytest.approx(float(nats.detach()), rel=1e-6)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.backends import native_linear
 
-__all__ = ["Products", "current_products", "linear_maps", "products"]
+__all__ = ["Products", "current_products", "is_plain", "linear_maps", "products"]
 
 #: How factors of products are rounded.
 Products = Literal["float32", "bfloat16"]
@@ -54,6 +54,14 @@ def current_products() -> Products:
     return _products.get()
 
 
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a module is a linear map and nothing else: no other class's, as that of an adapter,
+    and nobody's hook.
+    """
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return type(linear) is nn.Linear and not any(getattr(linear, name) for name in hooks)
+
+
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:
     """Several linear maps of one input, which is read once.
 
@@ -64,7 +72,8 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
 
     Returns: (..., out_features) for each map.
     """
-    if current_products() == "bfloat16" and native_linear.serves(inputs, maps):
+    plain = current_products() == "bfloat16" and all(map(is_plain, maps))
+    if plain and native_linear.serves(inputs, maps):
         return native_linear.linear_maps(inputs, maps, relu)
     outputs = [linear(inputs) for linear in maps]
     return [torch.relu(output) for output in outputs] if relu else outputs

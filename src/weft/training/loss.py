@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from weft.errors import InputError
 from weft.mechanism.backends import native_linear, native_passes
-from weft.mechanism.linear import current_products
+from weft.mechanism.linear import current_products, is_plain
 from weft.models.predictor import Predictor
 from weft.training.optimisation import smoothed_cross_entropy
 
@@ -63,7 +64,7 @@ def predictor_loss(
 ) -> Tensor:
     """The loss of a model's outputs, (rows, width): that of its last map, where it ends in one."""
     last = model.last_map
-    if last is not None and not (last._forward_hooks or last._forward_pre_hooks):
+    if last is not None and is_plain(last):
         return projected_loss(outputs, last.weight, last.bias, targets, smoothing=smoothing)
     return smoothed_cross_entropy(
         model.logits(outputs), targets, smoothing=smoothing, ignore=NO_TARGET
@@ -100,13 +101,20 @@ class _ProjectedLoss(torch.autograd.Function):
                 torch.mm(logits, matrix, out=part)
             if by_matrix is not None:
                 by_matrix.addmm_(logits.T, x)
-        ctx.save_for_backward(by_outputs, by_matrix)
+        ctx.smoothing = smoothing
+        ctx.save_for_backward(outputs, matrix, targets, by_outputs, by_matrix)
         return total
 
     @staticmethod
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
+        outputs, matrix, targets, *gradients = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            logits = outputs @ matrix.T
+            wanted = (1 - ctx.smoothing) * one_hot(targets, len(matrix))
+            by_logits = (logits.softmax(1) - wanted - ctx.smoothing / len(matrix)) * by_loss
+            return by_logits @ matrix, by_logits.T @ outputs, None, None, None
         by_outputs, by_matrix = (
-            None if gradient is None else gradient * by_loss for gradient in ctx.saved_tensors
+            None if gradient is None else gradient * by_loss for gradient in gradients
         )
         return by_outputs, by_matrix, None, None, None
 

@@ -36,7 +36,6 @@ def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and why_wrapped((inputs, *weights, *biases)) is None
         and all(weight.shape[1] == width and weight.is_contiguous() for weight in weights)
-        and not any(linear._forward_hooks or linear._forward_pre_hooks for linear in maps)
     )
 
 
@@ -123,6 +122,10 @@ class _LinearMaps(torch.autograd.Function):
         weights, biases = tensors[:count], tensors[count : 2 * count]
         outputs = tensors[2 * count :]
         wants = ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # to be differentiated again
+            pairs = zip(by_outputs, weights, strict=True)
+            filled = [_or_zeros(by_output, rows, weight) for by_output, weight in pairs]
+            return None, *_backward_by_torch(rows, weights, outputs, filled, wants)
         by_rows = torch.empty_like(rows) if wants[0] else None
         call = _call(rows, ctx.relu)
         call.by_input = _address(by_rows)
@@ -130,9 +133,7 @@ class _LinearMaps(torch.autograd.Function):
         by_biases: list[Tensor | None] = []
         kept = []  # what the call has addresses of
         for part, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            by_output = by_outputs[part]
-            if by_output is None:
-                by_output = rows.new_zeros(len(rows), len(weight))
+            by_output = _or_zeros(by_outputs[part], rows, weight)
             by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
             by_weight = torch.empty_like(weight) if wants[1 + part] else None
             by_bias = torch.empty_like(bias) if wants[1 + count + part] else None
@@ -149,6 +150,11 @@ class _LinearMaps(torch.autograd.Function):
 
 
 _linear_maps: Callable[..., tuple[Tensor, ...]] = _LinearMaps.apply
+
+
+def _or_zeros(by_output: Tensor | None, rows: Tensor, weight: Tensor) -> Tensor:
+    """The gradient by the output of a map; zeros where nothing depends on it."""
+    return rows.new_zeros(len(rows), len(weight)) if by_output is None else by_output
 
 
 def _call(rows: Tensor, relu: bool) -> Any:
@@ -174,14 +180,16 @@ def _backward_by_torch(
     by_outputs: Sequence[Tensor],
     wants: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """What the kernels give, in float32: for numbers that bfloat16 cannot have."""
+    """What the kernels give, in float32: for numbers that bfloat16 cannot have, and where the
+    gradients are to be differentiated again.
+    """
     by_rows = torch.zeros_like(rows)
     by_weights, by_biases = [], []
     for part, weight in enumerate(weights):
         by_output = by_outputs[part]
         if outputs:
-            by_output = by_output * (outputs[part] > 0)
-        by_rows += by_output @ weight
+            by_output = torch.where(outputs[part] > 0, by_output, 0)
+        by_rows = by_rows + by_output @ weight
         by_weights.append(by_output.T @ rows)
         by_biases.append(by_output.sum(0))
     wanted = zip((by_rows, *by_weights, *by_biases), wants, strict=True)

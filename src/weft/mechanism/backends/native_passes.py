@@ -38,7 +38,7 @@ def dropout(inputs: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
         p: probability that a number is dropped; 0 to below 1.
         residual: of the same shape; None: 0.
     """
-    seed = int(torch.empty((), dtype=torch.int64).random_(-(2**63), None))
+    seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None))
     return _dropout(seed, p, inputs, residual)
 
 
@@ -66,7 +66,7 @@ def _run(seed: int, p: float, inputs: Tensor, residual: Tensor | None) -> Tensor
     call = kernels.DropoutCall()
     call.count, call.input, call.output = inputs.numel(), inputs.data_ptr(), output.data_ptr()
     call.residual = 0 if residual is None else residual.data_ptr()
-    call.seed, call.dropped = seed % 2**64, round(p * 2**32)
+    call.seed, call.dropped = seed % 2**64, min(round(p * 2**32), 2**32 - 1)
     call.factor = 2**32 / (2**32 - call.dropped)
     kernels.dropout(call, torch.get_num_threads(), INSTRUCTION_SET)
     return output
@@ -92,8 +92,8 @@ def losses(logits: Tensor, targets: Tensor, smoothing: float, *, gradient: bool)
 @lru_cache(maxsize=8)
 def _angles(depth: int, base: float, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines of ``position * base^(-2i / depth)``, (length, depth / 2) each."""
-    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64) / depth)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device="cpu") / depth)
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency
     return angle.cos().float(), angle.sin().float()
 
 

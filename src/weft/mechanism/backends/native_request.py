@@ -119,7 +119,8 @@ def _load_kernels() -> tuple[Any, str]:
     except ImportError:  # built without a compiler
         return None, "weft was installed without its native kernels"
     fields = {*NativeCall.names, *NativeCall.rules, *NativeCall.numbers}
-    if not fields <= set(dir(module.Call)) or not hasattr(module, "NeighbourCall"):
+    calls = {"NeighbourCall", "LinearCall", "LossCall", "DropoutCall", "RotaryCall"}
+    if not fields <= set(dir(module.Call)) or not calls <= set(dir(module)):
         return None, "the native kernels were built from other sources; run make setup"
     return module, ""
 
@@ -130,6 +131,8 @@ kernels, NO_KERNELS = _load_kernels()
 
 def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
     """Why kernels cannot read, or not differentiate, tensors on their way; None where they can."""
+    if torch.compiler.is_compiling():
+        return "the call is being compiled"
     kinds = {type(tensor) for tensor in tensors}
     if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
         return "the tensors are wrapped, the kernels read memory"
@@ -164,8 +167,6 @@ def why_not_served(call: AttentionCall) -> str | None:
             f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
             f"to {DEPTHS[-1]}"
         )
-    if torch.compiler.is_compiling():
-        return "the call is being compiled"
     return _why_mask_not_served(call)
 
 

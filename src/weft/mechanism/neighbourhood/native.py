@@ -36,8 +36,6 @@ def why_not_served(call: NeighbourCall) -> str | None:
         return f"the tensors are on {call.values.device}, the kernels run on the CPU"
     if any(tensor.dtype != torch.float32 for tensor in tensors):
         return f"the tensors are {call.values.dtype}, the kernels take float32"
-    if torch.compiler.is_compiling():
-        return "the call is being compiled"
     return None
 
 

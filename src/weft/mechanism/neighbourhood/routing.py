@@ -46,8 +46,6 @@ def serves(call: AttentionCall) -> bool:
         return False
     if why_wrapped((call.queries, call.keys, call.values)) is not None:
         return False
-    if torch.compiler.is_compiling():
-        return False
     cells = call.queries.shape[2] * call.keys.shape[2]
     if isinstance(score, Dot | ScaledDot | Bilinear):
         return len(mask.columns) * SPARSE <= cells
