@@ -126,7 +126,8 @@ def main() -> None:
                     *rows,
                     "",
                     f"BLEU, cased; 2 + 2 layers, {options.steps:,} steps each, dates "
-                    f'{options.dates_steps:,}. "Short": learned from pairs of at most {SHORT} tokens.',
+                    f'{options.dates_steps:,}. "Short": learned from pairs of at most {SHORT} '
+                    "tokens.",
                 ]
             ),
         )
