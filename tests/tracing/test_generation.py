@@ -13,6 +13,12 @@ from weft.traces import Trace
 
 transformers = pytest.importorskip("transformers")
 
+HEADED = {
+    "BART": "BartForConditionalGeneration",
+    "Marian": "MarianMTModel",
+    "T5": "T5ForConditionalGeneration",
+    "Whisper": "WhisperForConditionalGeneration",
+}
 DECODERS = ["GPT-2", "Llama", "Qwen3", "Mistral", "Gemma 2", "GPT-NeoX", "gpt-oss"]
 
 
@@ -59,15 +65,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
 def test_a_target_is_generated_from_its_source(family_named, name) -> None:
     family = family_named(name)
-    model = getattr(
-        transformers,
-        {
-            "BART": "BartForConditionalGeneration",
-            "Marian": "MarianMTModel",
-            "T5": "T5ForConditionalGeneration",
-            "Whisper": "WhisperForConditionalGeneration",
-        }[name],
-    )(family.build().config).eval()
+    model = getattr(transformers, HEADED[name])(family.build().config).eval()
     inputs = family.inputs(padded=False)
     del inputs["decoder_input_ids"]
     model.generation_config.eos_token_id = None
@@ -106,6 +104,108 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named) -> None:
         assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
 
 
+BEAMS = {"num_beams": 3, "num_return_sequences": 2}
+
+
+def ids_of(trace: Trace) -> torch.Tensor:
+    names = trace.sequences.get("target") or trace.sequences["tokens"]
+    return torch.tensor([[int(token[1:]) for token in names]])
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "BART", "Marian", "T5"])
+def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
+    """Its rows are those of one pass over its text, and its text that of the model without weft."""
+    family = family_named(name)
+    model, inputs = family.build(), family.inputs()
+    if name in HEADED:
+        torch.manual_seed(2)
+        model = getattr(transformers, HEADED[name])(model.config).eval()
+        for parameter in model.parameters():
+            parameter.data += torch.randn_like(parameter) * 0.15
+        del inputs["decoder_input_ids"]
+    model.generation_config.pad_token_id = 0
+    grown = weft.trace(model, inputs, generate={**BEAMS, "max_new_tokens": 6}, keep=weft.All())
+    assert len(grown) == 4
+    with torch.no_grad():
+        own = model.generate(**inputs, **BEAMS, max_new_tokens=7, do_sample=False)
+    for number, trace in enumerate(grown):
+        ids, text = ids_of(trace)[0].tolist(), own[number].tolist()
+        start = 3 if number > 1 and name in DECODERS else 0
+        assert ids == text[start : start + len(ids)]
+        # What follows ends the text, or is the token that was not read.
+        end = model.generation_config.eos_token_id
+        assert len(text) - start - len(ids) == 1 or text[start + len(ids)] == end
+        given = {"input_ids": ids_of(trace)}
+        if name in HEADED:
+            alone = {key: value[[number // 2]] for key, value in inputs.items()}
+            given = {**alone, "decoder_input_ids": ids_of(trace)}
+        assert_equal(trace, weft.trace(model, given, keep=weft.All()))
+
+
+def test_beams_are_watched_and_the_result_is_left_as_it_is(family_named, tmp_path) -> None:
+    model = family_named("Llama").build()
+    ids = family_named("Llama").inputs(padded=False)["input_ids"]
+    options = {"max_new_tokens": 8, "num_beams": 4, "num_return_sequences": 3, "do_sample": True}
+    torch.manual_seed(3)
+    own = model.generate(ids, **options, eos_token_id=None)
+    torch.manual_seed(3)
+    with weft.watch(model, keep=weft.All()) as watched:
+        found = model.generate(ids, **options, eos_token_id=None)
+    assert torch.equal(found, own)
+    assert "generate" not in vars(model)
+    assert [ids_of(trace)[0].tolist() for trace in watched.traces] == own[:, :-1].tolist()
+    for trace in watched.traces:
+        assert_equal(trace, weft.trace(model, ids_of(trace), keep=weft.All()))
+    with pytest.raises(weft.InputError, match="a batch of 3 inputs cannot be saved as one trace"):
+        weft.trace(model, ids, generate={**options, "do_sample": False}, save=tmp_path / "t")
+
+
+def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named) -> None:
+    model = family_named("Qwen3").build()
+    cache = transformers.DynamicCache()
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        model(input_ids=torch.tensor([[5, 6], [5, 6], [5, 6]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[7], [8], [9]]), past_key_values=cache)
+        cache.reorder_cache(torch.tensor([2, 0, 1]))
+        cache.reorder_cache(torch.tensor([0, 0, 2]))
+        model(input_ids=torch.tensor([[10], [11], [12]]), past_key_values=cache)
+    assert "reorder_cache" not in vars(cache)
+    expected = [[5, 6, 9, 10], [5, 6, 9, 11], [5, 6, 8, 12]]
+    assert [ids_of(trace)[0].tolist() for trace in watched.traces] == expected
+    for trace in watched.traces:
+        assert_equal(trace, weft.trace(model, ids_of(trace), keep=weft.All()))
+    cache = transformers.DynamicCache()
+    with (
+        pytest.raises(weft.InputError, match="the cache holds other keys"),
+        weft.watch(model),
+        torch.no_grad(),
+    ):
+        model(input_ids=torch.tensor([[5, 6], [7, 8]]), past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys = layer.keys.flip(0)
+        model(input_ids=torch.tensor([[9], [9]]), past_key_values=cache)
+
+
+def test_whisper_writes_by_beams(family_named) -> None:
+    family = family_named("Whisper")
+    torch.manual_seed(1)
+    model = transformers.WhisperForConditionalGeneration(family.build().config).eval()
+    inputs = family.inputs(padded=False)
+    inputs["decoder_input_ids"] = torch.tensor([[1, 5]])
+    settings = model.generation_config
+    settings.eos_token_id = settings.forced_eos_token_id = None
+    settings.max_length = 60
+    options = {"num_beams": 3, "decoder_input_ids": inputs["decoder_input_ids"]}
+    grown = weft.trace(model, inputs, generate={**options, "max_new_tokens": 6}, keep=weft.All())
+    assert len(grown.sequences["target"]) == 8
+    whole = weft.trace(model, {**inputs, "decoder_input_ids": ids_of(grown)}, keep=weft.All())
+    assert_equal(grown, whole)
+    own = model.generate(**inputs, num_beams=3, max_new_tokens=7)
+    with weft.watch(model) as watched:
+        assert torch.equal(model.generate(**inputs, num_beams=3, max_new_tokens=7), own)
+    assert len(watched.traces) == 3
+
+
 def test_watch_makes_a_trace_of_every_text(family_named) -> None:
     family = family_named("GPT-2")
     model = family.build("sdpa")
@@ -142,13 +242,7 @@ def test_watch_leaves_gradients_alone(family_named) -> None:
 def test_what_cannot_be_watched_or_generated_says_so(family_named) -> None:
     family = family_named("Llama")
     model, ids = family.build(), torch.tensor([[5, 6, 7, 8]])
-    with pytest.raises(weft.InputError, match="the cache holds other keys"), weft.watch(model):
-        model.generate(
-            ids.repeat(2, 1), max_new_tokens=12, num_beams=4, do_sample=True, eos_token_id=None
-        )
-    assert model.config._attn_implementation == "eager"
     for options, line in (
-        ({"num_beams": 2}, "beams exchange their caches"),
         (0, "expected a number of tokens"),
         (61, "4 tokens and 61 to generate; LlamaForCausalLM reads 64 at most"),
     ):

@@ -151,8 +151,11 @@ class AttentionGraph:
         edges = int((self.keys >= 0).sum())
         return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Any:
-        """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch."""
+    def __getitem__(self, index: int | Tensor | tuple[int, int]) -> Any:
+        """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch.
+
+        ``graph[places]``, of whole numbers: these graphs of a batch, as a batch.
+        """
         if isinstance(index, tuple):
             self._one("graph[head, query]")
             head, query = index

@@ -78,6 +78,8 @@ def trace_huggingface(
                 model, arguments, options.keep, options.verify, generates=True
             )
         generation = _generation(model, arguments, generate)
+        returned = whole_number(generation.get("num_return_sequences", 1)) or 1
+        check_can_be_saved(options.save, batch_of(arguments) * returned)
         watched = WatchedTransformer(
             model, options.tokenizer, options.keep, options.queries_keys, options.layers, described,
             offsets,
@@ -205,11 +207,6 @@ def _generation(model: nn.Module, arguments: Arguments, generate: int | Inputs) 
         raise InputError(
             f"trace: {type(model).__name__} does not generate. Open the model with its head, as by "
             "AutoModelForCausalLM, or leave generate= out."
-        )
-    if options["num_beams"] != 1:
-        raise InputError(
-            "trace: generate with num_beams: beams exchange their caches, so that no text has rows "
-            "of its own. Trace the text that was generated."
         )
     decodes = model.config.is_encoder_decoder  # type: ignore[union-attr]
     name = "decoder_input_ids" if decodes else "input_ids"

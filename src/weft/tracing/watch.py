@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
@@ -24,8 +23,6 @@ from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import Verify, check_keep, checked_layers
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
-from weft.tracing.recording.passes import Passes
-from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import Sequences
 from weft.tracing.sources.transformers import (
     check_recorded,
@@ -33,9 +30,11 @@ from weft.tracing.sources.transformers import (
     put_back,
     routed,
     routes,
+    transformers,
 )
 from weft.tracing.verification import verify_transformer
 from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
+from weft.tracing.watched_text import WatchedText
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
 
@@ -64,7 +63,7 @@ class WatchedTransformer(Watched):
         self._queries_keys = queries_keys
         self._options = keep, layers
         self._description = dict(description or describe(model))
-        self._current: _Text | None = None
+        self._current: WatchedText | None = None
         #: The model, its base or its encoder, while it runs; and the thread in which it does.
         self._inside: nn.Module | None = None
         self._thread = 0
@@ -78,6 +77,7 @@ class WatchedTransformer(Watched):
         self._texts = 0
         #: Attention that has run since the last text began.
         self.notice = AttentionNotice()
+        self._caches: list[Any] = []
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -87,7 +87,7 @@ class WatchedTransformer(Watched):
             return attention(call.queries, call.keys, call.values, **call.arguments())
         return self._current.recorder(call)
 
-    def _start(self) -> _Text:
+    def _start(self) -> WatchedText:
         self._finish()
         if self.one_text and self._texts:
             raise InputError(
@@ -97,7 +97,7 @@ class WatchedTransformer(Watched):
             )
         self._texts += 1
         keep, layers = self._options
-        self._current = _Text(keep, layers, self.strict)
+        self._current = WatchedText(keep, layers, self.strict)
         return self._current
 
     def _finish(self) -> None:
@@ -107,8 +107,9 @@ class WatchedTransformer(Watched):
             return
         check_recorded(self._model, text.recorder.paths)
         text.recorder.check()
-        inputs = text.inputs(self._model)
-        layers = text.passes.joined()
+        beams = text.beams
+        inputs = text.inputs(self._model, beams)
+        layers = text.passes.joined(beams)
         samples = batch_of(inputs)
         sequences = Sequences(self._model, inputs, self._tokenizer, self._offsets, text.prompt)
         maker = LayerMaker(sequences, samples, self._queries_keys)
@@ -180,6 +181,7 @@ class WatchedTransformer(Watched):
             text = self._start()
         self._check(arguments, before, module)
         text.new_pass(arguments, before, model=whole)
+        self._watch_cache(cache)
         self._inside, self._thread = module, get_ident()
 
     def after(self, module: nn.Module, *_: Any) -> None:
@@ -191,64 +193,55 @@ class WatchedTransformer(Watched):
             self.progress("of the text that is written", self._passes)
             self._passes += 1
 
+    def _watch_cache(self, cache: Any) -> None:
+        """Be told when a cache is reordered, as by beam search between two passes."""
+        own = getattr(cache, "reorder_cache", None)
+        if own is None or any(cache is other for other in self._caches):
+            return
 
-class _Text:
-    """The passes of a model over one text, or one batch of texts."""
+        def reordering(beam_idx: Tensor) -> Any:
+            if self._current is not None:
+                self._current.passes.reorder(beam_idx)
+            return own(beam_idx)
 
-    def __init__(self, keep: Keep, layers: Sequence[int | str] | None, strict: bool) -> None:
-        self.passes = Passes()
-        self.recorder = CallRecorder(self.passes, keep, layers, self.passes.are_verified, strict)
-        #: Whether the model itself has run, not its encoder alone.
-        self.decoded = False
-        #: Tokens of the first pass.
-        self.prompt: int | None = None
-        self._given: Arguments = {}
-        self._ids: dict[str, list[Tensor]] = {}
+        vars(cache)["reorder_cache"] = reordering
+        self._caches.append(cache)
 
-    def new_pass(self, arguments: Inputs, before: int, model: bool) -> None:
-        """Another pass with these arguments, after so many positions."""
-        self.recorder.new_pass()
-        self.passes.new_pass(before)
-        tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
-        for name in ("input_ids", "decoder_input_ids"):
-            if name in tensors and tensors[name].ndim == 2:
-                ids = tensors.pop(name).detach().cpu()
-                self._ids.setdefault(name, []).append(ids)
-                if model and not self.decoded:
-                    self.prompt = ids.shape[1]
-        for name, value in tensors.items():
-            if name != "attention_mask" or value.ndim == 2:
-                self._given[name] = value.detach()
-        self.decoded = self.decoded or model
+    def leave_caches(self) -> None:
+        """Leave the caches as they were."""
+        for cache in self._caches:
+            vars(cache).pop("reorder_cache", None)
+        self._caches.clear()
 
-    def inputs(self, model: nn.Module) -> Arguments:
-        """The arguments of the model as one pass over the whole text would take them."""
-        arguments = dict(self._given)
-        for name, parts in self._ids.items():
-            arguments[name] = torch.cat(parts, 1)
-        name = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
-        mask_name = name.replace("input_ids", "attention_mask")
-        if name in arguments and self.prompt is not None and self.prompt < arguments[name].shape[1]:
-            mask = arguments.get(mask_name)
-            if mask is None or mask.shape != arguments[name].shape:
-                mask = torch.ones_like(arguments[name])
-            arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
-        return arguments
+    @property
+    def _generates_plainly(self) -> bool:
+        """Whether the model's `generate` is the library's, not one of its own, as Whisper's is."""
+        own = type(self._model).generate  # type: ignore[attr-defined]
+        return bool(own is transformers().GenerationMixin.generate)
 
+    def generating(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        """The model's `generate`, which tells which beams it returns."""
 
-def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
-    """A mask of what each text of a batch is, up to its end token where it was generated."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
-        return mask
-    is_end = torch.isin(ids[:, prompt:], torch.as_tensor(ends).cpu())
-    after = pad_left(is_end.cumsum(1) > 0, prompt)
-    return mask.masked_fill(after, 0)
+        def watched(*args: Any, **keywords: Any) -> Any:
+            config = keywords.get("generation_config") or self._model.generation_config
 
+            def option(name: str) -> Any:
+                value = keywords.get(name)
+                return getattr(config, name, None) if value is None else value
 
-def pad_left(tensor: Tensor, places: int) -> Tensor:
-    """A bool tensor (batch, positions) with so many False in front."""
-    return torch.cat((tensor.new_zeros(len(tensor), places), tensor), 1)
+            if (option("num_beams") or 1) == 1:
+                return generate(*args, **keywords)
+            plain = not option("return_dict_in_generate")
+            if plain and not (self.one_text or self._generates_plainly):
+                # What this one returns would be something else.
+                return generate(*args, **keywords)
+            result = generate(*args, **{**keywords, "return_dict_in_generate": True})
+            indices = getattr(result, "beam_indices", None)
+            if self._current is not None and indices is not None:
+                self._current.returned = indices
+            return result.sequences if plain and hasattr(result, "sequences") else result
+
+        return watched
 
 
 @contextmanager
@@ -271,7 +264,9 @@ def watch(
     Every call of the model is a trace; calls that go on with a cache add their rows to the trace
     before them, so that generation is one trace: the rows of the prompt, and a row for each token
     that the model read. (The last token that it writes it does not read.) The passes 1, 2,
-    4, 8 ... are verified. The model is left as it was.
+    4, 8 ... are verified. The model is left as it was. Of a beam search, every sequence that
+    `generate` returns is a trace; of a cache that is reordered without it, every row of the last
+    pass.
 
     Args:
         model: in evaluation mode: of Transformers, one that uses its attention interface; or made
@@ -283,7 +278,8 @@ def watch(
     Yields: a `Watched`; its `traces` are there for each text when the next begins, or the block
     ends.
 
-    Raises: InputError: the model cannot be watched, or a cache was reordered, as by beam search.
+    Raises: InputError: the model cannot be watched, or a cache was changed between two passes, but
+        not by its `reorder_cache`.
     """
     inner = unwrapped(model, "watch")
     if inner is not model or any(m._compiled_call_impl is not None for m in model.modules()):
@@ -330,6 +326,10 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
             before = part.register_forward_pre_hook(watched.before, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(part.register_forward_hook(watched.after, always_call=True).remove)
+        stack.callback(watched.leave_caches)
+        if hasattr(model, "generate"):
+            stack.callback(vars(model).pop, "generate", None)
+            vars(model)["generate"] = watched.generating(model.generate)  # type: ignore[arg-type]
         yield
         watched._finish()
     warn_of_layers_outside(model, watched.outside)

@@ -14,14 +14,15 @@ from torch.nn.functional import pad
 
 from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
+from weft.tracing.recording.beams import Beams, chosen_rows
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = ["Passes", "joined_graphs"]
 
 
 _REORDERED = (
-    "trace: the cache holds other keys than the pass before left, as in beam search. Trace greedy "
-    "or sampled generation, or the text that was generated."
+    "trace: the cache holds other keys than the pass before left, and was not reordered by its "
+    "reorder_cache. Trace the text that was generated."
 )
 
 
@@ -31,10 +32,12 @@ class _Part:
 
     call: of the pass; keys and norms are those of its own positions alone.
     first: the place of the first key of its graph among all keys.
+    number: of the pass, from 0.
     """
 
     call: RecordedCall
     first: int
+    number: int
 
 
 class Passes:
@@ -46,12 +49,21 @@ class Passes:
         self._before = 0
         #: How many passes there were.
         self.passes = 0
+        #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
+        self.orders: list[Tensor | None] = []
+        self._order: Tensor | None = None
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
         self._before = before
         self._seen.clear()
         self.passes += 1
+        self.orders.append(self._order)
+        self._order = None
+
+    def reorder(self, order: Tensor) -> None:
+        """The cache takes row ``order[b]`` as row b, before the next pass."""
+        self._order = order.detach() if self._order is None else self._order[order]
 
     def are_verified(self) -> bool:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
@@ -65,7 +77,8 @@ class Passes:
         # Encoders with a head for language grow too: with a cache, each later token looks at all
         # before it, the prompt at itself.
         grows = call.kind != "cross" and call.queries is not None
-        parts.append(self._part(call, parts) if grows else _Part(call, 0))
+        number = self.passes - 1
+        parts.append(self._part(call, parts) if grows else _Part(call, 0, number))
 
     def _part(self, call: RecordedCall, parts: list[_Part]) -> _Part:
         """A pass of self-attention with its own keys alone."""
@@ -79,7 +92,9 @@ class Passes:
         if parts and end > own:
             last = parts[-1].call.keys
             assert last is not None
-            if not torch.equal(last[:, :, -1:], call.keys[:, :, end - own - 1 : end - own]):
+            order = self.orders[-1]
+            before = last[:, :, -1:] if order is None else last[order.to(last.device), :, -1:]
+            if not torch.equal(before, call.keys[:, :, end - own - 1 : end - own]):
                 raise InputError(_REORDERED)
         new = slice(0, end) if not parts else slice(end - own, end)
         # Not a view: it would keep the whole cache of every step in memory.
@@ -88,11 +103,22 @@ class Passes:
             keys=call.keys[:, :, new].clone(),
             value_norms=call.value_norms[:, :, new].clone(),
         )
-        return _Part(changed, first)
+        return _Part(changed, first, self.passes - 1)
 
-    def joined(self) -> list[RecordedCall]:
-        """Every layer, its passes one below the other."""
-        return [_joined(parts) for parts in self._parts.values()]
+    def joined(self, beams: Beams | None = None) -> list[RecordedCall]:
+        """Every layer, its passes one below the other; of a beam search those of each sequence."""
+        return [_joined(_of_beams(parts, beams)) for parts in self._parts.values()]
+
+
+def _of_beams(parts: list[_Part], beams: Beams | None) -> list[_Part]:
+    if beams is None:
+        return parts
+    return [
+        replace(
+            part, call=chosen_rows(part.call, beams.of_pass(part.number, part.call.graph.shape[0]))
+        )
+        for part in parts
+    ]
 
 
 def _joined(parts: list[_Part]) -> RecordedCall:

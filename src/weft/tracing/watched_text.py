@@ -1,0 +1,105 @@
+"""The passes of a model of Transformers over one text, or one batch of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from weft.mechanism.graph import Keep
+from weft.tracing.arguments import Arguments, Inputs
+from weft.tracing.recording.beams import Beams
+from weft.tracing.recording.passes import Passes
+from weft.tracing.recording.recorder import CallRecorder
+
+__all__ = ["WatchedText"]
+
+
+class WatchedText:
+    """The passes of a model over one text, or one batch of texts."""
+
+    def __init__(self, keep: Keep, layers: Sequence[int | str] | None, strict: bool) -> None:
+        self.passes = Passes()
+        self.recorder = CallRecorder(self.passes, keep, layers, self.passes.are_verified, strict)
+        #: Whether the model itself has run, not its encoder alone.
+        self.decoded = False
+        #: Tokens of the first pass.
+        self.prompt: int | None = None
+        #: Of a beam search, where each sequence that it returned was: see Beams.returned.
+        self.returned: Tensor | None = None
+        self._given: Arguments = {}
+        #: The ids of each pass, with its number.
+        self._ids: dict[str, list[tuple[int, Tensor]]] = {}
+
+    def new_pass(self, arguments: Inputs, before: int, model: bool) -> None:
+        """Another pass with these arguments, after so many positions."""
+        self.recorder.new_pass()
+        self.passes.new_pass(before)
+        tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
+        for name in ("input_ids", "decoder_input_ids"):
+            if name in tensors and tensors[name].ndim == 2:
+                ids = tensors.pop(name).detach().cpu()
+                self._ids.setdefault(name, []).append((self.passes.passes - 1, ids))
+                if model and not self.decoded:
+                    self.prompt = ids.shape[1]
+        for name, value in tensors.items():
+            if name != "attention_mask" or value.ndim == 2:
+                self._given[name] = value.detach()
+        self.decoded = self.decoded or model
+
+    @property
+    def beams(self) -> Beams | None:
+        """Of a beam search, the rows of the sequences it returned, or of all; None: it was none."""
+        orders = self.passes.orders
+        searched = any(order is not None for order in orders)
+        if self.returned is None and not searched:
+            return None
+        batch = max(len(ids) for parts in self._ids.values() for _, ids in parts)
+        if self.returned is None:
+            return Beams.followed(orders, batch)
+        return Beams.returned(self.returned, orders, batch)
+
+    def inputs(self, model: nn.Module, beams: Beams | None = None) -> Arguments:
+        """The arguments of the model as one pass over the whole text would take them."""
+
+        def taken(value: Tensor, number: int) -> Tensor:
+            rows = None if beams is None else beams.of_pass(number, len(value))
+            return value if rows is None else value[rows.to(value.device)]
+
+        arguments: Arguments = {
+            name: taken(value, 0) if value.ndim > 1 else value
+            for name, value in self._given.items()
+        }
+        for name, parts in self._ids.items():
+            arguments[name] = torch.cat([taken(ids, number) for number, ids in parts], 1)
+        name = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
+        mask_name = name.replace("input_ids", "attention_mask")
+        if name in arguments and self.prompt is not None and self.prompt < arguments[name].shape[1]:
+            mask = arguments.get(mask_name)
+            if mask is None or mask.shape != arguments[name].shape:
+                mask = torch.ones_like(arguments[name])
+            if beams is None:
+                arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
+            else:
+                alive = [
+                    (beams.rows[:, [number]] >= 0).expand(-1, ids.shape[1])
+                    for number, ids in self._ids[name]
+                ]
+                arguments[mask_name] = mask.cpu().masked_fill(~torch.cat(alive, 1), 0)
+        return arguments
+
+
+def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
+    """A mask of what each text of a batch is, up to its end token where it was generated."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        return mask
+    is_end = torch.isin(ids[:, prompt:], torch.as_tensor(ends).cpu())
+    after = _pad_left(is_end.cumsum(1) > 0, prompt)
+    return mask.masked_fill(after, 0)
+
+
+def _pad_left(tensor: Tensor, places: int) -> Tensor:
+    """A bool tensor (batch, positions) with so many False in front."""
+    return torch.cat((tensor.new_zeros(len(tensor), places), tensor), 1)
