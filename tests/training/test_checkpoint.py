@@ -50,7 +50,7 @@ def learned(path: Path, average: bool = True) -> tuple[Tied, torch.optim.Optimiz
     model.step(optimiser)
     model.step(optimiser)
     mean = {name: p.detach() * 2 for name, p in model.named_parameters()} if average else None
-    save_checkpoint(path, model, mean, optimiser, Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2]))
+    save_checkpoint(path, model, mean, [optimiser], Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2]))
     return model, optimiser
 
 
@@ -60,7 +60,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     other_optimiser = adam(other)
     mean = {name: torch.zeros_like(p) for name, p in other.named_parameters()}
     torch.randn(99)
-    position = load_checkpoint(tmp_path / "c", other, mean, other_optimiser)
+    position = load_checkpoint(tmp_path / "c", other, mean, [other_optimiser])
     assert position == Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2])
     for (name, parameter), found in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(parameter, found)
@@ -71,7 +71,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     # The next step draws the same numbers and has the same moments.
     other.step(other_optimiser)
     after = [p.detach().clone() for p in other.parameters()]
-    load_checkpoint(tmp_path / "c", model, mean, optimiser)
+    load_checkpoint(tmp_path / "c", model, mean, [optimiser])
     model.step(optimiser)
     assert all(torch.equal(a, b) for a, b in zip(after, model.parameters(), strict=True))
 
@@ -102,7 +102,7 @@ def test_damaged(tmp_path: Path, damage: str) -> None:
     (tmp_path / "c").write_bytes(content)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(DataError, match="this checkpoint is damaged") as caught:
-        load_checkpoint(tmp_path / "c", model, None, optimiser)
+        load_checkpoint(tmp_path / "c", model, None, [optimiser])
     assert "\n" not in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -111,7 +111,7 @@ def test_of_another_model(tmp_path: Path) -> None:
     learned(tmp_path / "c")
     other = Tied(1, width=4)
     with pytest.raises(DataError, match="these weights are of another model"):
-        load_checkpoint(tmp_path / "c", other, None, adam(other))
+        load_checkpoint(tmp_path / "c", other, None, [adam(other)])
     with pytest.raises(DataError, match="these weights are of another model"):
         load_weights(tmp_path / "c", Tied(1))
 
@@ -121,7 +121,7 @@ def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
     model, optimiser = learned(tmp_path / "c", average)
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(DataError, match=r"disagree about training\.average"):
-        load_checkpoint(tmp_path / "c", model, None if average else mean, optimiser)
+        load_checkpoint(tmp_path / "c", model, None if average else mean, [optimiser])
 
 
 def test_of_another_version(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_of_another_version(tmp_path: Path) -> None:
     for notes in ({}, {"position": {"stepp": 3}}):
         save_tensors(tmp_path / "c", tensors, notes)
         with pytest.raises(DataError, match="of another version of weft"):
-            load_checkpoint(tmp_path / "c", model, None, optimiser)
+            load_checkpoint(tmp_path / "c", model, None, [optimiser])
 
 
 def test_weights_and_notes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,30 +42,41 @@ class Position:
     losses: list[float] = field(default_factory=list)
 
 
-def _flat_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's tensors by parameter and name."""
+def _flat_optimisers(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimisers' tensors by parameter and name; the parameters are numbered through."""
     return {
-        f"optimiser/{index}/{name}": value
+        f"optimiser/{first + index}/{name}": value
+        for first, optimiser in _numbered(optimisers)
         for index, state in optimiser.state_dict()["state"].items()
         for name, value in state.items()
     }
+
+
+def _numbered(
+    optimisers: Sequence[torch.optim.Optimizer],
+) -> Iterator[tuple[int, torch.optim.Optimizer]]:
+    """Each optimiser with the number of its first parameter."""
+    first = 0
+    for optimiser in optimisers:
+        yield first, optimiser
+        first += sum(len(group["params"]) for group in optimiser.param_groups)
 
 
 def save_checkpoint(
     path: Path,
     model: nn.Module,
     average: dict[str, Tensor] | None,
-    optimiser: torch.optim.Optimizer,
+    optimisers: Sequence[torch.optim.Optimizer],
     position: Position,
 ) -> None:
     """Write a checkpoint, whole or not at all.
 
-    It holds the weights, their running mean if there is one, the optimiser's moments, torch's
+    It holds the weights, their running mean if there is one, the optimisers' moments, torch's
     random state and the position. Batches follow from seed and position, so they need no state.
     """
     tensors = {f"model/{name}": value for name, value in _weights(model).items()}
     tensors |= {f"average/{name}": value for name, value in (average or {}).items()}
-    tensors |= _flat_optimiser(optimiser)
+    tensors |= _flat_optimisers(optimisers)
     tensors["random_state"] = torch.get_rng_state()
     save_tensors(path, tensors, {"position": asdict(position)})
 
@@ -73,7 +85,7 @@ def load_checkpoint(
     path: Path,
     model: nn.Module,
     average: dict[str, Tensor] | None,
-    optimiser: torch.optim.Optimizer,
+    optimisers: Sequence[torch.optim.Optimizer],
 ) -> Position:
     """Put everything back as `save_checkpoint` found it, torch's random state too."""
     tensors, notes = load_tensors(path, "checkpoint")
@@ -94,8 +106,11 @@ def load_checkpoint(
         for name, tensor in parts["optimiser"].items():
             index, _, key = name.partition("/")
             state.setdefault(int(index), {})[key] = tensor
-        whole: dict[str, Any] = optimiser.state_dict()
-        optimiser.load_state_dict({**whole, "state": state})
+        for first, optimiser in _numbered(optimisers):
+            whole: dict[str, Any] = optimiser.state_dict()
+            count = sum(len(group["params"]) for group in optimiser.param_groups)
+            mine = {i: state[first + i] for i in range(count) if first + i in state}
+            optimiser.load_state_dict({**whole, "state": mine})
         torch.set_rng_state(tensors["random_state"])
         return _position(notes["position"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -71,10 +71,13 @@ class TrainingConfig(Section):
     products: Products = Field(
         "float32", description="of linear layers; bfloat16 is quicker where the processor has it"
     )
-    optimiser: Literal["adamw", "adam"] = Field(
-        "adamw", description="weight decay apart from the gradient, or added to it (L2)"
+    optimiser: Literal["adamw", "adam", "muon"] = Field(
+        "adamw",
+        description="weight decay apart from the gradient, or added to it (L2); muon: of hidden "
+        "matrices, adamw of the rest",
     )
     peak_learning_rate: float = Field(1e-3, gt=0)
+    matrix_learning_rate: float = Field(0.02, gt=0, description="peak of muon's matrices")
     warmup: int = Field(400, ge=0, description="steps")
     schedule: Schedule = "inverse-sqrt"
     floor: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of the peak")

@@ -31,6 +31,7 @@ from weft.training.config import RunConfig, TrainingConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.loss import predictor_loss
 from weft.training.optimisation import learning_rate
+from weft.training.optimisers import make_optimisers
 from weft.training.recording import is_snapshot_step, snapshot
 from weft.training.stopping import judged
 from weft.training.tasks import build_model, make_task
@@ -152,21 +153,13 @@ class _Training:
             if self.settings.average
             else None
         )
-        kind = torch.optim.Adam if self.settings.optimiser == "adam" else torch.optim.AdamW
-        self.optimiser = kind(
-            self.model.parameters(),
-            lr=self.settings.peak_learning_rate,
-            betas=self.settings.betas,
-            eps=self.settings.epsilon,
-            weight_decay=self.settings.weight_decay,
-            fused=True,
-        )
+        self.optimisers = make_optimisers(self.model, self.settings)
         self.probe = task.probe()
         self.validation = task.validation(self.settings.batch_tokens)
         self.position = Position()
         if folder.checkpoint.exists():
             self.position = load_checkpoint(
-                folder.checkpoint, self.model, self.average, self.optimiser
+                folder.checkpoint, self.model, self.average, self.optimisers
             )
 
     def run(self) -> TrainingResult:
@@ -255,18 +248,12 @@ class _Training:
         )
         if norm is not None:
             self._check_finite("gradient's norm", float(norm))
-        rate = learning_rate(
-            position.step,
-            peak=settings.peak_learning_rate,
-            warmup=settings.warmup,
-            last=settings.max_steps,
-            schedule=settings.schedule,
-            floor=settings.floor,
-        )
-        for parameters in self.optimiser.param_groups:
-            parameters["lr"] = rate
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        for optimiser in self.optimisers:
+            for parameters in optimiser.param_groups:
+                parameters["lr"] = self._rate(parameters["peak"])
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        rate = self._rate(settings.peak_learning_rate)
         if self.average is not None:
             self._update_average()
 
@@ -290,6 +277,18 @@ class _Training:
             )
             position.losses.clear()
         self.listener.stepped(position, loss, rate)
+
+    def _rate(self, peak: float) -> float:
+        """The learning rate of this step."""
+        settings = self.settings
+        return learning_rate(
+            self.position.step,
+            peak=peak,
+            warmup=settings.warmup,
+            last=settings.max_steps,
+            schedule=settings.schedule,
+            floor=settings.floor,
+        )
 
     def _loss(self, batch: Batch, smoothing: float) -> Tensor:
         """Summed over the real targets only: nothing is scored for padding."""
@@ -373,7 +372,7 @@ class _Training:
         self.position.seconds += now - self._clock
         self._clock = now
         save_checkpoint(
-            self.folder.checkpoint, self.model, self.average, self.optimiser, self.position
+            self.folder.checkpoint, self.model, self.average, self.optimisers, self.position
         )
 
     def _finish(self) -> None:
