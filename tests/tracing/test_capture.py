@@ -211,8 +211,8 @@ def test_a_tokenizer_that_miscounts_is_refused() -> None:
 
 
 def test_wrong_inputs_say_what_was_expected(translator, language_model) -> None:
-    with pytest.raises(weft.InputError, match="Linear has no attention layers of weft"):
-        weft.trace(nn.Linear(2, 2), torch.tensor([1]))
+    with pytest.raises(weft.InputError, match="Linear called no attention function"):
+        weft.trace(nn.Linear(2, 2), torch.rand(1, 2))
     with pytest.raises(weft.InputError, match="the inputs are str"):
         weft.trace(language_model, "text")
     with pytest.raises(weft.InputError, match="hold no token ids"):

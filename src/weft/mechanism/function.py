@@ -5,9 +5,11 @@ A backend named by the caller serves the call or raises; nothing falls back in s
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack, overload
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from weft.errors import BackendError, InputError
 from weft.mechanism import complete_graph
@@ -84,6 +86,13 @@ def attention(
     tensor([[[1.0000],
              [0.3302]]])
     """
+    given = queries, keys, values
+    if has_torch_function(given):
+        # As torch's own functions do it: a mode, such as one that watches a model, sees the call.
+        options: dict[str, Any] = {"mask": mask, "score": score, "relative": relative, "bias": bias}
+        options |= {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+        through: Tensor = _through_modes(attention, given, backend=backend, **options)
+        return through
     check_tensors("attention", queries, keys, values)
     batched = queries.ndim == 4
     call = checked_call(
@@ -112,6 +121,11 @@ def attention(
         served = False
     output = native.attention(call) if served else torch_ops.attention(call)
     return output if batched else output[0]
+
+
+def _through_modes(function: Callable[..., Any], given: tuple[Tensor, ...], **options: Any) -> Any:
+    """Call a function of weft as torch calls its own where somebody watches or overrides them."""
+    return handle_torch_function(function, given, *given, **options)
 
 
 class _Options(TypedDict, total=False):
@@ -178,6 +192,14 @@ def attend(
     >>> graph
     AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
     """
+    given = queries, keys, values
+    if has_torch_function(given):
+        options: dict[str, Any] = {"mask": mask, "score": score, "relative": relative, "bias": bias}
+        options |= {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
+        both: tuple[Tensor, AttentionGraph | Tensor] = _through_modes(
+            attend, given, keep=keep, backend=backend, **options
+        )
+        return both
     check_tensors("attend", queries, keys, values)
     batched = queries.ndim == 4
     call = checked_call(

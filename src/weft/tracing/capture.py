@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
+from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
 from weft.tracing.model_state import evaluation_mode, recording_alone, unwrapped
+from weft.tracing.modules import trace_module
 from weft.tracing.noticing import noticing, untraced
 from weft.tracing.options import TraceOptions, Verify, checked_tokens
 from weft.tracing.recording.layer_call import RecordedCall
@@ -25,7 +27,7 @@ from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
-from weft.tracing.sources.source import Receivers, attention_layers, recorded
+from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.sources.weft_models import (
     as_inputs,
@@ -59,12 +61,15 @@ def trace(
     a sequence is cut off its graphs.
 
     Args:
-        model: made of weft's attention layers; or any model of Hugging Face's Transformers that
-            uses its attention interface, unmodified.
+        model: any module of torch whose attention is computed by torch's functions
+            (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention) or by
+            `weft.attention`; made of weft's attention layers; or any model of Hugging Face's
+            Transformers that uses its attention interface. Unmodified.
         inputs: token ids, (length,) or (batch, length), or images, (batch, channels, rows,
             columns): a tensor (the model's first argument), or a tensor for each argument:
-            {"source": ids, "target": ids}. For a model of
-            Transformers: what its tokenizer or processor gives, or a text.
+            {"source": ids, "target": ids}. Of any other module: whatever it takes, the first
+            arguments in a tuple, or all by their names. For a model of Transformers: what its
+            tokenizer or processor gives, or a text.
         tokenizer: who names the ids: a `tokenizers.Tokenizer`, a tokenizer of Transformers or a
             weft vocabulary; or one for each sequence, {"source": ..., "target": ...}. None: the
             name of id 17 is "#17".
@@ -87,8 +92,8 @@ def trace(
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
     Raises:
-        InputError: the model has no attention layers of weft and is none of Transformers' models
-            that can be traced, or the inputs do not fit it.
+        InputError: the model calls no attention function that can be seen, or the inputs do not
+            fit it.
         VerificationError: the model does not compute with weft what it computes without.
         DataError: the folder exists, or cannot be written.
     """
@@ -108,15 +113,11 @@ def trace_as(
         from weft.tracing.huggingface import trace_huggingface
 
         return trace_huggingface(model, inputs, options, generate)
+    if not layers_of(model):
+        return trace_module(model, inputs, options, generate)
     if isinstance(inputs, str):
         raise InputError(
             "trace: the inputs are str; a model of weft reads token ids. Encode the text first."
-        )
-    if not attention_layers(model):
-        raise InputError(
-            f"trace: {type(model).__name__} has no attention layers of weft "
-            "(weft.MultiHeadAttention, weft.ImageSelfAttention), and is no model of Transformers. "
-            "Only these can be traced."
         )
     return _trace_layers(model, inputs, options, generate)
 

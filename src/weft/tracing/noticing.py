@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from weft.mechanism.function import attend, attention
+from weft.mechanism.watching import layers_of
 from weft.tracing.sources.transformers import is_transformers_model
 
 __all__ = ["AttentionNotice", "noticing", "takes_attention", "untraced"]
@@ -24,7 +26,7 @@ __all__ = ["AttentionNotice", "noticing", "takes_attention", "untraced"]
 _WORDS = ("attention", "attn")
 _OWN = "it takes attention by itself, not by {}"
 #: Functions of torch, by name: attention as a whole, and what softmax(scores) V is made of.
-_ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward")
+_ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 
@@ -55,6 +57,16 @@ class AttentionNotice(TorchFunctionMode):
         #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
         self._weights: Any = WeakIdKeyDictionary()
 
+    def where(self) -> str | None:
+        """The path of the module that runs, the innermost; None: none does.
+
+        The model itself, whose path is empty, is called by its class.
+        """
+        if not self._running:
+            return None
+        path, name = self._running[-1]
+        return path or name
+
     def clear(self) -> None:
         """Forget what ran, when a new text begins."""
         self.named.clear()
@@ -73,7 +85,9 @@ class AttentionNotice(TorchFunctionMode):
         return called
 
     def hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
-        """Hooks that tell when a module runs."""
+        """Hooks that tell when a module runs; a softmax is part of the module around it."""
+        if isinstance(module, nn.Softmax):
+            return
         running, name = (path, type(module).__name__), type(module).__name__
         says_so = takes_attention(module)
 
@@ -96,7 +110,7 @@ class AttentionNotice(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if self._running and not self._aside:
             name = getattr(func, "__name__", "")
-            if name in _ATTENTION:
+            if name in _ATTENTION or func is attention or func is attend:
                 self._compute(self._running[-1])
             elif name == "softmax" and isinstance(result, Tensor) and result.ndim > 1:
                 axis = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
@@ -184,7 +198,7 @@ def untraced(
         for path, kind in notice.named.items()
         if not any(_are_related(path, known) for known in (*recorded, *notice.computed))
     }
-    usual = "the interface of Transformers" if is_transformers_model(model) else "a layer of weft"
+    usual = _usual(model)
     entries = [
         {"name": path, "class": kind, "reason": _OWN.format(usual)}
         for path, kind in (*computed.items(), *named.items())
@@ -206,6 +220,13 @@ def untraced(
             stacklevel=4,
         )
     return entries
+
+
+def _usual(model: nn.Module) -> str:
+    """What a module would have to compute with, to be traced."""
+    if is_transformers_model(model):
+        return "the interface of Transformers"
+    return "a layer of weft" if layers_of(model) else "an attention function of torch or weft"
 
 
 def _are_related(path: str, other: str) -> bool:

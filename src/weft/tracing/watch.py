@@ -19,6 +19,7 @@ from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import recording_alone, unwrapped
+from weft.tracing.modules import check_visible
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import Verify, check_keep, checked_layers
 from weft.tracing.recording.layer_call import LayerCall
@@ -34,6 +35,7 @@ from weft.tracing.sources.transformers import (
 )
 from weft.tracing.verification import verify_transformer
 from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
+from weft.tracing.watched_module import WatchedModule
 from weft.tracing.watched_text import WatchedText
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
@@ -269,8 +271,8 @@ def watch(
     pass.
 
     Args:
-        model: in evaluation mode: of Transformers, one that uses its attention interface; or made
-            of weft's attention layers.
+        model: in evaluation mode: any module of torch, as for `weft.trace`; of Transformers, one
+            that uses its attention interface.
         tokenizer, keep, queries_keys, layers: as for `weft.trace`.
         description: what the traces say of the model; None: its name, class and size.
         verify: how much of the first text the model reads without weft too: see `weft.trace`.
@@ -287,12 +289,13 @@ def watch(
             f"watch: the model is compiled or in a {type(model).__name__}, and would run past the "
             "watch. Watch and call the model itself, before torch.compile or DataParallel."
         )
-    own = not is_transformers_model(model)
-    if not layers_of(model) if own else not routes(model):
+    own = bool(layers_of(model))
+    if is_transformers_model(model) and not own and not routes(model):
         raise InputError(
-            f"watch: {type(model).__name__} is no model of Transformers that uses its attention "
-            "interface, and has no attention layers of weft. weft.trace takes others."
+            f"watch: {type(model).__name__} is a model of Transformers that does not use its "
+            "attention interface. weft.trace takes others."
         )
+    check_visible(model, "watch")
     layers = checked_layers(layers, "watch")
     check_keep(keep, "watch")
     if model.training:
@@ -301,8 +304,9 @@ def watch(
             "Call model.eval() first."
         )
     with recording_alone(model, "watch"):
-        if own:
-            seen = WatchedWeftModel(model, tokenizer, keep, queries_keys, layers, verify)
+        if not is_transformers_model(model):
+            kind = WatchedWeftModel if own else WatchedModule
+            seen = kind(model, tokenizer, keep, queries_keys, layers, verify)
             with seen.watching():
                 yield seen
             return

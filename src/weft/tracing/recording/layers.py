@@ -57,7 +57,10 @@ class LayerMaker:
         parts = batch if batch != self._samples else 1
         if parts > 1:
             call = side_by_side(call)
-            ends = (f"{ends[0]}-{parts}x{queries}", f"{ends[1]}-{parts}x{keys}")
+            ends = (
+                f"{ends[0].removesuffix(f'-{queries}')}-{parts}x{queries}",
+                f"{ends[1].removesuffix(f'-{keys}')}-{parts}x{keys}",
+            )
         graph = call.graph
         for sample in range(self._samples):
             rows, columns = (

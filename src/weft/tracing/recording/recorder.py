@@ -37,7 +37,7 @@ class CallRecorder:
         verified: Callable[[], bool] = lambda: True,
         strict: bool = True,
     ) -> None:
-        self._receive, self._keep, self._wanted = receive, keep, layers
+        self._receive, self.keep, self._wanted = receive, keep, layers
         self._verified, self._strict = verified, strict
         #: Told the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
@@ -74,7 +74,7 @@ class CallRecorder:
 
     def places(self, keys: int) -> Top:
         """The edges that are kept of a query over so many keys."""
-        return Top(keys) if isinstance(self._keep, All) else self._keep
+        return Top(keys) if isinstance(self.keep, All) else self.keep
 
     def _hand_on(
         self,

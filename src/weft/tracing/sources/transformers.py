@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.masks import Mask, as_mask, causal
+from weft.mechanism.masks import Mask, causal
 from weft.tracing.arguments import Arguments
 from weft.tracing.recording.layer_call import LayerCall
-from weft.tracing.recording.score_terms import as_rule, ranges_of
 from weft.tracing.recording.sequences import layer_kind
+from weft.tracing.sources.score_masks import score_mask
 from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
@@ -142,22 +142,9 @@ def _read(own: Tensor, queries: int, keys: int) -> _Read:
     assert cells is not None
     # Of a cache of a fixed size eager attention takes the part that is filled.
     cells = cells[..., :keys]
-    allowed = cells if cells.dtype == torch.bool else cells > torch.finfo(cells.dtype).min / 2
-    bias = None
-    if cells.dtype != torch.bool:
-        rest = cells.masked_fill(~allowed, 0)
-        bias = rest if bool(rest.any()) else None
-    mask = as_rule(as_mask(allowed), queries, keys, len(allowed))
-    return _Read(own, cells, mask, bias, _looks_ahead(mask, allowed, queries, keys))
-
-
-def _looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:
-    if queries != keys or queries < 2:
-        return None
-    ranges = ranges_of(mask, queries, keys) if mask is None or len(allowed) == 1 else None
-    if ranges is not None:
-        return bool((ranges[1] > torch.arange(queries) + 1).any())
-    return bool(allowed.triu(1).any()) if allowed.shape[-2] == queries else True
+    lowest = None if cells.dtype == torch.bool else torch.finfo(cells.dtype).min / 2
+    seen = score_mask(cells, queries, keys, lowest)
+    return _Read(own, cells, seen.mask, seen.bias, seen.ahead)
 
 
 def _read_once(

@@ -1,0 +1,275 @@
+"""Tracing any module of torch, by the attention functions that it calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.formats.files import JsonMapping
+from weft.formats.trace import TraceData
+from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.watching import layers_of
+from weft.tracing.arguments import Arguments, Inputs
+from weft.tracing.description import describe
+from weft.tracing.inputs import explained
+from weft.tracing.model_state import evaluation_mode, recording_alone
+from weft.tracing.noticing import AttentionNotice, noticing, untraced
+from weft.tracing.options import TraceOptions, Verify
+from weft.tracing.recording.comparison import Comparison
+from weft.tracing.recording.layer_call import LayerCall, RecordedCall
+from weft.tracing.recording.layers import LayerMaker
+from weft.tracing.recording.module_sequences import ModuleSequences, samples_of
+from weft.tracing.recording.recorder import CallRecorder
+from weft.tracing.recording.sequences import check_can_be_saved
+from weft.tracing.sources.source import Receivers, recorded
+from weft.tracing.sources.torch_functions import AttentionCalls, eager_functions
+from weft.tracing.verification import UntouchedRun, run_untouched
+
+__all__ = [
+    "ModuleRun",
+    "as_recorded",
+    "attention_calls",
+    "check_visible",
+    "named_arguments",
+    "nothing_seen",
+    "trace_module",
+    "untouched_module",
+]
+
+
+@contextmanager
+def attention_calls(
+    model: nn.Module,
+    keep: Keep,
+    compute: Callable[[LayerCall], Tensor],
+    take: Callable[[LayerCall, AttentionGraph], None],
+) -> Iterator[tuple[AttentionNotice, AttentionCalls]]:
+    """Send every attention call of a module to a recorder, while the block runs.
+
+    Args: keep: the edges of each query. compute, take: see `Receivers`.
+    Yields: what notices the attention that is not recorded, and what records.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(eager_functions())
+        notice = stack.enter_context(noticing(model))
+        receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
+        stack.enter_context(recorded(model, keep, receivers))
+        observed = {path for path, _ in layers_of(model)}
+        calls = AttentionCalls(notice.where, receivers, keep, notice.unnoticed, observed)
+        stack.enter_context(calls)
+        yield notice, calls
+
+
+class ModuleRun:
+    """One call of a module, recorded: from its attention calls to traces.
+
+    Args:
+        model: any module. inputs: what it is given, by name.
+        keep, layers: as for `weft.trace`.
+    """
+
+    def __init__(
+        self, model: nn.Module, inputs: Inputs, keep: Keep, layers: Sequence[int | str] | None
+    ) -> None:
+        self._model, self._inputs = model, inputs
+        self._calls: list[RecordedCall] = []
+        self.recorder = CallRecorder(self._calls.append, keep, layers)
+
+    def traces(
+        self,
+        notice: AttentionNotice,
+        refused: dict[str, str],
+        tokenizer: Any,
+        queries_keys: bool,
+        verification: JsonMapping | None,
+    ) -> list[TraceData]:
+        """The trace of each input; none where no attention was recorded."""
+        samples = samples_of(self._inputs, self._calls)
+        sequences = ModuleSequences(self._model, self._inputs, samples, tokenizer)
+        made = LayerMaker(sequences, samples, queries_keys)
+        for call in self._calls:
+            made(call)
+        made.refused.update(refused)
+        made.finish(untraced(self._model, notice, self.recorder.paths, made.refused))
+        return made.traces(describe(self._model), verification) if self._calls else []
+
+
+def trace_module(
+    model: nn.Module,
+    inputs: Inputs | Tensor | Sequence[Any] | str,
+    options: TraceOptions,
+    generate: int | Inputs | None = None,
+) -> TraceData | list[TraceData]:
+    """Trace a module of torch: see `weft.trace`."""
+    name = type(model).__name__
+    if generate is not None:
+        raise InputError(
+            f"trace: generate= is for models of Transformers and of weft; {name} is neither. Run "
+            "what writes the text in a block of weft.watch(model)."
+        )
+    check_visible(model, "trace")
+    arguments = module_arguments(model, inputs)
+    with recording_alone(model, "trace"), explained(model, arguments):
+        untouched = untouched_module(model, arguments, options.verify)
+        run = ModuleRun(model, arguments, options.keep, options.layers)
+        again = as_recorded(model, options.keep)
+        with (
+            untouched.verifying(again) if untouched else nullcontext(),
+            evaluation_mode(model), torch.no_grad(),
+            attention_calls(
+                model, options.keep, run.recorder, run.recorder.take
+            ) as (notice, calls),
+        ):  # fmt: skip
+            model(**arguments)
+        if not run.recorder.paths:
+            raise InputError(f"trace: {nothing_seen(model, notice, calls)}")
+        run.recorder.check()
+        report = None if untouched is None else untouched.report()
+        traces = run.traces(notice, calls.refused, options.tokenizer, options.queries_keys, report)
+    check_can_be_saved(options.save, len(traces))
+    return options.result(traces)
+
+
+def nothing_seen(model: nn.Module, notice: AttentionNotice, calls: AttentionCalls) -> str:
+    """Why a module that ran has no attention in a trace, and what to do."""
+    name = type(model).__name__
+    if calls.refused:
+        path, reason = next(iter(calls.refused.items()))
+        return f"{name}: the attention of {path} cannot be recorded: {reason}."
+    if notice.computed:
+        path, kind = next(iter(notice.computed.items()))
+        verb = "compute" if len(notice.computed) > 1 else "computes"
+        more = f" and {len(notice.computed) - 1} more" if len(notice.computed) > 1 else ""
+        return (
+            f"{name}: {path or 'it'} ({kind}){more} {verb} its softmax by hand, which is not "
+            "seen. Let it call torch's scaled_dot_product_attention, or weft.attention; many "
+            "libraries have an option for that (flash, fused, sdpa). Weights that you have are "
+            "traced by weft.from_weights."
+        )
+    named = ", ".join(f"{path or 'it'} ({kind})" for path, kind in [*notice.named.items()][:3])
+    said = f"; its {named} ran, and called none of them" if named else ""
+    return (
+        f"{name} called no attention function: torch's scaled_dot_product_attention, "
+        f"nn.MultiheadAttention, flex_attention, or weft.attention{said}."
+    )
+
+
+def check_visible(model: nn.Module, operation: str) -> None:
+    """Raise an InputError for code that runs past every watch."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{operation}: {path or 'the model'} is compiled by torch.jit, and runs past every "
+                f"watch. Give {type(model).__name__} as it was before torch.jit.script or trace."
+            )
+
+
+def module_arguments(model: nn.Module, inputs: Any) -> Arguments:
+    """The inputs of a module by the names of its arguments, where the module is.
+
+    Args: inputs: a tensor (the first argument), several in a tuple or list, or a mapping.
+
+    Raises: InputError: they are something else, or do not fit the arguments.
+    """
+    name = type(model).__name__
+    if isinstance(inputs, Mapping):
+        return _on_device_of(model, inputs)
+    if isinstance(inputs, str) or not isinstance(inputs, Tensor | tuple | list):
+        raise InputError(
+            f"trace: the inputs are {type(inputs).__name__}; {name} reads tensors: give one, a "
+            "tuple of them, or a dict with one for each argument."
+        )
+    given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    try:
+        arguments, named = named_arguments(model, given, {})
+    except TypeError as error:
+        raise InputError(
+            f"trace: {name}.forward does not take {len(given)} inputs: {error}. Give a dict with "
+            "a tensor for each argument."
+        ) from None
+    if not named:
+        raise InputError(
+            f"trace: {name}.forward takes inputs without a name. Wrap it in a module whose "
+            "forward names them, or run it in a block of weft.watch(model)."
+        )
+    return _on_device_of(model, arguments)
+
+
+def _on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return {
+        str(name): value.to(device) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
+
+
+def named_arguments(
+    model: nn.Module, given: tuple[Any, ...], keywords: Inputs
+) -> tuple[Arguments, bool]:
+    """What a module was given by the names of its arguments, and whether all have one.
+
+    Raises: TypeError: it does not take them.
+    """
+    signature = inspect.signature(model.forward)
+    named = True
+    arguments: Arguments = {}
+    for name, value in signature.bind(*given, **keywords).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            arguments.update((f"input {number}", part) for number, part in enumerate(value))
+        else:
+            arguments[name] = value
+        without = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
+        named = named and kind not in without
+    return arguments, named
+
+
+def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> UntouchedRun | None:
+    """Let a module read the beginning of its inputs unwatched; returns as `run_untouched`.
+
+    Without torch's fast paths, which answer padding in another way and which no watched module
+    takes.
+    """
+
+    def cut(whole: Inputs, tokens: int | None) -> tuple[Arguments, int]:
+        part: Arguments = {}
+        lengths = [0]
+        for name, value in whole.items():
+            part[name] = value
+            if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():
+                part[name] = value if tokens is None else value[:, :tokens]
+                lengths.append(part[name].shape[1])
+        return part, max(lengths)
+
+    with eager_functions(), without_fast_paths():
+        return run_untouched(model, inputs, verify, {}, cut)
+
+
+def as_recorded(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], None]:
+    """What runs a module as it is traced, for `verify_prefix`."""
+
+    def traced(part: Inputs, comparison: Comparison) -> None:
+        recorder = CallRecorder(comparison.edges, keep, None, lambda: False)
+        with attention_calls(model, keep, recorder, recorder.take):
+            model(**part)
+
+    return traced
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Let torch's own encoder layers compute as they do in training, while the block runs."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,61 @@
+"""Masks as torch's functions take them: who may look at whom, and what is added to the scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.masks import Mask, as_mask
+from weft.tracing.recording.score_terms import as_rule, ranges_of
+
+__all__ = ["ScoreMask", "looks_ahead", "score_mask"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreMask:
+    """A mask in weft's words.
+
+    mask: who may look at whom; None: everybody at everything.
+    bias: added to the scores, (batch or 1, heads or 1, queries, keys), or None.
+    ahead: whether some query looks ahead; None: it cannot be said.
+    """
+
+    mask: Mask | None
+    bias: Tensor | None
+    ahead: bool | None
+
+
+def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = None) -> ScoreMask:
+    """Read a mask: a window, or a range of keys for each query, becomes a rule without a matrix.
+
+    Args:
+        cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = may look; or numbers
+            that are added to the scores, minus infinity where a query may not look.
+        lowest: a finite number at and below which a key is hidden too; None: there is none.
+    """
+    # What is only expanded says the same everywhere.
+    for axis in (0, 1):
+        if cells.shape[axis] > 1 and cells.stride(axis) == 0:
+            cells = cells.narrow(axis, 0, 1)
+    if cells.shape[-1] != keys:
+        cells = cells.expand(-1, -1, -1, keys)
+    if cells.dtype == torch.bool:
+        allowed, bias = cells, None
+    else:
+        allowed = cells > (-torch.inf if lowest is None else lowest)
+        rest = cells.masked_fill(~allowed, 0)
+        bias = rest if bool(rest.any()) else None
+    mask = as_rule(as_mask(allowed), queries, keys, len(allowed))
+    return ScoreMask(mask, bias, looks_ahead(mask, allowed, queries, keys))
+
+
+def looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:
+    """Whether some query may look at a key after it; None: it cannot be said."""
+    if queries != keys or queries < 2:
+        return None
+    ranges = ranges_of(mask, queries, keys) if mask is None or len(allowed) == 1 else None
+    if ranges is not None:
+        return bool((ranges[1] > torch.arange(queries) + 1).any())
+    return bool(allowed.triu(1).any()) if allowed.shape[-2] == queries else True

@@ -1,0 +1,347 @@
+"""Attention calls of any module: of torch's attention functions, and of weft's.
+
+A `TorchFunctionMode` sees every function of torch that a model calls, wherever the model comes
+from. Those that take attention are sent to the recorder: `scaled_dot_product_attention`, the inside
+of `multi_head_attention_forward` (`nn.MultiheadAttention`, and through it `nn.TransformerEncoder`
+and `nn.Transformer`, which leave their fast paths while a mode watches), `flex_attention`, and
+`weft.attention` and `weft.attend`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from weft.mechanism.function import attend, attention
+from weft.mechanism.graph import All, Keep, Top
+from weft.mechanism.masks import causal
+from weft.mechanism.scores import Dot, ScaledDot
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.sequences import kind_of_name
+from weft.tracing.sources.flex import FlexCall, UnreadableRuleError
+from weft.tracing.sources.provenance import Provenance
+from weft.tracing.sources.score_masks import score_mask
+from weft.tracing.sources.source import Receivers
+from weft.tracing.sources.weft_calls import WeftCall
+
+__all__ = ["AttentionCalls", "eager_functions"]
+
+_FUSED = functional.scaled_dot_product_attention
+_HEADS = functional.multi_head_attention_forward
+#: Torch's fast paths, which a mode keeps modules from; a model may call them by itself.
+_FAST = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
+
+
+@dataclass(frozen=True, eq=False)
+class _Fused:
+    """The arguments of `scaled_dot_product_attention`, by its names."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Sends the attention calls of a model that runs to a recorder.
+
+    Args:
+        where: the path of the module that runs; None: none of the model's.
+        receivers: of the recorder. keep: the edges of a query that it keeps.
+        aside: makes of a function one in which nothing else is noticed.
+        observed: paths of modules whose calls come from elsewhere.
+
+    refused: why a call was seen and cannot be recorded, by the paths of modules. outside: how
+    often attention ran outside of the model.
+    """
+
+    def __init__(
+        self,
+        where: Callable[[], str | None],
+        receivers: Receivers,
+        keep: Keep,
+        aside: Callable[[Callable[..., Any]], Callable[..., Any]],
+        observed: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self._where, self._receivers, self._observed = where, receivers, observed
+        self._keep, self._aside = keep, aside
+        #: Whether calls are left alone for a while.
+        self.paused = False
+        self.refused: dict[str, str] = {}
+        self.outside = 0
+        self._provenance = Provenance()
+        self._handlers = {_FUSED: self._fused, _HEADS: self._heads, attention: self._weft,
+                          attend: self._weft}  # fmt: skip
+        #: Whether queries and keys come from one tensor, where the module around a call says it.
+        self._from_one: bool | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch, or send it on if it takes attention."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        handler = self._handlers.get(func) if isinstance(func, Callable) else None  # type: ignore[arg-type]
+        if handler is None and name == "flex_attention":
+            handler = self._flex
+        path = None if handler is None and name not in _FAST else self._where()
+        if path is None or path in self._observed:
+            self.outside += handler is not None and path is None
+            result = func(*args, **kwargs)
+        elif handler is None:
+            self.refused[path] = f"it calls torch.{name} by itself; call the module around it"
+            result = func(*args, **kwargs)
+        else:
+            result = self._aside(handler)(path, func, args, kwargs)
+        self._provenance.follow(name, (*args, *kwargs.values()), result)
+        return result
+
+    def _refuse(self, path: str, reason: str) -> None:
+        self.refused[path] = reason
+
+    # torch's fused attention
+
+    def _fused(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
+        call = _Fused(*args, **kwargs)
+        if call.query.is_nested or call.key.is_nested:
+            self._refuse(path, "its queries are a nested tensor; give a padded batch and a mask")
+            return func(*args, **kwargs)
+        tensors = _in_one_type(call.query, call.key, call.value)
+        queries, keys, values = _of_four_dimensions(call, *tensors)
+        cells = None if call.attn_mask is None else _mask_of_four(call, call.attn_mask)
+        read = None if cells is None else score_mask(
+            cells, queries.shape[2], keys.shape[2], _lowest(cells)
+        )  # fmt: skip
+        ahead = False if call.is_causal else None if read is None else read.ahead
+        factor = queries.shape[-1] ** -0.5 if call.scale is None else float(call.scale)
+        own = partial(_own_rows, func, call, (queries, keys, values), cells)
+        recorded = LayerCall(
+            path=path,
+            kind=self._kind(path, call.query, call.key, ahead is False),
+            queries=queries,
+            keys=keys,
+            values=values,
+            scale=factor,
+            mask=causal() if call.is_causal else None if read is None else read.mask,
+            bias=None if read is None else read.bias,
+            positions="none" if read is None or read.bias is None else "bias",
+            is_causal=ahead is False,
+            own_output=own,
+        )
+        output = self._receivers.compute(recorded)
+        if call.dropout_p or values.dtype == torch.float64:
+            # What is dropped is drawn by torch; float64 has more digits than weft's scores.
+            return func(*args, **kwargs)
+        # Leading dimensions are torch's own: a batch, or a batch of parts, before the heads.
+        return output.reshape(*_leading(call), *output.shape[-2:])
+
+    # nn.MultiheadAttention
+
+    def _heads(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
+        given = inspect.signature(func).bind(*args, **kwargs).arguments
+        before = self._from_one
+        self._from_one = self._provenance.shared(given["query"], given["key"])
+
+        def fused(*args: Any, **kwargs: Any) -> Any:
+            return self._fused(path, _FUSED, args, kwargs)
+
+        try:
+            inside = _with_attention(func, fused)
+            if not given.get("need_weights", True):
+                return inside(**given)
+            # With weights asked for the mask counts, and not what a flag says of it.
+            inside(**{**given, "need_weights": False, "is_causal": False})
+        finally:
+            self._from_one = before
+        return func(*args, **kwargs)
+
+    # weft's
+
+    def _weft(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
+        call = WeftCall.of(func, args, kwargs)
+        score = call.score
+        if score is not None and type(score) not in (Dot, ScaledDot):
+            self._refuse(
+                path,
+                f"its score is {type(score).__name__}, no product of queries and keys alone; "
+                "weft.attend gives its graph",
+            )
+            return func(*args, **kwargs)
+        kind = self._kind(path, call.queries, call.keys, call.ahead is False)
+        recorded = call.recorded(path, kind)
+        keys = recorded.keys.shape[2]
+        if call.has_formula:
+            output, graph = attend(
+                recorded.queries, recorded.keys, recorded.values, **recorded.arguments(),
+                keep=Top(keys) if isinstance(self._keep, All) else self._keep,
+            )  # fmt: skip
+            self._receivers.take(recorded, graph.detach())
+        else:
+            output = self._receivers.compute(recorded)
+        if func is attend or call.dropout or call.backend is not None:
+            return func(*args, **kwargs)
+        return output if call.queries.ndim == 4 else output[0]
+
+    # flex_attention
+
+    def _flex(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
+        call = FlexCall(*args, **kwargs)
+        try:
+            terms = call.terms()
+        except UnreadableRuleError as error:
+            self._refuse(path, str(error))
+            return func(*args, **kwargs)
+        ahead = None if terms.mask is None else terms.ahead
+        recorded = LayerCall(
+            path=path,
+            kind=self._kind(path, call.query, call.key, ahead is False),
+            queries=call.query,
+            keys=call.key,
+            values=call.value,
+            scale=call.scale,
+            mask=terms.mask,
+            bias=terms.bias,
+            softcap=terms.softcap,
+            positions="none" if terms.bias is None else "bias",
+            is_causal=ahead is False,
+            own_output=call.own_rows,
+        )
+        output = self._receivers.compute(recorded)
+        if call.asks_for_more:
+            return func(*args, **kwargs)
+        return output, output.new_empty(0), output.new_empty(0)
+
+    def _kind(self, path: str, query: Tensor, key: Tensor, is_causal: bool) -> str:
+        """The kind, "encoder", "decoder" or "cross", from where queries and keys were computed."""
+        from_one = self._from_one
+        if from_one is None:
+            from_one = self._provenance.shared(query, key)
+        if not from_one:
+            return "cross"
+        kind = kind_of_name(path, is_causal)
+        return ("decoder" if is_causal else "encoder") if kind == "cross" else kind
+
+
+def _in_one_type(*tensors: Tensor) -> list[Tensor]:
+    """Tensors in the type in which torch computes with them: under autocast it is another."""
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
+        return [tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors]
+    return list(tensors)
+
+
+def _leading(call: _Fused) -> torch.Size:
+    """The dimensions before positions and depth of what a call gives."""
+    if call.enable_gqa:
+        return call.query.shape[:-2]
+    broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
+    return broadcast(call.query.shape[:-2], call.key.shape[:-2])
+
+
+def _of_four_dimensions(call: _Fused, *tensors: Tensor) -> list[Tensor]:
+    """Queries, keys and values as (batch, heads, positions, depth).
+
+    Without heads there is one; what stands before the heads is one batch.
+    """
+    made = []
+    for tensor in tensors:
+        leading = tensor.shape[:-2] if call.enable_gqa else _leading(call)
+        tensor = tensor.expand(*leading, *tensor.shape[-2:])
+        if len(leading) < 2:
+            tensor = tensor.reshape(-1, 1, *tensor.shape[-2:])
+        made.append(tensor if tensor.ndim == 4 else tensor.flatten(0, -4))
+    return made
+
+
+def _mask_of_four(call: _Fused, mask: Tensor) -> Tensor:
+    """A mask of a call as (batch or 1, heads or 1, queries or 1, keys)."""
+    leading = _leading(call)
+    mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
+    if len(leading) < 2:
+        return mask.reshape(-1, 1, *mask.shape[-2:])
+    if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:])
+    return mask.flatten(0, -4) if len(leading) > 2 else mask
+
+
+def _lowest(cells: Tensor) -> float | None:
+    """The number at and below which a mask hides a key.
+
+    The lowest numbers of a type hide as minus infinity does, but in a row that has nothing else:
+    there torch looks at every key alike.
+    """
+    if cells.dtype == torch.bool:
+        return None
+    lowest = torch.finfo(cells.dtype).min / 2
+    low = cells <= lowest
+    only = low.all(-1) & (cells > -torch.inf).any(-1)
+    return None if bool(only.any()) else lowest
+
+
+@torch.no_grad()
+def _own_rows(
+    function: Callable[..., Tensor],
+    call: _Fused,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    cells: Tensor | None,
+    rows: Tensor,
+) -> Tensor:
+    """What torch's function gives for some rows of a call."""
+    queries, keys, values = tensors
+    mask = cells
+    if cells is not None and cells.shape[2] > 1:
+        mask = cells[:, :, rows]
+    if call.is_causal:
+        places = torch.arange(keys.shape[2], device=keys.device)
+        mask = places <= rows.to(keys.device)[:, None]
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(queries.dtype)
+    return function(
+        queries[:, :, rows], keys, values, mask, scale=call.scale, enable_gqa=call.enable_gqa
+    )
+
+
+def _with_attention(function: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
+    """`multi_head_attention_forward` whose attention is another function.
+
+    The same code, in which two names mean something else: nothing of torch is replaced.
+    """
+    names = {
+        **function.__globals__,
+        "scaled_dot_product_attention": fused,
+        "has_torch_function": lambda tensors: False,
+    }
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+@contextmanager
+def eager_functions() -> Iterator[None]:
+    """Run what is compiled as it is written, while the block runs: compiled code calls no mode."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            # Where the compiler was never loaded nothing is compiled, and loading it takes long.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield

@@ -1,0 +1,136 @@
+"""How any module of torch is watched: each of its calls is a trace, or one for each input."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.formats.files import JsonMapping
+from weft.formats.verification import ON_ANOTHER_TEXT
+from weft.mechanism.function import attention
+from weft.mechanism.graph import AttentionGraph, Keep
+from weft.tracing.arguments import Arguments
+from weft.tracing.modules import (
+    ModuleRun,
+    as_recorded,
+    attention_calls,
+    named_arguments,
+    nothing_seen,
+    untouched_module,
+)
+from weft.tracing.noticing import AttentionNotice
+from weft.tracing.options import Verify
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.torch_functions import AttentionCalls
+from weft.tracing.verification import verify_prefix
+from weft.tracing.watched import Watched, warn_of_layers_outside
+
+__all__ = ["WatchedModule"]
+
+
+class WatchedModule(Watched):
+    """What a module of torch did: see `weft.watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        keep: Keep,
+        queries_keys: bool,
+        layers: Sequence[int | str] | None,
+        verify: Verify = None,
+    ) -> None:
+        super().__init__()
+        self._model, self._tokenizer, self._queries_keys = model, tokenizer, queries_keys
+        self._keep, self._layers = keep, layers
+        self._verify: Verify = verify
+        self._verification: JsonMapping | None = None
+        self._run: ModuleRun | None = None
+        self._verifying = False
+        self._outside: list[str] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the module while the block runs."""
+        model = self._model
+        with ExitStack() as stack:
+            notice, calls = stack.enter_context(
+                attention_calls(model, self._keep, self._compute, self._take)
+            )
+
+            def begin(module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
+                self._begin(notice, calls, args, keywords)
+
+            before = model.register_forward_pre_hook(begin, with_kwargs=True)
+            stack.callback(before.remove)
+            after = model.register_forward_hook(lambda *_: self._finish(notice, calls))
+            stack.callback(after.remove)
+            stopped = model.register_forward_hook(lambda *_: self._stop(), always_call=True)
+            stack.callback(stopped.remove)
+            yield
+        warn_of_layers_outside(model, self._outside)
+
+    def _compute(self, call: LayerCall) -> Tensor:
+        if self._run is None:
+            self._outside.append(call.path)
+            return attention(call.queries, call.keys, call.values, **call.arguments())
+        return self._run.recorder(call)
+
+    def _take(self, call: LayerCall, graph: AttentionGraph) -> None:
+        if self._run is None:
+            self._outside.append(call.path)
+        else:
+            self._run.recorder.take(call, graph)
+
+    def _begin(
+        self, notice: AttentionNotice, calls: AttentionCalls, args: Any, keywords: Arguments
+    ) -> None:
+        """The module is called."""
+        if self._verifying:
+            return
+        arguments, named = named_arguments(self._model, args, keywords)
+        if self._verify is not False:
+            calls.paused = self._verifying = True
+            try:
+                notice.unnoticed(self._check)(arguments, named)
+            finally:
+                calls.paused = self._verifying = False
+                self._verify = False
+        notice.clear()
+        calls.refused.clear()
+        self._run = ModuleRun(self._model, arguments, self._keep, self._layers)
+
+    def _check(self, arguments: Arguments, named: bool) -> None:
+        """Verify the module on the first inputs that it is given."""
+        if not named:
+            self._verification = {"unverified": "its inputs have no names"}
+            return
+        untouched = untouched_module(self._model, arguments, self._verify)
+        if untouched is not None:
+            verify_prefix(untouched, as_recorded(self._model, self._keep))
+            self._verification = untouched.report()
+
+    def _finish(self, notice: AttentionNotice, calls: AttentionCalls) -> None:
+        """Make traces of a call that has ended."""
+        run = None if self._verifying else self._run
+        if run is None:
+            return
+        self._run = None
+        if not run.recorder.paths:
+            warnings.warn(f"watch: {nothing_seen(self._model, notice, calls)}", stacklevel=2)
+            return
+        run.recorder.check()
+        self.traces += run.traces(
+            notice, calls.refused, self._tokenizer, self._queries_keys, self._verification
+        )
+        if self._verification is not None:
+            self._verification = ON_ANOTHER_TEXT
+
+    def _stop(self) -> None:
+        """A call ends, perhaps by an error: then it gives no trace."""
+        if not self._verifying:
+            self._run = None
