@@ -3,6 +3,10 @@
 A name that is imported here is `weft.NAME`, in `weft.__all__`, known to type checkers and tested.
 """
 
+from .analysis.alignment.align import Alignment as Alignment
+from .analysis.alignment.align import align as align
+from .analysis.alignment.error_rate import ErrorRate as ErrorRate
+from .analysis.alignment.error_rate import alignment_error_rate as alignment_error_rate
 from .errors import BackendError as BackendError
 from .errors import DataError as DataError
 from .errors import InputError as InputError
@@ -10,6 +14,7 @@ from .errors import ShapeError as ShapeError
 from .errors import VerificationError as VerificationError
 from .errors import WeftError as WeftError
 from .formats.history import History as History
+from .formats.pharaoh import read_pharaoh as read_pharaoh
 from .formats.trace import TraceLayer as TraceLayer
 from .jobs.steps import steps as steps
 from .mechanism.adjacency import neighbours as neighbours

@@ -46,7 +46,7 @@ def _is_there(paths: _Paths) -> _Paths:
     return paths
 
 
-def _is_model(name: str) -> str:
+def is_model(name: str) -> str:
     """Raise a DataError where a path is missing, as `_is_there`."""
     from weft.tracing.locating import check_model_path
 
@@ -91,7 +91,7 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        callback=_is_model,
+        callback=is_model,
         help="A training run; or a model of Hugging Face, by its folder or its name.",
     ),
 ]

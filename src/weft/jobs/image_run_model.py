@@ -42,6 +42,10 @@ class ImageRunModel(RunModel):
         """Raises an InputError: it reads no text."""
         self._no_text("--text")
 
+    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> NoReturn:
+        """Raises an InputError: it reads no text."""
+        self._no_text("--source")
+
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
         """See Model. The picture is made grey where the run's images are, and scaled to their size
         where the run scales its own.

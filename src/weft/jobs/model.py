@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import nn
 
+    from weft.analysis.alignment.words import WordParts
     from weft.formats.history import History
     from weft.formats.trace import TraceData
     from weft.tracing.options import TraceOptions as Options
@@ -24,6 +25,7 @@ __all__ = [
     "Inputs",
     "Measure",
     "Model",
+    "Pairs",
     "Pooling",
     "Prediction",
     "Progress",
@@ -113,6 +115,18 @@ class Measure:
 
 
 @dataclass(frozen=True, eq=False)
+class Pairs:
+    """Pairs of a source and its target, as a model reads them together.
+
+    inputs: a batch; sources, targets: which tokens the words of each are made of.
+    """
+
+    inputs: Mapping[str, Any]
+    sources: list[WordParts]
+    targets: list[WordParts]
+
+
+@dataclass(frozen=True, eq=False)
 class Pooling:
     """How a classifier makes one vector of the outputs of all positions.
 
@@ -170,6 +184,10 @@ class Model(Protocol):
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[Model, Inputs]:
         """A model that sees a picture, and perhaps reads a text; and its inputs."""
+        ...
+
+    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """Sources and the targets that an encoder-decoder is to read after them, as a batch."""
         ...
 
     def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:

@@ -19,12 +19,14 @@ from weft.formats.trace import TraceData
 from weft.jobs.model import (
     Inputs,
     Measure,
+    Pairs,
     Prediction,
     Progress,
     TraceOptions,
     logit_name,
     one_token,
 )
+from weft.jobs.text_pairs import text_pairs
 from weft.mechanism.graph import Top
 from weft.tracing.description import describe
 from weft.tracing.huggingface import trace_huggingface, verify_inputs
@@ -67,6 +69,15 @@ class PretrainedModel:
         """See Model."""
         inputs, tokenizer = image_inputs(self.name, self.network, picture, text)
         return replace(self, tokenizer=tokenizer), inputs
+
+    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """See Model."""
+        if not self._is_pair:
+            raise InputError(
+                f"a {self._config.model_type} reads one text; only an encoder-decoder looks from a "
+                "target at its source. Give one, as Marian, BART or T5."
+            )
+        return text_pairs(self.network, self.tokenizer, sources, targets)
 
     def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:
         """See Model."""

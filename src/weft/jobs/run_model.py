@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from weft.analysis.alignment.words import parts_by_offsets
 from weft.errors import InputError
 from weft.experiments.ablation import chosen_logit
 from weft.formats.files import JsonMapping
@@ -18,6 +19,7 @@ from weft.formats.trace import TraceData
 from weft.jobs.model import (
     Inputs,
     Measure,
+    Pairs,
     Prediction,
     Progress,
     TraceOptions,
@@ -28,7 +30,7 @@ from weft.mechanism.graph import Top
 from weft.tracing.capture import trace_as
 from weft.tracing.names import token_names
 from weft.tracing.verification import verify_own
-from weft.training.batches import Batch
+from weft.training.batches import Batch, padded
 from weft.training.config import ClassifierConfig, GraphConfig, TransformerConfig
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
@@ -80,6 +82,33 @@ class RunModel:
         raise InputError(
             f"--image: {self.run.folder.path} is a run that reads text. Give it a --text, or "
             "choose a run that sees images, or an image model of Hugging Face."
+        )
+
+    def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> Pairs:
+        """See Model."""
+        if not self.run.translates:
+            raise InputError(
+                f"{self.run.folder.path}: this run {self.run.model.purpose}; only a translator "
+                "looks from a target at its source. Give a run of one."
+            )
+        words = self.run.vocabulary
+        source, target = (
+            [words.encode_with_offsets(text) for text in texts] for texts in (sources, targets)
+        )
+        inputs = {
+            "source": padded([[*ids, words.end] for ids, _ in source], words.pad),
+            "target": padded([[words.start, *ids] for ids, _ in target], words.pad),
+        }
+        return Pairs(
+            inputs,
+            [
+                parts_by_offsets(text, [*offsets, (0, 0)])
+                for text, (_, offsets) in zip(sources, source, strict=True)
+            ],
+            [
+                parts_by_offsets(text, [(0, 0), *offsets])
+                for text, (_, offsets) in zip(targets, target, strict=True)
+            ],
         )
 
     def windows(self, text: str, window: int, overlap: int | None) -> list[dict[str, Any]]:

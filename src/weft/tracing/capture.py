@@ -143,7 +143,10 @@ def _trace_layers(
         if untouched is not None and generate is not None:
             verify_prefix(untouched, as_observed(model, keep))
         passes = Passes()
-        recorder = CallRecorder(calls.append if generate is None else passes, keep, options.layers)
+        recorder = CallRecorder(
+            calls.append if generate is None else passes, keep, options.layers,
+            lambda: options.sampled,
+        )  # fmt: skip
         with (
             untouched.verifying(as_observed(model, keep))
             if untouched and generate is None else nullcontext(),

@@ -115,8 +115,9 @@ def _one_pass(
     if untouched is not None:
         receive = untouched.comparing(maker)
     recorder = CallRecorder(
-        receive, options.keep, options.layers, strict=options.verify is not False
-    )
+        receive, options.keep, options.layers, lambda: options.sampled,
+        strict=options.verify is not False,
+    )  # fmt: skip
     if progress is not None:
         recorder.progress = partial(_tell, progress, _expected(model))
     with ExitStack() as stack:

@@ -44,6 +44,8 @@ class TraceOptions:
     dtype: torch.dtype | None = None
     overwrite: bool = False
     verify: Verify = None
+    #: Whether a sample of the rows of each layer is held against the model's own attention.
+    sampled: bool = True
 
     def __post_init__(self) -> None:
         """Raise an InputError for what cannot be asked."""

@@ -1,0 +1,219 @@
+"""`align`: the words of targets and sources that belong together, by heads that look so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from weft.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
+from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
+from weft.analysis.alignment.links import links_by, pairs_of
+from weft.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
+from weft.errors import InputError
+from weft.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
+from weft.formats.trace import TraceData
+
+__all__ = ["Alignment", "AlignmentOptions", "HeadOfAlignment", "align", "align_words"]
+
+#: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
+_ENOUGH = 1_000
+
+
+@dataclass(frozen=True)
+class AlignmentOptions:
+    """How words are aligned.
+
+    heads: "best": those that align best with the gold links; "agreement": those whose two
+        directions agree best; or names of heads; None: best where there is gold.
+    method: "mutual", "argmax" or "dtw": see `weft.analysis.alignment.links`.
+    step: "read" or "write"; None: with gold whichever is better, of each head, else "read".
+    norms: weights times the norms of the values.
+    most: how many heads are taken together, at most; 1: the best single one.
+    """
+
+    heads: str | Sequence[str] | None = None
+    method: str = "mutual"
+    step: Step | str | None = None
+    norms: bool = False
+    most: int = 8
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for what cannot be asked."""
+        links_by(self.method)
+        if self.step not in (None, *STEPS):
+            raise InputError(f"align: step {self.step!r}; expected {' or '.join(STEPS)}.")
+        if self.most < 1:
+            raise InputError(f"align: at most {self.most} heads; expected 1 or more.")
+        _ = self.named
+
+    @property
+    def named(self) -> list[AligningHead] | None:
+        """The heads that are named; None: they are to be chosen."""
+        if self.heads is None or self.heads in ("best", "agreement"):
+            return None
+        names = self.heads.split(",") if isinstance(self.heads, str) else self.heads
+        return [AligningHead.named(name) for name in names]
+
+    def steps(self, gold: bool) -> tuple[Step, ...]:
+        """The steps that heads are tried by."""
+        if self.step is not None:
+            return tuple(step for step in STEPS if step == self.step)
+        both = self.named is not None or (gold and self.heads != "agreement")
+        # Shifted by a row, a head's two directions agree as well: agreement cannot tell the step.
+        return STEPS if both else ("read",)
+
+
+@dataclass(frozen=True)
+class HeadOfAlignment:
+    """A head: how far its directions agree, and, with gold, its error rate on the same pairs."""
+
+    head: AligningHead
+    agreement: float
+    error_rate: ErrorRate | None
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The words that belong together, and by which heads.
+
+    links        of each pair of sentences, (source word, target word), from 0
+    heads        those whose mean was taken
+    table        every head, the best first; of named heads, these
+    chosen_on    how many pairs the heads were chosen on; 0: they were named
+    error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
+    measured_on  how many pairs these are
+    """
+
+    links: list[list[Link]]
+    heads: list[AligningHead]
+    table: list[HeadOfAlignment]
+    chosen_on: int
+    error_rate: ErrorRate | None
+    measured_on: int
+
+    def save(self, path: Path | str) -> None:
+        """Write the links as a file in the Pharaoh format, a line for each pair."""
+        write_pharaoh(path, self.links)
+
+
+def align(
+    traces: Sequence[TraceData] | TraceData,
+    *,
+    gold: Path | str | Sequence[GoldLinks] | None = None,
+    heads: str | Sequence[str] | None = None,
+    method: str = "mutual",
+    step: Step | str | None = None,
+    norms: bool = False,
+    most: int = 8,
+) -> Alignment:
+    """The words of target and source that belong together, by the heads of cross-attention.
+
+    Words are joined of tokens by how these are spelled; the weights between words, of the heads
+    that are chosen, are averaged, and become links. With gold links the heads are chosen on the
+    first, third, fifth ... trace, and measured on the others.
+
+    Args:
+        traces: of an encoder-decoder on sentences whose target is known.
+        gold: their links, or a file in the Pharaoh format; None: none are known.
+        heads, method, step, norms, most: see AlignmentOptions.
+
+    Raises: InputError: traces without cross-attention, gold that does not fit, no such head.
+
+    Source: Och and Ney 2003 (error rate); `weft.analysis.alignment.words.word_weights` and `.links`
+    name those of the formulas.
+    """
+    options = AlignmentOptions(heads, method, step, norms, most)
+    several = [traces] if isinstance(traces, TraceData) else list(traces)
+    known = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
+    steps = options.steps(known is not None)
+    words = (word_weights(trace, steps=steps, norms=norms) for trace in several)
+    return align_words(words, options, known, str(gold) if isinstance(gold, str | Path) else "gold")
+
+
+def align_words(
+    sentences: Iterable[WordWeights],
+    options: AlignmentOptions,
+    gold: Sequence[GoldLinks] | None = None,
+    name: str = "gold",
+) -> Alignment:
+    """As `align`, of weights between words; name: of the gold, for messages.
+
+    Sentences are taken one by one, but for those that heads are chosen on.
+    """
+    if options.heads == "best" and gold is None:
+        raise InputError(
+            "align: the best heads are chosen against gold links. Give --gold FILE, or take heads "
+            "by agreement."
+        )
+    rest = iter(sentences)
+    first = list(rest if gold is not None else islice(rest, _ENOUGH))
+    if not first:
+        raise InputError("align: no sentences; give at least one pair.")
+    _check_alike(first)
+    if gold is not None:
+        check_links(gold, [sentence.size for sentence in first], name)
+    choice = _choice(first, options, gold)
+    method, every = links_by(options.method), first[0].heads
+    places = [every.index(head) for head in choice.heads]
+    links = []
+    for sentence in chain(first, rest):
+        _check_alike([first[0], sentence])
+        links.append(pairs_of(links_of_heads(sentence.weights, places, method)))
+    measured = None
+    apart = slice(1 if choice.chosen_on else 0, None, 2 if choice.chosen_on else 1)
+    others = [] if gold is None else list(gold[apart])
+    if others:
+        measured = alignment_error_rate(links[apart], others)
+    return Alignment(links, choice.heads, choice.table, choice.chosen_on, measured, len(others))
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    heads: list[AligningHead]
+    table: list[HeadOfAlignment]
+    chosen_on: int
+
+
+def _choice(
+    first: Sequence[WordWeights], options: AlignmentOptions, gold: Sequence[GoldLinks] | None
+) -> _Choice:
+    """The heads, and what is said of each."""
+    every, named = first[0].heads, options.named
+    half = slice(0, None, 2 if gold is not None and named is None and len(first) > 1 else 1)
+    sentences, method = first[half], links_by(options.method)
+    of_gold = None if gold is None else gold[half]
+    rates = None if of_gold is None else error_rates(sentences, of_gold, method)
+    table = [
+        HeadOfAlignment(head, agrees, None if rates is None else rates[number])
+        for number, (head, agrees) in enumerate(zip(every, agreement(sentences), strict=True))
+    ]
+    if named is not None:
+        missing = [head for head in named if head not in every]
+        if missing:
+            layers = 1 + max(head.layer for head in every)
+            count = sum(head.layer == 0 and head.step == every[0].step for head in every)
+            raise InputError(
+                f"align: no head {missing[0]}; the model has {layers} layers of cross-attention, "
+                f"from 0, the first with {count} heads, from 0."
+            )
+        return _Choice(named, [row for row in table if row.head in named], 0)
+    by_gold = of_gold is not None and options.heads != "agreement"
+    measured = best_few(sentences, of_gold if by_gold else None, method, options.most)
+    order = sorted(range(len(every)), key=lambda number: -measured.single[number])
+    return _Choice(
+        [every[number] for number in measured.chosen],
+        [table[number] for number in order],
+        len(sentences),
+    )
+
+
+def _check_alike(sentences: Sequence[WordWeights]) -> None:
+    """Raise an InputError where sentences come from models of other heads."""
+    for number, sentence in enumerate(sentences):
+        if sentence.heads != sentences[0].heads:
+            raise InputError(
+                f"align: trace {number + 1} has {len(sentence.heads)} heads of cross-attention, "
+                f"the first {len(sentences[0].heads)}. Give traces of one model, of all layers."
+            )

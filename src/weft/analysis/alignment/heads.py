@@ -1,0 +1,143 @@
+"""Which heads align: measured against gold links, or by the agreement of both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.analysis.alignment.error_rate import ErrorRate
+from weft.analysis.alignment.links import Method, argmax
+from weft.analysis.alignment.words import WordWeights
+from weft.formats.pharaoh import GoldLinks, Link
+
+__all__ = ["Measured", "agreement", "best_few", "error_rates", "links_of_heads"]
+
+#: The heads that are added to the best ones, at most.
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a measure says: of every single head, and of the means of the best few.
+
+    single  of each head
+    chosen  the places of the best few, in the order in which they were added
+    steps   the measure of the first of them, of the first two, ...
+    """
+
+    single: list[float]
+    chosen: list[int]
+    steps: list[float]
+
+
+#: From candidates (heads, target words, source words) of one pair, and its number, to counts
+#: (heads, n); and from the sums of counts over all pairs to the measure, larger is better.
+_Counts = Callable[[Tensor, int], Tensor]
+_Measure = Callable[[Tensor], Tensor]
+
+
+def error_rates(
+    sentences: Sequence[WordWeights], gold: Sequence[GoldLinks], method: Method
+) -> list[ErrorRate]:
+    """The error rate of each head alone."""
+    counts, _ = _against(sentences, gold, method)
+    total = _totals(sentences, counts, None)
+    return [ErrorRate(*map(int, row)) for row in total.tolist()]
+
+
+def agreement(sentences: Sequence[WordWeights]) -> list[float]:
+    """How far each head's two directions agree, 0 to 1; no gold is needed.
+
+        F = 2 |R and C| / (|R| + |C|)
+
+    R links each target word with the source word that it looks at most, C each source word with the
+    target word that looks at it most. Source: the idea is that of Liang et al. 2006, "Alignment by
+    Agreement", whose two directions are two models.
+    """
+    return _agrees(_totals(sentences, _directions, None)).tolist()
+
+
+def best_few(
+    sentences: Sequence[WordWeights],
+    gold: Sequence[GoldLinks] | None,
+    method: Method,
+    most: int = _MOST,
+) -> Measured:
+    """The heads whose mean aligns best: the best one, then each that helps the mean most.
+
+    Args:
+        sentences: to choose on.
+        gold: their links; None: chosen by agreement.
+        method: from weights to links.
+        most: heads at most; none is added that does not help.
+    """
+    counts, measure = (_directions, _agrees) if gold is None else _against(sentences, gold, method)
+    single = measure(_totals(sentences, counts, None))
+    chosen, steps = [int(single.argmax())], [float(single.max())]
+    while len(chosen) < min(most, len(single)):
+        scores = measure(_totals(sentences, counts, chosen))
+        scores[chosen] = -torch.inf
+        if float(scores.max()) <= steps[-1]:
+            break
+        chosen.append(int(scores.argmax()))
+        steps.append(float(scores.max()))
+    return Measured(single.tolist(), chosen, steps)
+
+
+def links_of_heads(weights: Tensor, heads: Sequence[int], method: Method) -> Tensor:
+    """The links by the mean of some heads, bool, (target words, source words)."""
+    return method(weights[list(heads)].mean(0, keepdim=True))[0]
+
+
+def _totals(
+    sentences: Sequence[WordWeights], counts: _Counts, chosen: Sequence[int] | None
+) -> Tensor:
+    """The counts over all pairs: of each head, or of its mean with those that are chosen."""
+    whole = []
+    for number, sentence in enumerate(sentences):
+        weights = sentence.weights
+        if chosen is not None:
+            weights = weights + weights[list(chosen)].sum(0)
+        whole.append(counts(weights, number))
+    return torch.stack(whole).sum(0)
+
+
+def _against(
+    sentences: Sequence[WordWeights], gold: Sequence[GoldLinks], method: Method
+) -> tuple[_Counts, _Measure]:
+    """Counts of an ErrorRate, and 1 - aer."""
+    tables = [
+        (_table(links.sure, sentence), _table(links.possible, sentence))
+        for links, sentence in zip(gold, sentences, strict=True)
+    ]
+
+    def counts(weights: Tensor, number: int) -> Tensor:
+        own = method(weights)
+        sure, possible = tables[number]
+        every = (own, sure.expand_as(own), own & sure, own & possible)
+        return torch.stack([links.sum((1, 2)) for links in every], 1)
+
+    def measure(total: Tensor) -> Tensor:
+        return (total[:, 2] + total[:, 3]) / (total[:, 0] + total[:, 1]).clamp(min=1)
+
+    return counts, measure
+
+
+def _table(links: frozenset[Link], sentence: WordWeights) -> Tensor:
+    table = torch.zeros(len(sentence.target), len(sentence.source), dtype=torch.bool)
+    for source, target in links:
+        table[target, source] = True
+    return table
+
+
+def _directions(weights: Tensor, _number: int) -> Tensor:
+    of_target, of_source = argmax(weights), argmax(weights.transpose(1, 2)).transpose(1, 2)
+    every = (of_target & of_source, of_target, of_source)
+    return torch.stack([links.sum((1, 2)) for links in every], 1)
+
+
+def _agrees(total: Tensor) -> Tensor:
+    return 2 * total[:, 0] / (total[:, 1] + total[:, 2]).clamp(min=1)

@@ -1,0 +1,30 @@
+"""`weft align`."""
+
+from weft.cli import align_options as option
+from weft.cli.alignment_report import print_alignment, report_of
+from weft.cli.options import AsJson, Threads, Top
+from weft.cli.output import print_json, progress_bar
+
+PLACE = ("Read", 8)
+
+
+def align(
+    source: option.Aligned, output: option.LinksOutput, source_file: option.SourceFile = None,
+    target_file: option.TargetFile = None, gold: option.Gold = None,
+    heads: option.AligningHeads = None,
+    method: option.AlignMethod = option.AligningMethod.mutual,
+    step: option.AlignStep = None, norms: option.Norms = False, most: option.MostHeads = 8,
+    top: Top = 8, threads: Threads = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Align the words of sources and targets by the heads that look from one at the other."""
+    from weft.analysis.alignment.align import AlignmentOptions
+    from weft.jobs.word_alignment import AlignmentRequest, align_files
+
+    options = AlignmentOptions(heads, method.value, step and step.value, norms, most)
+    request = AlignmentRequest(source, source_file, target_file, gold)
+    with progress_bar("pairs read", lines=True) as show:
+        result = align_files(request, options, show)
+    result.save(output)
+    print_alignment(result, output, top)
+    if as_json:
+        print_json(report_of(result, output))

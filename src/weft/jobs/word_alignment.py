@@ -1,0 +1,163 @@
+"""Words aligned by a model that reads two line-aligned files, or by traces that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from weft.analysis.alignment.align import Alignment, AlignmentOptions, align_words
+from weft.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
+from weft.errors import InputError
+from weft.formats.files import read_text
+from weft.formats.pharaoh import GoldLinks, read_pharaoh
+from weft.formats.run import is_run
+from weft.jobs.head_table import find_traces
+from weft.jobs.model import Model, check_text
+from weft.jobs.opening import open_model
+from weft.mechanism.graph import All
+from weft.tracing.capture import trace_as
+from weft.tracing.options import TraceOptions
+
+__all__ = ["AlignmentRequest", "align_files", "word_weights_of"]
+
+#: Pairs that are put in order of their length, and pairs that the model reads at once.
+_SORTED, _BATCH = 512, 32
+_Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class AlignmentRequest:
+    """What `weft align` was asked.
+
+    source: a run, a model, a trace or a folder of traces; sources, targets: two files with a text
+    a line, for a model; gold: their links.
+    """
+
+    source: str
+    sources: Path | None = None
+    targets: Path | None = None
+    gold: Path | None = None
+
+
+def align_files(
+    request: AlignmentRequest,
+    options: AlignmentOptions,
+    progress: _Told = lambda done, total: None,
+) -> Alignment:
+    """Align what is asked for.
+
+    Raises: InputError: files that do not go together; DataError: a file is missing.
+    """
+    gold = None if request.gold is None else read_pharaoh(request.gold)
+    steps = options.steps(gold is not None)
+    if _has_traces(request.source):
+        if request.sources is not None or request.targets is not None:
+            raise InputError(
+                f"{request.source} holds traces, which have texts of their own. Leave out --source "
+                "and --target, or give a run or a model."
+            )
+        traces = find_traces([Path(request.source)])
+        weights = (word_weights(trace, steps=steps, norms=options.norms) for trace in traces)
+        return align_words(weights, options, gold, str(request.gold))
+    if request.sources is None or request.targets is None:
+        raise InputError(
+            "align: a model aligns two files with a text a line. Give --source and --target, or "
+            "traces in the place of the model."
+        )
+    sources, targets = _lines(request.sources), _lines(request.targets)
+    _check_counts(request, sources, targets, gold)
+    model = open_model(request.source)
+    read = word_weights_of(
+        model, sources, targets, steps=steps, norms=options.norms, progress=progress
+    )
+    return align_words(read, options, gold, str(request.gold))
+
+
+def word_weights_of(
+    model: Model,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    *,
+    steps: Sequence[Step],
+    norms: bool = False,
+    progress: _Told = lambda done, total: None,
+) -> Iterator[WordWeights]:
+    """The weights between the words of each pair, in their order; the first batch is verified.
+
+    A pair of which a side is empty has none.
+
+    Raises: InputError: a model that does not read pairs; no text at all.
+    """
+    heads: tuple[AligningHead, ...] = ()
+    layers: list[int | str] | None = None
+    full = [
+        i for i, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))
+    ]
+    if not full:
+        check_text("")
+    done = 0
+    for start in range(0, len(sources), _SORTED):
+        block = range(start, min(start + _SORTED, len(sources)))
+        order = sorted(
+            (i for i in block if sources[i].strip() and targets[i].strip()),
+            key=lambda i: len(sources[i]) + len(targets[i]),
+        )
+        read: dict[int, WordWeights] = {}
+        for first in range(0, len(order), _BATCH):
+            chosen = order[first : first + _BATCH]
+            pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
+            asked = TraceOptions(
+                keep=All(), queries_keys=False, layers=layers,
+                verify=None if layers is None else False, sampled=layers is None,
+            )  # fmt: skip
+            traced = trace_as(model.network, pairs.inputs, asked)
+            for i, trace, source, target in zip(
+                chosen, traced if isinstance(traced, list) else [traced], pairs.sources,
+                pairs.targets, strict=True,
+            ):  # fmt: skip
+                read[i] = word_weights(trace, source, target, steps=steps, norms=norms)
+                heads = read[i].heads
+                layers = [layer.name for layer in trace.layers if layer.kind == "cross"]
+            done += len(chosen)
+            progress(done, len(full))
+        for i in block:
+            yield read.get(i) or _nothing(heads, sources[i], targets[i])
+
+
+def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:
+    sides = source.split(), target.split()
+    return WordWeights(torch.zeros(len(heads), len(sides[1]), len(sides[0])), heads, *sides)
+
+
+def _has_traces(name: str) -> bool:
+    path = Path(name)
+    if not path.is_dir() or is_run(path):
+        return False
+    return (path / "trace.json").exists() or any(path.glob("*/trace.json"))
+
+
+def _lines(path: Path) -> list[str]:
+    text = read_text(path, "text file").removesuffix("\n")
+    return [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _check_counts(
+    request: AlignmentRequest,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    gold: Sequence[GoldLinks] | None,
+) -> None:
+    """Raise an InputError, before the model is opened, where files differ in their lines."""
+    if len(sources) != len(targets):
+        raise InputError(
+            f"{request.sources} has {len(sources)} lines, {request.targets} {len(targets)}; "
+            "line-aligned files have as many. Pair them up again."
+        )
+    if gold is not None and len(gold) != len(sources):
+        raise InputError(
+            f"{request.gold} has {len(gold)} lines, {request.sources} {len(sources)}; expected a "
+            "line of links for each pair, empty where nothing is linked."
+        )

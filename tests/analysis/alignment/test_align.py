@@ -1,0 +1,167 @@
+"""Choosing heads: planted ones are found, with gold and without it, and measured apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.analysis.alignment.align import AlignmentOptions, align_words
+from weft.analysis.alignment.heads import agreement, best_few, error_rates
+from weft.analysis.alignment.links import mutual
+from weft.analysis.alignment.words import AligningHead, WordWeights
+from weft.formats.pharaoh import GoldLinks
+
+SIZE = 6
+
+
+def permutations(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randperm(SIZE, generator=generator).tolist() for _ in range(count)]
+
+
+def gold_of(orders: Sequence[Sequence[int]]) -> list[GoldLinks]:
+    """Target word t was written from source word order[t]."""
+    return [
+        GoldLinks.of_line(" ".join(f"{s}-{t}" for t, s in enumerate(order))) for order in orders
+    ]
+
+
+def planted(order: Sequence[int], rows: Sequence[int]) -> torch.Tensor:
+    """Weights that look at the right word in some rows, and everywhere in the others."""
+    weights = torch.full((SIZE, SIZE), 1 / SIZE)
+    for row in rows:
+        weights[row] = 0.02
+        weights[row, order[row]] = 0.9
+    return weights
+
+
+def sentences_of(orders: Sequence[Sequence[int]]) -> list[WordWeights]:
+    """Heads: noise, the right words of the first rows, of the last rows, noise."""
+    generator = torch.Generator().manual_seed(4)
+    names = tuple(AligningHead(layer, head) for layer in (0, 1) for head in (0, 1))
+    made = []
+    for order in orders:
+        noise = torch.rand(2, SIZE, SIZE, generator=generator) / SIZE
+        parts = planted(order, range(4)), planted(order, range(2, SIZE))
+        weights = torch.stack([noise[0], *parts, noise[1]])
+        made.append(WordWeights(weights, names, list("abcdef"), list("uvwxyz")))
+    return made
+
+
+def test_two_halves_make_a_whole() -> None:
+    orders = permutations(12)
+    sentences, gold = sentences_of(orders), gold_of(orders)
+    found = best_few(sentences, gold, mutual)
+    assert sorted(found.chosen) == [1, 2]
+    assert found.steps[-1] == 1.0
+    assert found.steps == sorted(found.steps)
+    for number, rate in enumerate(error_rates(sentences, gold, mutual)):
+        assert found.single[number] == pytest.approx(1 - rate.aer)
+    assert best_few(sentences, gold, mutual, most=1).chosen == [
+        int(found.single.index(max(found.single)))
+    ]
+
+
+def test_without_gold_directions_agree_where_heads_align() -> None:
+    orders = permutations(12)
+    sentences = sentences_of(orders)
+    agrees = agreement(sentences)
+    assert min(agrees[1:3]) > max(agrees[0], agrees[3])
+    # Of the whole, which rows and columns agree on everywhere.
+    whole = [
+        WordWeights(planted(order, range(SIZE))[None], (AligningHead(0, 0),), s.source, s.target)
+        for order, s in zip(orders, sentences, strict=True)
+    ]
+    assert agreement(whole) == [1.0]
+    result = align_words(sentences, AlignmentOptions())
+    assert sorted(map(str, result.heads)) == ["0.1", "1.0"]
+    assert weft.alignment_error_rate(result.links, gold_of(orders)).aer == 0
+    assert (result.error_rate, result.measured_on, result.chosen_on) == (None, 0, 12)
+
+
+def test_heads_are_measured_on_pairs_that_they_were_not_chosen_on() -> None:
+    orders = permutations(12)
+    gold = gold_of(orders)
+    # The second half of the gold, every other line, says something else.
+    for number in range(1, 12, 2):
+        gold[number] = GoldLinks.of_line("0-0")
+    result = align_words(sentences_of(orders), AlignmentOptions(), gold)
+    assert (result.chosen_on, result.measured_on) == (6, 6)
+    assert result.error_rate == weft.alignment_error_rate(result.links[1::2], gold[1::2])
+    assert result.error_rate.aer > 0.5
+    chosen = {row.head: row.error_rate.aer for row in result.table}
+    assert chosen[AligningHead(0, 1)] < 0.35 and chosen[AligningHead(0, 0)] > 0.5
+    named = align_words(sentences_of(orders), AlignmentOptions("1.0"), gold)
+    assert (named.chosen_on, named.measured_on) == (0, 12)
+    assert [str(row.head) for row in named.table] == ["1.0"]
+    single = align_words(sentences_of(orders)[:1], AlignmentOptions(), gold[:1])
+    assert (single.chosen_on, single.measured_on, single.error_rate) == (1, 0, None)
+
+
+def traces_of(orders: Sequence[Sequence[int]], step: str) -> list[weft.Trace]:
+    """A head that aligns by the row that reads a word, or that writes it, and one of noise."""
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for order in orders:
+        right = torch.full((SIZE + 1, SIZE + 1), 0.02)
+        for target, source in enumerate(order):
+            right[target + (step == "read"), source] = 0.9
+        weights = torch.stack([torch.rand(SIZE + 1, SIZE + 1, generator=generator), right])
+        made.append(
+            weft.from_weights(
+                [weights / weights.sum(-1, keepdim=True)],
+                kind="cross",
+                tokens={
+                    "source": [*(f" {c}" for c in "abcdef"), "<end>"],
+                    "target": ["<start>", *(f" {c}" for c in "uvwxyz")],
+                },
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_the_step_of_a_head_is_known_by_gold(step, tmp_path: Path) -> None:
+    orders = permutations(8)
+    (tmp_path / "gold").write_text(
+        "".join(" ".join(f"{s}-{t}" for t, s in enumerate(order)) + "\n" for order in orders)
+    )
+    result = weft.align(traces_of(orders, step), gold=tmp_path / "gold")
+    assert result.heads == [AligningHead(0, 1, step)]
+    assert result.error_rate.aer == 0
+    result.save(tmp_path / "out")
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [sorted(line.split()) for line in lines] == [
+        sorted(line.split()) for line in (tmp_path / "gold").read_text().splitlines()
+    ]
+    free = weft.align(traces_of(orders, "read"))
+    assert [str(head) for head in free.heads] == ["0.1"]
+    named = weft.align(traces_of(orders, step), heads=[f"0.1:{step}"], method="argmax")
+    assert [sorted(links) for links in named.links] == [sorted(links) for links in result.links]
+
+
+def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
+    traces = traces_of(permutations(2), "read")
+    for keywords, line in (
+        ({"heads": "best"}, "best heads are chosen against gold links"),
+        ({"heads": "0.7"}, "no head 0.7; the model has 1 layers of cross-attention"),
+        ({"heads": "first"}, "head 'first'; expected LAYER"),
+        ({"method": "hmm"}, "no method 'hmm'"),
+        ({"step": "wrote"}, "step 'wrote'; expected read or write"),
+        ({"most": 0}, "at most 0 heads"),
+        ({"gold": [GoldLinks.of_line("0-0")]}, "gold has 1 lines for 2 pairs"),
+        ({"gold": [GoldLinks.of_line("0-6"), GoldLinks.of_line("")]}, "line 1 links word 0"),
+    ):
+        with pytest.raises(weft.InputError, match=line):
+            weft.align(traces, **keywords)
+    with pytest.raises(weft.InputError, match="no sentences"):
+        weft.align([])
+    other = weft.from_weights([torch.ones(3, 2, 2) / 2], kind="cross")
+    with pytest.raises(
+        weft.InputError, match="trace 3 has 3 heads of cross-attention, the first 2"
+    ):
+        weft.align([*traces, other])
