@@ -136,6 +136,7 @@ _POSITIONS: JsonObject = {
     "special": lambda entry: type(entry) is bool,
     "rows": lambda entry: _is_count(entry, least=-1),
     "columns": lambda entry: _is_count(entry, least=-1),
+    "seconds": _is_number,
 }
 
 

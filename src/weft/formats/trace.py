@@ -261,7 +261,8 @@ class TraceData:
                 {"tokens": {"offsets": [[0, 5], ...], "special": [False, ...]}}. Offsets are
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
-                image there are "rows" and "columns", -1 of a token that is no patch
+                image there are "rows" and "columns", -1 of a token that is no patch; of those of
+                a sound "seconds", where each has its middle
     verification  how the model with weft was held against the model without: see
                 `weft.formats.verification`. None: it was not
     not_traced  attention modules that ran and are not among the layers: the "name" (path), the

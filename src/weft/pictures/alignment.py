@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ __all__ = ["alignment"]
 
 #: Tokens beyond which an axis shows positions, every so many, in place of tokens.
 _MOST_TOKENS = 120
+#: A name that is a time.
+_SECONDS = re.compile(r"[0-9]+\.[0-9]+ s")
 #: A row is named by the token that its query is made from, not by the one that is written next.
 _QUERIES = "queries ↓ (just read or written)"
 
@@ -77,7 +80,7 @@ def alignment(
 
     sheet = _Sheet.of(rows, columns)
     if sheet.shows_positions:
-        rows, columns = _positions(queries), _positions(keys)
+        rows, columns = _positions(rows), _positions(columns)
     figure = new_figure(sheet.width, sheet.height, colours)
     axes = axes_of_cells(figure, sheet.left, sheet.top, keys * sheet.cell, queries * sheet.cell)
     axes.imshow(
@@ -123,7 +126,7 @@ class _Sheet:
         shows_positions = longest > _MOST_TOKENS
         if shows_positions:
             cell, size, letter = 7.5 / longest, 7.0, 0.06
-            rows, columns = _positions(len(rows)), _positions(len(columns))
+            rows, columns = _positions(rows), _positions(columns)
         longest_row = max(map(len, rows), default=1)
         longest_column = max(map(len, columns), default=1)
         upright = longest_column <= 2 and cell > 0.15
@@ -175,8 +178,17 @@ def _caption(figure: Figure, sheet: _Sheet, colours: Palette, missing: str) -> N
                     color=colours.faint)  # fmt: skip
 
 
-def _positions(size: int) -> list[str]:
-    """Labels that leave out all but about a dozen positions."""
+def _positions(names: Sequence[str]) -> list[str]:
+    """Labels that leave out all but about a dozen positions; seconds stay seconds.
+
+    >>> [label for label in _positions([f"{i / 50:.2f} s" for i in range(500)]) if label][:3]
+    ['0.00 s', '1.00 s', '2.00 s']
+    """
+    size = len(names)
     step = int(10 ** np.ceil(np.log10(max(size / 12, 1))))
     step = step // 2 if size / step < 6 and step > 1 else step
-    return [str(position) if position % step == 0 else "" for position in range(size)]
+    timed = all(_SECONDS.fullmatch(name) for name in names)
+    return [
+        "" if position % step else name if timed else str(position)
+        for position, name in enumerate(names)
+    ]

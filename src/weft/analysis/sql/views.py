@@ -3,9 +3,9 @@
     edges     layer, head, query, key, score, weight: the kept edges
     rows      layer, head, query, lse, entropy, rest, count
     keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
-    tokens    sequence, position, token, text, special, start, end: token as the vocabulary spells
-              it, text what it says; end is exclusive, both are null where the trace does not
-              know them
+    tokens    sequence, position, token, text, special, start, end, seconds: token as the
+              vocabulary spells it, text what it says; end is exclusive; seconds are those of a
+              place of a sound; null where the trace does not know it
     layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
               positions, mask, softcap, deviation
     heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
@@ -206,8 +206,9 @@ def _heads(trace: TraceData) -> pa.Table:
 
 def _tokens(trace: TraceData) -> pa.Table:
     columns: dict[str, list[Any]] = {
-        name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end")
-    }
+        name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end",
+                              "seconds")
+    }  # fmt: skip
     for name, tokens in trace.sequences.items():
         known = trace.positions.get(name, {})
         nothing = [None] * len(tokens)
@@ -219,9 +220,11 @@ def _tokens(trace: TraceData) -> pa.Table:
         columns["special"] += known.get("special", nothing)
         columns["start"] += nothing if offsets is None else [pair[0] for pair in offsets]
         columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
+        columns["seconds"] += known.get("seconds", nothing)
     types = {
         "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
         "text": pa.string(), "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
+        "seconds": pa.float64(),
     }  # fmt: skip
     return pa.table({name: pa.array(columns[name], kind) for name, kind in types.items()})
 

@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.mechanism.grid import Grid
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.names import texts_known, token_names
+from weft.tracing.recording.sound import SoundAxis, is_sound
 
 __all__ = [
     "InputSequence",
@@ -126,6 +127,7 @@ class Sequences:
         #: What may stand before the patches of an image: [CLS], another such token, registers.
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
         self._before_patches = 1 + distilled
+        self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
         #: The length of each sequence of which no argument says it: that of its first layer.
         self._lengths: dict[str, int] = {}
         #: Where the positions lie of sequences whose layers say it.
@@ -228,7 +230,13 @@ class Sequences:
         patches = self._patches(length) if sees else None
         if patches is not None:
             return InputSequence(span, *patches)
-        word = "frame" if self._is_sound(name) else "position"
+        sounds = self._is_sound(name)
+        if self._sound is not None and sounds and length == self._sound.count:
+            names = self._sound.names(span.start, span.stop)
+            return InputSequence(
+                span, names, {"seconds": self._sound.seconds(span.start, span.stop)}
+            )
+        word = "frame" if sounds else "position"
         return InputSequence(span, [f"{word} {i}" for i in range(span.start, span.stop)])
 
     def _grew(self, name: str) -> bool:
@@ -253,13 +261,15 @@ class Sequences:
         return mask if fits else None
 
     def _is_sound(self, name: str) -> bool:
-        sound = ("input_features", "input_values")
-        return not name.startswith("target") and any(argument in self._inputs for argument in sound)
+        return not name.startswith("target") and is_sound(self._inputs)
 
     def _tokens(self, ids: list[int], span: slice, name: str) -> InputSequence:
         tokenizer = self._tokenizer
         if isinstance(tokenizer, Mapping):
             tokenizer = tokenizer.get(name)
+        if hasattr(tokenizer, "feature_extractor"):
+            # A processor, of sounds and of texts.
+            tokenizer = getattr(tokenizer, "tokenizer", None)
         known: dict[str, list[Any]] = {}
         special = getattr(tokenizer, "all_special_ids", None)
         if special is not None:

@@ -1,0 +1,134 @@
+"""The time axis of models of sound: a tone that starts at a known time is where the axis says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+
+transformers = pytest.importorskip("transformers")
+
+RATE = 16_000
+
+
+def tone(start: float, seconds: float) -> np.ndarray:
+    """Silence, and from a time on 440 Hz."""
+    times = np.arange(round(seconds * RATE)) / RATE
+    return np.where(times >= start, np.sin(2 * np.pi * 440 * times), 0).astype(np.float32)
+
+
+def whisper(frames: int) -> torch.nn.Module:
+    torch.manual_seed(2)
+    config = transformers.WhisperConfig(
+        vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=1, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=80,
+        max_source_positions=frames // 2, max_target_positions=16, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=1,
+    )  # fmt: skip
+    return transformers.WhisperModel(config).eval()
+
+
+def changed(first: weft.Trace, second: weft.Trace) -> list[float]:
+    """The seconds of the positions whose keys, in the first layer, two sounds make different."""
+    one, other = first.layers[0], second.layers[0]
+    differ = (one.keys - other.keys).abs().amax((0, 2)) > 1e-6 * one.keys.abs().max()
+    seconds = first.positions[one.keys_from]["seconds"]
+    assert len(seconds) == len(differ) == one.shape[2]
+    return [second for second, new in zip(seconds, differ.tolist(), strict=True) if new]
+
+
+@pytest.mark.parametrize("start", [0.4, 1.0, 1.37])
+def test_whisper_hears_a_tone_where_it_starts(start: float) -> None:
+    extractor = transformers.WhisperFeatureExtractor(chunk_length=2)
+    model = whisper(200)
+    traces = []
+    for began in (start, start + 0.01):
+        # Two tones that differ for 10 ms; the extractor's floor is that of the loudest frame.
+        features = extractor(tone(began, 2.0), sampling_rate=RATE, return_tensors="pt")
+        inputs = {**features, "decoder_input_ids": torch.tensor([[1, 5]])}
+        traces.append(weft.trace(model, inputs, keep=weft.Top(4)))
+    trace = traces[0]
+    assert trace.sequences["source"][:3] == ["0.00 s", "0.02 s", "0.04 s"]
+    assert trace.positions["source"]["seconds"][-1] == pytest.approx(1.98)
+    assert {layer.keys_from for layer in trace.layers} == {"source", "target"}
+    found = changed(*traces)
+    # A position sees 5 frames of 10 ms, each of 25 ms of sound: 32.5 ms to either side.
+    assert found[0] == pytest.approx(start, abs=0.0325 + 0.01)
+    assert found[-1] == pytest.approx(start, abs=0.0325 + 0.02)
+    assert (found[0] + found[-1]) / 2 == pytest.approx(start + 0.005, abs=0.01)
+
+
+WAVES = {
+    "Wav2Vec2": {"feat_extract_norm": "layer"},
+    "Hubert": {"feat_extract_norm": "layer"},
+    "UniSpeech": {"feat_extract_norm": "layer"},
+}
+CONVOLUTIONS = {
+    "conv_dim": (32, 32, 32, 32, 32, 32, 32),
+    "conv_kernel": (10, 3, 3, 3, 3, 2, 2),
+    "conv_stride": (5, 2, 2, 2, 2, 2, 2),
+}
+
+
+@pytest.mark.parametrize("family", WAVES)
+def test_the_first_position_that_a_tone_changes_is_that_which_reaches_its_start(family) -> None:
+    torch.manual_seed(2)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=48, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+        **CONVOLUTIONS, **WAVES[family],
+    )  # fmt: skip
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    # What the convolutions give, before positions are mixed in by another one.
+    features = []
+    model.feature_projection.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    start = 0.5
+    for began in (start, 9.0):
+        wave = torch.from_numpy(tone(began, 1.0)) + 0.01
+        trace = weft.trace(model, {"input_values": wave[None]}, verify=False)
+    differs = (features[0] - features[-1]).abs().amax((0, 2)) > 1e-6
+    seconds = np.array(trace.positions["tokens"]["seconds"])
+    assert len(seconds) == 49
+    # 400 samples to a position, 320 from one to the next: the middle of the first is at 199.5.
+    assert seconds[0] == pytest.approx(199.5 / RATE, abs=1e-6)
+    np.testing.assert_allclose(np.diff(seconds), 0.02, atol=2e-6)
+    assert trace.tokens[:2] == ["0.012 s", "0.032 s"]
+    reaches = seconds + 199.5 / RATE >= start - 1e-6
+    assert differs.tolist() == reaches.tolist()
+
+
+def test_the_rate_is_that_of_the_extractor_that_is_given() -> None:
+    model = whisper(20)
+    inputs = {
+        "input_features": torch.randn(1, 80, 20),
+        "decoder_input_ids": torch.tensor([[1, 5]]),
+    }
+    slow = transformers.WhisperFeatureExtractor(hop_length=320)
+    for tokenizer in ({"source": slow}, type("Processor", (), {"feature_extractor": slow})()):
+        trace = weft.trace(model, inputs, tokenizer=tokenizer)
+        assert trace.positions["source"]["seconds"][:3] == [0.0, 0.04, 0.08]
+        assert trace.sequences["target"] == ["#1", "#5"]
+
+
+def test_frames_without_a_known_rate_are_counted() -> None:
+    model = whisper(20)
+    model.config.model_type = "another"
+    inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
+    trace = weft.trace(model, inputs)
+    assert trace.sequences["source"][:2] == ["frame 0", "frame 1"]
+    assert "source" not in trace.positions
+
+
+def test_seconds_are_saved_and_asked(tmp_path: Path) -> None:
+    inputs = {"input_features": torch.randn(1, 80, 20), "decoder_input_ids": torch.tensor([[1]])}
+    weft.trace(whisper(20), inputs).save(tmp_path / "t")
+    trace = weft.open(tmp_path / "t")
+    assert trace.positions["source"]["seconds"] == pytest.approx([i * 0.02 for i in range(10)])
+    found = trace.sql("select seconds from tokens where sequence = 'source' order by position")
+    assert found["seconds"].tolist() == trace.positions["source"]["seconds"]
+    with pytest.raises(weft.InputError, match="the source is no text but 10 places of a sound"):
+        weft.align(trace)
