@@ -79,7 +79,7 @@ def test_embeddings_and_last_map_are_left_to_adamw() -> None:
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:
     content = {
-        "task": {"kind": "dates"},
+        "task": {"kind": "dates", "train_examples": 500, "test_examples": 20},
         "model": {
             "kind": "transformer", "width": 32, "heads": 2,
             "encoder_layers": 1, "decoder_layers": 1,
