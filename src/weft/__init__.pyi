@@ -45,6 +45,9 @@ from .mechanism.scores import GraphAttention as GraphAttention
 from .mechanism.scores import GraphAttentionV2 as GraphAttentionV2
 from .mechanism.scores import ScaledDot as ScaledDot
 from .models.image_attention import ImageSelfAttention as ImageSelfAttention
+from .monitoring.monitor import Monitor as Monitor
+from .monitoring.monitor import monitor as monitor
+from .monitoring.trainer import MonitorCallback as MonitorCallback
 from .traces import Trace as Trace
 from .traces import from_queries_keys as from_queries_keys
 from .traces import from_weights as from_weights

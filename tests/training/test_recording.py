@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.formats.history import is_snapshot_step
 from weft.mechanism.watching import layers_of
 from weft.training.config import RunConfig
-from weft.training.recording import is_snapshot_step, snapshot
+from weft.training.recording import snapshot
 from weft.training.tasks import build_model, make_task
 
 

@@ -8,6 +8,12 @@ One safetensors file a snapshot, ``step-00000128.safetensors``, with
 
 and in its notes the step, the loss, the measures of each head and the probe's tokens. Snapshots
 follow a geometric schedule: much happens early.
+
+Of a model that is not weft's (see `weft.monitoring`) a matrix that could not be told is left out,
+with its measures; heads of a group share W_K and W_V, (kv_heads, ...); and where all four would
+take too much room there is in their place
+
+    LAYER/product           (heads, n, n), n at most 40: the strongest cells of W_Q W_K^T
 """
 
 from __future__ import annotations
@@ -23,23 +29,43 @@ from weft.errors import DataError
 from weft.formats.files import JsonObject, cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.head_matrices import MATRICES, MEASURES
 
-__all__ = ["MATRICES", "MEASURES", "History", "LayerSnapshot", "Snapshot", "write_snapshot"]
+__all__ = [
+    "MATRICES",
+    "MEASURES",
+    "PROBE_EDGES",
+    "PRODUCT_SIZE",
+    "History",
+    "LayerSnapshot",
+    "Snapshot",
+    "is_snapshot_step",
+    "write_snapshot",
+]
 
-#: The learned matrices of a head.
-MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+#: Edges kept of each of the probe's rows. A probe is short: these are all, or nearly.
+PROBE_EDGES = 64
 
-#: The measures of a head: Frobenius norms of its matrices and of their gradients, and of
-#: W_Q W_K^T the effective rank, the symmetry and the directionality (weft.mechanism.spectra).
-MEASURES = (
-    *(f"norm_{name}" for name in MATRICES),
-    *(f"gradient_norm_{name}" for name in MATRICES),
-    "effective_rank",
-    "symmetry",
-    "directionality",
-)
+#: Rows and columns of W_Q W_K^T in a picture; more are joined, the strongest of each block shown.
+PRODUCT_SIZE = 40
 
 _GRAPH = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+
+
+def is_snapshot_step(step: int, growth: float) -> bool:
+    """Whether a step belongs to the geometric schedule 0, 1, growth, growth^2, ... (rounded up).
+
+    >>> [step for step in range(40) if is_snapshot_step(step, 2.0)]
+    [0, 1, 2, 4, 8, 16, 32]
+    >>> [step for step in range(20) if is_snapshot_step(step, 1.5)]
+    [0, 1, 2, 3, 4, 6, 8, 12, 18]
+    """
+    if step < 2:
+        return True
+    exact = 1.0
+    while exact <= step - 1:
+        exact *= growth
+    return exact <= step
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +73,11 @@ class LayerSnapshot:
     """One attention layer at one step.
 
     matrices: "W_Q", "W_K" (heads, width, depth), "W_V" (heads, width, value_depth), "W_O" (heads,
-        value_depth, width).
-    measures: of MEASURES, each one number a head; a gradient's norm is None where none was there.
+        value_depth, width); those that are known. W_K and W_V may be (kv_heads, ...).
+    measures: of MEASURES, each one number a head, None where there was no such matrix, or gradient;
+        of a watched training those of `weft.monitoring.measures` too.
     graph: the probe's attention graph, without a batch.
     query_tokens, key_tokens: of the probe.
-    scale: the factor on its scores; None, as earlier snapshots have it: 1 / sqrt(depth).
     """
 
     name: str
@@ -62,6 +88,7 @@ class LayerSnapshot:
     query_tokens: list[str]
     key_tokens: list[str]
     scale: float | None = None
+    product: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +114,16 @@ def write_snapshot(folder: Path, snapshot: Snapshot) -> None:
     tensors: dict[str, Tensor] = {}
     layers = []
     for layer in snapshot.layers:
-        tensors |= {f"{layer.name}/{name}": layer.matrices[name] for name in MATRICES}
+        tensors |= {f"{layer.name}/{name}": matrix for name, matrix in layer.matrices.items()}
+        if layer.product is not None:
+            tensors[f"{layer.name}/product"] = layer.product
         tensors |= {f"{layer.name}/probe/{name}": getattr(layer.graph, name) for name in _GRAPH}
         layers.append(
             {
                 "name": layer.name,
                 "kind": layer.kind,
+                "matrices": list(layer.matrices),
+                "product": layer.product is not None,
                 "measures": layer.measures,
                 "length": layer.graph.length,
                 "query_tokens": layer.query_tokens,
@@ -113,6 +144,9 @@ def _is_layer(entry: Any) -> bool:
         isinstance(entry.get("name"), str)
         and isinstance(entry.get("kind"), str)
         and type(entry.get("length")) is int
+        and type(entry.get("product", False)) is bool
+        and isinstance(matrices := entry.get("matrices", []), list)
+        and all(name in MATRICES for name in matrices)
         and type(entry.get("scale")) in (int, float, type(None))
         and all(
             isinstance(entry.get(tokens), list)
@@ -124,7 +158,7 @@ def _is_layer(entry: Any) -> bool:
             isinstance(measures.get(name), list)
             and len(measures[name]) == len(measures["symmetry"])
             and all(value is None or type(value) in (int, float) for value in measures[name])
-            for name in ("symmetry", *MEASURES)
+            for name in ("symmetry", *MEASURES, *measures)
         )
     )
 
@@ -135,7 +169,10 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
     Raises: KeyError: a tensor is missing; ValueError: their shapes do not fit.
     """
     name, length = entry["name"], entry["length"]
-    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in MATRICES}
+    # Earlier snapshots have all four, and do not say so.
+    known = entry.get("matrices", MATRICES)
+    matrices = {matrix: tensors[f"{name}/{matrix}"] for matrix in known}
+    product = tensors[f"{name}/product"] if entry.get("product") else None
     parts = [tensors[f"{name}/probe/{part}"] for part in _GRAPH]
     shape = parts[0].shape
     heads = len(entry["measures"]["symmetry"])
@@ -145,7 +182,11 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
         != (heads, len(entry["query_tokens"]), len(entry["key_tokens"]))
         or any(part.shape != shape for part in parts[1:3])
         or any(part.shape != shape[:2] for part in parts[3:])
-        or any(matrix.ndim != 3 or len(matrix) != heads for matrix in matrices.values())
+        or any(
+            matrix.ndim != 3 or not len(matrix) or heads % len(matrix)
+            for matrix in matrices.values()
+        )
+        or (product is not None and (product.ndim != 3 or len(product) != heads))
         or any(not matrix.is_floating_point() for matrix in (*matrices.values(), *parts[1:6]))
         or not (-1 <= int(parts[0].amin()) <= int(parts[0].amax()) < length)
     ):
@@ -160,6 +201,7 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
         entry["query_tokens"],
         entry["key_tokens"],
         entry.get("scale"),
+        None if product is None else product.float(),
     )
 
 

@@ -7,14 +7,18 @@ data.json              what else the model must know of its data, as the names o
 checkpoint.safetensors everything needed to go on: weights, optimiser, random state
 best.safetensors       the weights to use: those with the best validation loss
 metrics.jsonl          one line a report: losses, learning rate, speed
+measures.jsonl         one line a measured step, of a training that `weft.monitor` watches
 history/               snapshots of the weight matrices, see weft.formats.history
 lock                   empty; locked by the process that trains the run, while it does
+
+A training that `weft.monitor` watches has no vocabulary, no data and no weights: these are its
+owner's. Its config.json says "monitor", and what is known of the model; its probe.safetensors holds
+the fixed input that is measured.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +30,13 @@ from weft.errors import DataError, InputError
 from weft.formats.files import (
     NOT_WRITABLE,
     JsonObject,
-    atomic_file,
     is_there,
-    parse_json,
     read_json,
-    read_text,
     reason_of,
     remove_leftovers,
     write_json,
 )
+from weft.formats.reports import Reports
 from weft.formats.tensors import read_notes
 
 __all__ = ["ENDS", "RunFolder", "is_run"]
@@ -85,6 +87,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def measures(self) -> Reports:
+        """What the heads of a watched training did, one report a measured step."""
+        return Reports(self.path / "measures.jsonl", "measures")
+
+    @property
+    def probe(self) -> Path:
+        """The fixed input of a watched training."""
+        return self.path / "probe.safetensors"
+
+    @property
     def history(self) -> Path:
         """Snapshots of the weight matrices."""
         return self.path / "history"
@@ -107,6 +119,12 @@ class RunFolder:
         folder = cls(path)
         if (path / "run.json").exists():
             folder.check()
+            if ("monitor" in folder.config()) != ("monitor" in config):
+                kinds = ("a training of weft's own", "a training that weft.monitor watches")
+                raise InputError(
+                    f"{path}: this is the folder of {kinds['monitor' in folder.config()]}. Choose "
+                    "another folder."
+                )
             remove_leftovers(path)
             remove_leftovers(folder.history)
             folder._check_same(config, completed)
@@ -239,6 +257,15 @@ class RunFolder:
             raise DataError(f"{self.path / 'config.json'}: this configuration is damaged.")
         return content
 
+    def monitored(self) -> JsonObject | None:
+        """What is known of a training that `weft.monitor` watches; None: it is weft's own."""
+        content = self.config().get("monitor")
+        if content is None:
+            return None
+        if not isinstance(content, dict) or not isinstance(content.get("layers"), list):
+            raise DataError(f"{self.path / 'config.json'}: this configuration is damaged.")
+        return content
+
     @property
     def state(self) -> str:
         """The state: "training" or "finished"."""
@@ -251,44 +278,19 @@ class RunFolder:
 
     def append_metrics(self, report: JsonObject) -> None:
         """Add a report."""
-        try:
-            with self.metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(report) + "\n")
-        except OSError as error:
-            raise DataError(
-                f"cannot write {self.metrics}: {reason_of(error)}. Free some space, and give the "
-                "command again: it goes on."
-            ) from error
+        self._reports.append(report)
 
     def read_metrics(self) -> list[JsonObject]:
         """All reports; a last line that was cut off is left out."""
-        if not is_there(self.metrics, "metrics"):
-            return []
-        reports = []
-        lines = read_text(self.metrics, "metrics").removesuffix("\n").split("\n")
-        for number, line in enumerate(lines if lines != [""] else [], 1):
-            try:
-                report = parse_json(line, self.metrics, "metrics")
-            except DataError as error:
-                if number < len(lines):
-                    raise DataError(f"{self.metrics}: line {number} is damaged.") from error
-                continue
-            if (
-                not isinstance(report, dict)
-                or type(report.get("step")) is not int
-                or not 0 <= report["step"] < 2**53
-            ):
-                raise DataError(
-                    f"{self.metrics}: line {number} is damaged: expected an object with a step."
-                )
-            reports.append(report)
-        return reports
+        return self._reports.read()
 
     def rewind_metrics(self, step: int) -> None:
         """Forget reports of later steps, before the run goes on from this one."""
-        reports = [report for report in self.read_metrics() if report["step"] <= step]
-        with atomic_file(self.metrics) as temporary:
-            temporary.write_text("".join(json.dumps(report) + "\n" for report in reports), "utf-8")
+        self._reports.rewind(step)
+
+    @property
+    def _reports(self) -> Reports:
+        return Reports(self.metrics, "metrics")
 
 
 def _refuse_something_else(path: Path) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from weft.analysis.heads.formation import trace_of_snapshot
 from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
 from weft.formats.files import JsonMapping, JsonObject
-from weft.formats.history import History, LayerSnapshot
+from weft.formats.history import PRODUCT_SIZE, History, LayerSnapshot
 from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
+from weft.mechanism.head_matrices import product_cells, query_key_measures
 from weft.studio.collection import Collection
 from weft.studio.page import collect
 
@@ -104,16 +103,23 @@ def run_snapshots(history: History) -> list[JsonObject]:
     """A run's snapshots as `weft.studio.page.export_page` takes them."""
 
     def of_layer(layer: LayerSnapshot) -> JsonObject:
-        queries, keys = layer.matrices["W_Q"], layer.matrices["W_K"]
-        group = queries.shape[0] // keys.shape[0]
-        product = queries @ keys.repeat_interleave(group, 0).transpose(1, 2)
-        return {
+        matrices, product = layer.matrices, layer.product
+        measures: JsonObject = dict(layer.measures)
+        if "W_Q" in matrices and "W_K" in matrices:
+            queries, keys = matrices["W_Q"], matrices["W_K"]
+            measures["norm"] = query_key_measures(queries, keys)["norm"].tolist()
+            if queries.shape[1] == keys.shape[1]:
+                product = product_cells(queries, keys, PRODUCT_SIZE)
+        content: JsonObject = {
             "weights": layer.graph.dense(),
             "left_out": mean_left_out(layer.graph),
-            "product": product,
-            "norm": torch.linalg.matrix_norm(product),
-            "effective_rank": layer.measures["effective_rank"],
-            "symmetry": layer.measures["symmetry"],
+        }
+        if product is not None:
+            content["product"] = product
+        return content | {
+            name: measures[name]
+            for name in ("norm", "effective_rank", "symmetry")
+            if any(number is not None for number in measures.get(name, []))
         }
 
     return [

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.files import JsonMapping, JsonObject
+from weft.formats.history import PRODUCT_SIZE
 from weft.formats.trace import TraceData, TraceLayer
 from weft.studio.arrays import Array
 
 __all__ = ["TrainingHistory", "training_history"]
 
-#: Rows and columns of W_Q W_K^T in a picture; more are joined, the strongest of each block shown.
-_PRODUCT_SIZE = 40
 #: Points of a curve at most.
 _CURVE_POINTS = 500
 _MEASURES = ("norm", "effective_rank", "symmetry", "left_out")
@@ -165,9 +164,9 @@ def _joined(product: Array, layer: TraceLayer) -> Array:
             f"page: the product of layer {layer.name} is {product.shape}; expected (heads, n, n)."
         )
     size = product.shape[-1]
-    if size <= _PRODUCT_SIZE:
+    if size <= PRODUCT_SIZE:
         return product
-    block = -(-size // _PRODUCT_SIZE)
+    block = -(-size // PRODUCT_SIZE)
     padded = -(-size // block) * block
     whole = np.zeros((len(product), padded, padded), np.float32)
     whole[:, :size, :size] = product

@@ -57,6 +57,11 @@ def open_run(path: Path | str) -> TrainedRun:
     Raises: DataError: no run, not a run, or nothing kept yet.
     """
     folder = RunFolder.open(Path(path))
+    if folder.monitored() is not None:
+        raise InputError(
+            f"{folder.path}: a training that weft.monitor watched: it holds what the heads did, "
+            "not the model. `weft view` and `weft heads` read it; give the model itself here."
+        )
     config = check_config(folder.config(), str(folder.path / "config.json"))
     data = DataDescription.load(folder)
     if data is None:

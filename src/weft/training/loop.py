@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
-from weft.formats.history import History, write_snapshot
+from weft.formats.history import History, is_snapshot_step, write_snapshot
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
 from weft.mechanism.linear import products
@@ -32,7 +32,7 @@ from weft.training.data import DataDescription
 from weft.training.loss import predictor_loss
 from weft.training.optimisation import learning_rate
 from weft.training.optimisers import make_optimisers
-from weft.training.recording import is_snapshot_step, snapshot
+from weft.training.recording import snapshot
 from weft.training.stopping import judged
 from weft.training.tasks import build_model, make_task
 from weft.training.tasks.task import Task

@@ -93,12 +93,25 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
 
 
 def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
-    """The matrices of every attention layer at one step of a run's history."""
-    return [
-        LayerMatrices(layer.name, layer.kind, *(layer.matrices[name] for name in
-                      ("W_Q", "W_K", "W_V", "W_O")))
-        for layer in snapshot.layers
-    ]  # fmt: skip
+    """The matrices of every attention layer at one step of a run's history.
+
+    Raises: InputError: the history does not keep them.
+    """
+    layers = []
+    for layer in snapshot.layers:
+        known = layer.matrices
+        missing = [name for name in ("W_Q", "W_K", "W_V") if name not in known]
+        if missing:
+            raise InputError(
+                f"weights: the history keeps no {missing[0]} of layer {layer.name}, which was not "
+                "known, or too large. weft.monitor(..., matrices=True) keeps those that are known."
+            )
+        layers.append(
+            LayerMatrices(
+                layer.name, layer.kind, known["W_Q"], known["W_K"], known["W_V"], known.get("W_O")
+            )
+        )
+    return layers
 
 
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
