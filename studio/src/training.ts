@@ -2,7 +2,7 @@
 
 import type { Kind } from "./model";
 import type { Source } from "./source";
-import { minus, notShown, significant3 } from "./text";
+import { grouped, minus, notShown, significant3 } from "./text";
 
 interface HistoryLayer {
   name: string;
@@ -20,12 +20,30 @@ interface HistoryLayer {
   product_scale?: number;
 }
 
+/** What a training that weft.monitor watches has besides; see src/weft/studio/watched.py. */
+export interface Watched {
+  state: "training" | "finished";
+  steps: number[];
+  layers: Record<WatchedMeasure, (number | null)[][]>[];
+  warnings: [number, string][];
+  notes: string[];
+}
+
+/** What is measured of a head at each step of a watched training. */
+export const WATCHED = {
+  entropy: "entropy (nats)",
+  largest_score: "largest score",
+  first_token: "on the first token",
+} as const;
+type WatchedMeasure = keyof typeof WATCHED;
+
 interface Description {
   steps: number[];
   losses: (number | null)[];
   curves: Record<string, [number, number][]>;
   sequences: Record<string, string[]>;
   layers: HistoryLayer[];
+  watched?: Watched;
 }
 
 export class Training {
@@ -95,6 +113,26 @@ export class Training {
     return this.description.layers[layer][measure]?.map((row) => row[head]) ?? null;
   }
 
+  /** A measure of a head at every step that was measured; null: there is none. */
+  watched(layer: number, head: number, measure: WatchedMeasure) {
+    const rows = this.description.watched?.layers[layer][measure].map((row) => row[head]);
+    return rows?.some((value) => value !== null) ? rows : null;
+  }
+
+  /** The first snapshot in words, or the step of another. */
+  step(at: number): string {
+    const { steps, watched } = this.description;
+    if (at > 0 || steps[0] > 0) return `step ${grouped(steps[at])}`;
+    return watched ? "step 0: before training" : "step 0: random matrices";
+  }
+
+  /** A snapshot in words. */
+  when(at: number): string {
+    const { steps, watched } = this.description;
+    const trained = at > 0 && at === steps.length - 1 && watched?.state !== "training";
+    return `${this.step(at)}${trained ? ": trained" : ""}`;
+  }
+
   /** What a head's tile shows at a snapshot: W_Q W_K^T, or the probe's attention. */
   picture(layer: number, head: number, snapshot: number, product: boolean) {
     const { shape, product_size: size = 1 } = this.description.layers[layer];
@@ -122,6 +160,8 @@ export function trainingSentence(
   head: number,
   at: number,
 ): string {
+  if (at === 0 && training.description.watched)
+    return "The matrices as they were when the watch began.";
   if (at === 0)
     return "The matrices as they were drawn at random: what attention there is has no meaning yet.";
   const norm = training.series(layer, head, "norm");

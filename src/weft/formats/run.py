@@ -39,7 +39,7 @@ from weft.formats.files import (
 from weft.formats.reports import Reports
 from weft.formats.tensors import read_notes
 
-__all__ = ["ENDS", "RunFolder", "is_run"]
+__all__ = ["ENDS", "RunFolder", "is_free", "is_run"]
 
 #: Gives a configuration on disk the defaults of keys that came after it was written.
 Completed = Callable[[JsonObject], JsonObject]
@@ -293,9 +293,14 @@ class RunFolder:
         return Reports(self.metrics, "metrics")
 
 
+def is_free(path: Path) -> bool:
+    """Whether a run may begin at a path where there is no run.json."""
+    return not path.exists() or (path.is_dir() and not _holds_more_than_a_start(path))
+
+
 def _refuse_something_else(path: Path) -> None:
     """Raise an InputError where a path without run.json is no place for a run."""
-    if path.exists() and (not path.is_dir() or _holds_more_than_a_start(path)):
+    if not is_free(path):
         raise InputError(f"{path}: exists and is not a run. Choose another folder with --run.")
 
 

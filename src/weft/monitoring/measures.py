@@ -1,18 +1,18 @@
 """What is measured of every head at a step: how it looks at the probe, and its W_Q and W_K.
 
-    entropy        -sum_j w_j log w_j, in nats: the mean over the rows that may look at two keys or
-                   more
-    evenness       entropy / log(keys that the row may look at): 1 even, 0 one key alone; the mean
-                   likewise (Pielou 1966)
+    entropy        -sum_j w_j log w_j, in nats: the mean over the rows
+    evenness       entropy / log(keys that the row may look at): 1 even, 0 one key alone (Pielou
+                   1966); the mean over the rows that may look at two keys or more
     largest_score  the largest score before the softmax, scaled, with all that is added to it
-    first_token    the weight on the first key; the mean likewise (attention sinks: Xiao et al.
-                   2024)
+    first_token    the weight on the first key, the mean over the rows (attention sinks: Xiao et
+                   al. 2024)
     norm_W_Q, norm_W_K, norm, symmetry
                    Frobenius norms of W_Q, W_K and W_Q W_K^T, and the symmetry of W_Q W_K^T
                    (`weft.mechanism.spectra`)
 
-None stands where there is no such number: a layer whose matrices are not known, a head without a
-row that has a choice, numbers that are not finite.
+Entropy and the weight on the first key are as `weft heads` has them. Rows that may look at no key
+count nowhere. None stands where there is no such number: a layer whose matrices are not known, a
+head without such a row, numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -92,20 +92,19 @@ def _names(trace: TraceData) -> Iterator[str]:
 
 def _of_probe(layers: Sequence[TraceLayer]) -> dict[str, list[float | None]]:
     """PROBE_MEASURES of a layer, over the rows of every sequence of the probe."""
-    choice = torch.cat([layer.graph.count > 1 for layer in layers], -1)
+    count = torch.cat([layer.graph.count for layer in layers], -1)
     entropy = torch.cat([layer.graph.entropy.double() for layer in layers], -1)
-    most = torch.cat([layer.graph.count.clamp(min=2).double().log() for layer in layers], -1)
     first = torch.cat([_first_key(layer).double() for layer in layers], -1)
 
-    def mean(values: Tensor) -> list[float | None]:
+    def mean(values: Tensor, rows: Tensor) -> list[float | None]:
         # 0 / 0 of a head without such a row is not finite, and so None.
-        return _finite(torch.where(choice, values, 0).sum(-1) / choice.sum(-1))
+        return _finite(torch.where(rows, values, 0).sum(-1) / rows.sum(-1))
 
     return {
-        "entropy": mean(entropy),
-        "evenness": mean(entropy / most),
+        "entropy": mean(entropy, count > 0),
+        "evenness": mean(entropy / count.clamp(min=2).double().log(), count > 1),
         "largest_score": _finite(torch.stack([_largest(layer) for layer in layers]).amax(0)),
-        "first_token": mean(first),
+        "first_token": mean(first, count > 0),
     }
 
 

@@ -46,6 +46,7 @@ def monitor(
     folder: Path | str,
     *,
     every: int = 100,
+    budget: float | None = 0.02,
     probe: Any = None,
     sequences: int = 1,
     tokenizer: Any = None,
@@ -78,6 +79,9 @@ def monitor(
             processes the first writes.
         folder: of the run; made if it is not there.
         every: steps from one measure to the next.
+        budget: what measures may take, as a share of the training's time. Where those so far took
+            more, the next is put off to a later multiple of `every`. Snapshots, which are few, are
+            always kept. None: every measure is taken.
         probe: the fixed input that is measured: a tensor, or a tensor for each argument of the
             model; None: the first sequences of the first batch that the model is given.
         sequences: how many of these. The history keeps the graph of the first.
@@ -104,7 +108,7 @@ def monitor(
     on.
     """
     settings = Settings(
-        every, sequences, tokenizer, layers, heads, matrices, growth, step, least_evenness,
+        every, budget, sequences, tokenizer, layers, heads, matrices, growth, step, least_evenness,
         largest_score,
     )  # fmt: skip
     return Monitor(model, check_folder(folder), settings, probe, sinks, overwrite)
@@ -175,13 +179,12 @@ class Monitor:
     ) -> None:
         if self._stack is None:
             return
-        stack, self._stack, self._ended = self._stack, None, True
+        stack, self._stack = self._stack, None
         with stack:
             if kind is None and self._probe is not None:
                 with self._going_on("the end"):
                     self._end()
-            self._elapsed = self._time()
-            self._clock = None
+            self._ended, self._elapsed, self._clock = True, self._time(), None
             for sink in self._sinks:
                 close = getattr(sink, "close", None)
                 if close is not None:
@@ -273,8 +276,13 @@ class Monitor:
             if step % REPORT_EVERY == 0:
                 self._report()
             snapshot = is_snapshot_step(step, self._settings.growth)
-            if snapshot or step % self._settings.every == 0:
+            if snapshot or (step % self._settings.every == 0 and self._can_afford()):
                 self._measure(snapshot=snapshot)
+
+    def _can_afford(self) -> bool:
+        """Whether the measures so far took no more than they may."""
+        budget = self._settings.budget
+        return budget is None or self.overhead <= budget
 
     def report(self, **values: float) -> None:
         """Add numbers of the step to the metrics: loss=, validation_loss=, learning_rate=."""
@@ -305,12 +313,14 @@ class Monitor:
     def _take(self, seen: Sequence[LayerSeen], *, snapshot: bool) -> None:
         """Write what was seen, tell the sinks, and warn."""
         record, step = self._the_record(), self._steps
-        alarms = self._alarms.check(step, seen)
-        record.add(step, seen, alarms, self._time())
-        self._measured = step
         if snapshot:
             loss = self._losses[-1] if self._losses else self._loss
             record.add_snapshot(step, None if loss is None else float(loss), seen, self._keeps)
+        if self._measured == step:
+            return
+        alarms = self._alarms.check(step, seen)
+        record.add(step, seen, alarms, self._time())
+        self._measured = step
         for sink in self._sinks:
             try:
                 sink.log(step, values_of(seen, self._settings.wants))
@@ -328,6 +338,7 @@ class Monitor:
             keep=Top(PROBE_EDGES),
             layers=self._settings.layers,
             verify=False,
+            sampled=first,
         )
         with (
             unchanged(self._model), same_random_numbers(), probe.computing(),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonMapping, JsonObject
+from weft.formats.files import JsonMapping, JsonObject, write_json
 from weft.formats.history import (
     PRODUCT_SIZE,
     History,
@@ -23,7 +23,7 @@ from weft.formats.history import (
     Snapshot,
     write_snapshot,
 )
-from weft.formats.run import RunFolder, is_run
+from weft.formats.run import RunFolder, is_free, is_run
 from weft.mechanism.head_matrices import matrix_measures, product_cells
 from weft.monitoring.measures import LayerSeen
 
@@ -45,45 +45,38 @@ def opened(path: Path, step: int | None, overwrite: bool) -> Iterator[Record]:
     Raises: InputError: the folder holds something else, or a training that would be mixed with
     this one; DataError: it cannot be made or is damaged.
     """
+    if not is_run(path) and not is_free(path):
+        raise InputError(f"{path}: exists and is not a run. Choose another folder.")
     with RunFolder.training_lock(path):
-        if is_run(path):
-            folder = RunFolder.open(path)
-            if folder.monitored() is None:
-                raise InputError(
-                    f"{path}: this is the folder of a training of weft's own. Choose another "
-                    "folder."
-                )
-            if overwrite:
-                _remove(folder)
-            elif step is None and folder.measures.read():
-                done = folder.measures.read()[-1]["step"]
-                raise InputError(
-                    f"{path}: holds a training of {done:,} steps already. Choose another folder, "
-                    "give step= to go on from a step, or overwrite=True."
-                )
-        yield Record(path, step or 0)
+        if not is_run(path):
+            yield Record(RunFolder(path), step or 0, goes_on=False)
+            return
+        folder = RunFolder.open(path)
+        if folder.monitored() is None:
+            raise InputError(
+                f"{path}: this is the folder of a training of weft's own. Choose another folder."
+            )
+        done = 0 if overwrite or step is not None else _steps_done(folder)
+        if done:
+            raise InputError(
+                f"{path}: holds a training of {done:,} steps already. Choose another folder, "
+                "give step= to go on from a step, or overwrite=True."
+            )
+        yield Record(folder, step or 0, goes_on=not overwrite)
 
 
-def _remove(folder: RunFolder) -> None:
-    """Remove what a watched training has written."""
-    shutil.rmtree(folder.history, ignore_errors=True)
-    shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
-    for file in (folder.metrics, folder.measures.path, folder.probe):
-        file.unlink(missing_ok=True)
-    for name in ("config.json", "run.json"):
-        (folder.path / name).unlink(missing_ok=True)
+def _steps_done(folder: RunFolder) -> int:
+    reports = folder.measures.read()
+    return int(reports[-1]["step"]) if reports else 0
 
 
 class Record:
     """Writes what is known of a watched training to its folder."""
 
-    def __init__(self, path: Path, step: int) -> None:
-        self.folder, self.step = RunFolder(path), step
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether there is a training that is taken up again."""
-        return is_run(self.folder.path)
+    def __init__(self, folder: RunFolder, step: int, *, goes_on: bool) -> None:
+        self.folder, self.step = folder, step
+        #: Whether there is a training that is taken up again.
+        self.goes_on = goes_on
 
     def begin(self, about: JsonMapping, layers: Sequence[LayerSeen]) -> list[JsonObject]:
         """Begin, or go on: what was written after the step is forgotten.
@@ -96,24 +89,27 @@ class Record:
         content: JsonObject = {"monitor": {**about, "layers": described}}
         if self.goes_on:
             known = self.folder.monitored() or {}
-            before = [(entry.get("name"), entry.get("heads")) for entry in known["layers"]]
-            now = [(entry["name"], entry["heads"]) for entry in described]
-            if before != now:
-                other = next(
-                    (pair for pair in zip(before, now, strict=False) if pair[0] != pair[1]),
-                    (f"{len(before)} layers", f"{len(now)} layers"),
-                )
-                raise InputError(
-                    f"{self.folder.path}: a training of another model: {other[0]} was measured "
-                    f"there, and now {other[1]}. Choose another folder."
-                )
+            _check_same(self.folder.path, known["layers"], described)
             self.folder.rewind_metrics(self.step)
             self.folder.measures.rewind(self.step)
             History(self.folder.history).rewind(self.step)
             self.folder.set_state("training")
+        elif is_run(self.folder.path):
+            self._replace(content)
         else:
             self.folder = RunFolder.create_or_open(self.folder.path, content)
         return self.folder.measures.read()
+
+    def _replace(self, content: JsonObject) -> None:
+        """Begin in the place of a watched training; what is not of it stays."""
+        folder = self.folder
+        shutil.rmtree(folder.history, ignore_errors=True)
+        shutil.rmtree(folder.path / "tensorboard", ignore_errors=True)
+        for file in (folder.metrics, folder.measures.path, folder.probe):
+            file.unlink(missing_ok=True)
+        folder.history.mkdir(exist_ok=True)
+        write_json(folder.path / "config.json", content)
+        folder.set_state("training")
 
     def add(
         self,
@@ -148,6 +144,24 @@ class Record:
     def finish(self) -> None:
         """Say that the training has ended."""
         self.folder.set_state("finished")
+
+
+def _check_same(path: Path, before: Sequence[JsonMapping], now: Sequence[JsonMapping]) -> None:
+    """Raise an InputError unless the layers are those of the training that is taken up again."""
+    if len(before) != len(now):
+        differs = f"it has {len(before)} attention layers there, and {len(now)} now"
+    else:
+        pairs = zip(before, now, strict=True)
+        named = ("name", "heads")
+        others = [(a, b) for a, b in pairs if any(a.get(key) != b[key] for key in named)]
+        if not others:
+            return
+        was, layer = others[0]
+        differs = (
+            f"layer {was.get('name')} with {was.get('heads')} heads there, {layer['name']} with "
+            f"{layer['heads']} now"
+        )
+    raise InputError(f"{path}: a training of another model: {differs}. Choose another folder.")
 
 
 def _described(layer: LayerSeen) -> JsonObject:

@@ -18,6 +18,7 @@ class Settings:
     """See `weft.monitoring.monitor.monitor`."""
 
     every: int = 100
+    budget: float | None = 0.02
     sequences: int = 1
     tokenizer: Any = None
     layers: Sequence[int | str] | None = None
@@ -39,6 +40,11 @@ class Settings:
                 )
         if not _is_number(self.growth) or not 1 < self.growth < math.inf:
             raise InputError(f"monitor: growth={self.growth!r}; expected a number above 1.")
+        if self.budget is not None and not (_is_number(self.budget) and self.budget > 0):
+            raise InputError(
+                f"monitor: budget={self.budget!r}; expected a share of the training's time, as "
+                "0.02, or None."
+            )
         if not _is_number(self.least_evenness) or not 0 <= self.least_evenness <= 1:
             raise InputError(
                 f"monitor: least_evenness={self.least_evenness!r}; expected a number from 0 to 1."

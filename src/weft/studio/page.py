@@ -95,8 +95,11 @@ def collect(
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     probe: TraceData | None = None,
     summary: JsonMapping | None = None,
+    watched: JsonMapping | None = None,
 ) -> Collection:
-    """What is to be shown; takes what `export_page` takes."""
+    """What is to be shown; takes what `export_page` takes, and what is known of a training that
+    `weft.monitor` watches: `weft.studio.watched.watched_training`.
+    """
     if names is not None and len(names) != len(traces):
         raise InputError(f"page: {len(names)} names for {len(traces)} traces; expected one each.")
     return Collection(
@@ -106,7 +109,7 @@ def collect(
             for place, trace in enumerate(traces)
         ],
         [(str(name), str(value)) for name, value in (summary or {}).items()],
-        training_history(history, curves or {}, probe or traces[0]) if history else None,
+        training_history(history, curves or {}, probe or traces[0], watched) if history else None,
     )
 
 

@@ -16,6 +16,7 @@ from weft.formats.trace_writer import MANIFEST
 from weft.mechanism.head_matrices import product_cells, query_key_measures
 from weft.studio.collection import Collection
 from weft.studio.page import collect
+from weft.studio.watched import watched_summary, watched_training
 
 __all__ = ["loss_curves", "open_collection", "probe_trace", "run_snapshots"]
 
@@ -68,8 +69,11 @@ def _open_run(run: RunFolder) -> Collection:
     if not history.steps:
         raise DataError(
             f"{run.path}: this run has no history yet. Train on, with training.history = true."
+            if run.monitored() is None
+            else f"{run.path}: this training has not been measured yet. Try again once it runs."
         )
     probe = probe_trace(history)
+    monitored = run.monitored()
     folders = sorted(manifest.parent for manifest in (run.path / "traces").glob(f"*/{MANIFEST}"))
     names, traces, damaged = _readable(folders)
     collection = collect(
@@ -79,6 +83,8 @@ def _open_run(run: RunFolder) -> Collection:
         history=run_snapshots(history),
         curves=loss_curves(run.read_metrics()),
         probe=probe,
+        summary=None if monitored is None else watched_summary(monitored),
+        watched=watched_training(run, [layer.name for layer in probe.layers]),
     )
     collection.damaged = damaged
     return collection

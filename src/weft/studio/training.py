@@ -10,6 +10,7 @@ weights                   whether there are: uint8 (snapshots, heads, queries, k
 255 sqrt(weight), of the probe
 product_size, product_scale      int8 (snapshots, heads, size, size): W_Q W_K^T as
 127 sign(m) sqrt(|m| / product_scale); or absent
+watched                   see `weft.studio.watched`; absent where weft itself trained
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def training_history(
     snapshots: Sequence[JsonMapping],
     curves: Mapping[str, Sequence[tuple[float, float]]],
     probe: TraceData,
+    watched: JsonMapping | None = None,
 ) -> TrainingHistory:
     """Snapshots along a training, each as `weft.studio.page.export_page` takes it.
 
@@ -74,7 +76,7 @@ def training_history(
     layers = [
         _layer(known[name], [snapshot["layers"][name] for snapshot in snapshots]) for name in names
     ]
-    description = {
+    description: JsonObject = {
         "steps": steps,
         "losses": [_number(snapshot.get("loss")) for snapshot in snapshots],
         "curves": {
@@ -84,6 +86,8 @@ def training_history(
         "sequences": {key: list(tokens) for key, tokens in probe.sequences.items()},
         "layers": [layer for layer, _, _ in layers],
     }
+    if watched is not None:
+        description["watched"] = dict(watched)
     weights = {number: array for number, (_, array, _) in enumerate(layers) if array is not None}
     products = {number: array for number, (_, _, array) in enumerate(layers) if array is not None}
     return TrainingHistory(description, weights, products)

@@ -3,8 +3,9 @@
 import { INKS, RAMPS, type Theme } from "../colour";
 import { kindName } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { grouped, significant3 } from "../text";
-import type { Training } from "../training";
+import { significant3 } from "../text";
+import { stepline } from "../parts/sparkline";
+import { WATCHED, type Training } from "../training";
 import { smallPrint } from "./print";
 import { EDGE, element, figure, fixed1, image, line, SMALLEST, text, widthOf } from "./svg";
 
@@ -87,9 +88,26 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     );
     y += 30;
   });
+  const { watched } = training.description;
+  for (const measure of watched ? (Object.keys(WATCHED) as (keyof typeof WATCHED)[]) : []) {
+    const series = training.watched(layer, head, measure);
+    if (!series || !watched) continue;
+    const { path, x, value } = stepline(series, watched.steps, steps[at], wideCurve, 24);
+    const title = WATCHED[measure].replace(" (nats)", "").replace("on the ", "");
+    parts.push(text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
+    const transform = `translate(${LEFT} ${y})`;
+    parts.push(element("path", { d: path, fill: "none", stroke: ink.ink, transform }));
+    parts.push(line(LEFT + x, y, LEFT + x, y + 24, ink.query, 1.5));
+    parts.push(
+      text(LEFT + wideCurve + 6, y + 16, value === null ? "" : significant3(value), {
+        size: SMALLEST,
+      }),
+    );
+    y += 30;
+  }
   const unshown = product ? "" : training.unshown(at);
-  const when =
-    at === 0 && steps[0] === 0 ? "step 0: random matrices" : `step ${grouped(steps[at])}`;
+  const when = training.step(at);
+  const along = watched ? "snapshots, and the steps that were measured" : "snapshots";
   const axes = product
     ? "rows are features of queries, columns of keys"
     : "rows are queries, columns keys";
@@ -98,7 +116,7 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     height: y + 6,
     theme,
     title: `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`,
-    note: `curves: ${name}, over the snapshots; ${axes}${unshown && `. ${unshown}`}`,
+    note: `curves: ${name}, over the ${along}; ${axes}${unshown && `. ${unshown}`}`,
     small: smallPrint(studio, null),
     parts,
   });

@@ -1,5 +1,6 @@
 // A small curve without axes, with a dot where it is now.
 
+import { scaleSymlog } from "d3-scale";
 import { line } from "d3-shape";
 
 /** The path of a series, and where it is at one of its places; null: there it has no number.
@@ -16,4 +17,31 @@ export function sparkline(series: (number | null)[], at: number, wide: number, h
     .y((number) => y(number ?? 0))(series);
   const now = series[at];
   return { path: path ?? "", x: x(at), y: now === null ? null : y(now) };
+}
+
+/** Likewise along the steps of a training, on a logarithmic axis as the loss has it.
+ *
+ * The dot is at the last measure that is not after `now`, whose number is given too. */
+export function stepline(
+  series: (number | null)[],
+  steps: number[],
+  now: number,
+  wide: number,
+  high: number,
+) {
+  const numbers = series.filter((number) => number !== null);
+  const [low, top] = [Math.min(...numbers), Math.max(...numbers)];
+  const x = scaleSymlog()
+    .constant(8)
+    .domain([0, Math.max(...steps, 1)])
+    .range([0, wide]);
+  const y = (number: number) => high - 2 - ((high - 4) * (number - low)) / (top - low || 1);
+  const path = line<number | null>()
+    .defined((number) => number !== null)
+    .x((_, n) => x(steps[n]))
+    .y((number) => y(number ?? 0))(series);
+  const place = steps.findLastIndex((step, n) => step <= now && series[n] !== null);
+  const value = place < 0 ? null : series[place];
+  const at = place < 0 ? 0 : steps[place];
+  return { path: path ?? "", x: x(at), y: value === null ? null : y(value), value };
 }

@@ -9,7 +9,7 @@ are norms and rotations of queries and keys: what is here is the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +115,8 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
 
 
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
-    for path, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
         if isinstance(module, AttentionLayer):
             yield _of_weft(path, module)
             continue
@@ -131,7 +132,7 @@ def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
             _split(queries, heads),
             _split(keys, keys.shape[1] // depth),
             _split(values, keys.shape[1] // depth),
-            _output(path, model, heads),
+            _output(path, modules, heads),
         )
 
 
@@ -224,8 +225,11 @@ def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | No
 
     It is in the layer; or, as in BERT, the one called `output` beside it.
     """
-    module, modules = model.get_submodule(path), dict(model.named_modules())
-    candidates = [getattr(module, name, None) for name in _OUTPUT]
+    return _output_module(path, dict(model.named_modules()), heads)
+
+
+def _output_module(path: str, modules: Mapping[str, nn.Module], heads: int) -> nn.Module | None:
+    candidates = [getattr(modules[path], name, None) for name in _OUTPUT]
     parent = modules.get(path.rpartition(".")[0])
     candidates.append(getattr(getattr(parent, "output", None), "dense", None))
     for candidate in candidates:
@@ -235,6 +239,6 @@ def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | No
     return None
 
 
-def _output(path: str, model: nn.Module, heads: int) -> Tensor | None:
-    matrix = _matrix(output_projection(path, model, heads))
+def _output(path: str, modules: Mapping[str, nn.Module], heads: int) -> Tensor | None:
+    matrix = _matrix(_output_module(path, modules, heads))
     return None if matrix is None else matrix.reshape(heads, -1, matrix.shape[1])

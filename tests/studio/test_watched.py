@@ -1,0 +1,97 @@
+"""A training that `weft.monitor` watches, as `weft view` serves it to a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft.errors import DataError
+from weft.formats.reports import Reports
+from weft.studio.runs import open_collection
+
+transformers = pytest.importorskip("transformers", reason="needs Transformers")
+
+
+def watch(folder: Path, **options: Any) -> None:
+    """Five steps of a GPT-2 of random weights, of which the last makes scores explode."""
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=16, n_embd=12, n_layer=2, n_head=3, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    probe = {"input_ids": torch.arange(8)[None]}
+    with weft.monitor(model, folder, probe=probe, every=1, budget=None, **options) as monitor:
+        for step in range(1, 6):
+            with torch.no_grad():
+                attention = model.transformer.h[1].attn.c_attn.weight
+                attention[:, :24] *= 1.2 if step < 5 else 400
+            if step < 5:
+                monitor.step(2.0 - step / 4)
+            else:
+                with pytest.warns(UserWarning, match="scores explode"):
+                    monitor.step(9.0)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    watch(folder)
+    return folder
+
+
+def test_every_view_of_a_watched_training(studio: Any, serving: Any, watched: Path) -> None:
+    page = studio.served(serving(open_collection(watched)), "#view=training&layer=1&head=2")
+    page.locator("#curve").wait_for()
+    assert page.locator("#now").inner_text() == "step 0: before training"
+    panel = page.locator(".panel")
+    assert "as they were when the watch began" in panel.inner_text()
+    assert "GPT2LMHeadModel" in panel.inner_text()
+    alarms = page.locator(".alarms li").all_inner_texts()
+    assert any(text.startswith("step 5: transformer.h.1.attn: scores expl") for text in alarms)
+
+    reports = Reports(watched / "measures.jsonl", "measures").read()
+    for step, keys in ((0, "Home"), (5, "End")):
+        page.keyboard.press(keys)
+        measures = reports[step]["layers"]["transformer.h.1.attn"]
+        numbers = [float(text) for text in page.locator(".sparks .number").all_inner_texts()[:3]]
+        expected = [measures[name][2] for name in ("entropy", "largest_score", "first_token")]
+        assert numbers == pytest.approx(expected, rel=6e-3)
+    assert page.locator("#now").inner_text() == "step 5: trained"
+    assert page.locator(".sparks span:not(.number)").all_inner_texts() == [
+        "entropy (nats)", "largest score", "on the first token", "|W_Q W_Kᵀ|", "effective rank",
+        "symmetry",
+    ]  # fmt: skip
+    page.goto(page.url.split("#")[0] + "#view=heads")
+    page.locator(".stage .tile").first.wait_for()
+    assert page.locator(".stage .tile").count() == 6
+
+
+def test_what_there_is_not_is_said_in_a_line(
+    studio: Any, serving: Any, tmp_path: Path, watched: Path
+) -> None:
+    watch(tmp_path / "run", matrices=False)
+    page = studio.served(serving(open_collection(tmp_path / "run")), "#view=training")
+    page.locator("#curve").wait_for()
+    note = "The matrices are large and not kept: W_Q W_Kᵀ is shown, W_V and W_O are not there."
+    assert page.locator(".note").all_inner_texts() == [note]
+    # The picture, the norm and the rest are there all the same.
+    assert page.locator(".sparks .number").count() == 6
+    page.keyboard.press("p")
+    page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
+    with_matrices = open_collection(watched).history
+    without = open_collection(tmp_path / "run").history
+    assert with_matrices is not None and without is not None
+    assert with_matrices.products == without.products
+
+
+def test_measures_that_are_damaged(tmp_path: Path) -> None:
+    watch(tmp_path / "run")
+    file = tmp_path / "run" / "measures.jsonl"
+    file.write_text('{"step": 0, "layers": {}}\n' + file.read_text())
+    with pytest.raises(DataError, match=r"measures\.jsonl: these measures are damaged"):
+        open_collection(tmp_path / "run")
