@@ -250,7 +250,7 @@ def test_what_fails_while_it_trains_is_warned_of_once(
         shutil.rmtree(tmp_path / "run")
         trained(watched, batches[:6], monitor)
     assert equal(alone, watched)
-    assert len({str(warning.message).partition(": ")[2] for warning in told}) == len(told) <= 3
+    assert len(told) == 1
 
 
 def test_a_model_that_is_not_called_is_not_measured(tmp_path: Path, gpt2: Any) -> None:
@@ -359,6 +359,39 @@ def test_a_training_of_weft(tmp_path: Path) -> None:
     assert equal(alone, watched)
     names = [layer.name for layer in History(tmp_path / "run" / "history")[4].layers]
     assert names == ["layer", "layer (2)"]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_module_of_torch(tmp_path: Path, batch_first: bool) -> None:
+    """`nn.TransformerEncoder`, with dropout; of the batch the first text is the probe."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=batch_first)
+    alone = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    watched = copy.deepcopy(alone)
+    texts = torch.randn(4, 6, 8)
+    inputs = texts if batch_first else texts.transpose(0, 1)
+
+    def train(model: nn.Module, monitor: Any = None) -> None:
+        torch.manual_seed(1)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            model(inputs).square().mean().backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            if monitor is not None:
+                monitor.step()
+
+    train(alone)
+    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
+        train(watched, monitor)
+    assert equal(alone, watched)
+    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
+    (first,) = (value for value in probe.inputs.values() if isinstance(value, Tensor))
+    assert torch.equal(first.reshape(6, 8), texts[0])
+    seen = History(tmp_path / "run" / "history")[4].layers[1]
+    assert seen.graph.shape == (2, 6, 6)
+    own = watched.layers[1].self_attn.in_proj_weight.detach()[8:16]  # type: ignore[index,union-attr]
+    assert torch.equal(seen.matrices["W_K"], own.T.unflatten(1, (2, 4)).transpose(0, 1))
 
 
 @pytest.mark.parametrize(

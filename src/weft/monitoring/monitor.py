@@ -265,9 +265,10 @@ class Monitor:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
         if self._probe is None:
             self._say_once(
+                "no probe",
                 f"the {type(self._model).__name__} was not called, or is compiled, so that its "
                 "inputs are not seen and nothing is measured. Give probe=: a tensor for each "
-                "argument of the model."
+                "argument of the model.",
             )
             return
         with self._going_on(f"step {step:,}"):
@@ -326,7 +327,8 @@ class Monitor:
                 sink.log(step, values_of(seen, self._settings.wants))
             except Exception as error:
                 # A board that cannot be reached is no reason to lose a training.
-                self._say_once(f"{type(sink).__name__}: {_in_words(error)}")
+                name = type(sink).__name__
+                self._say_once(name, f"{name}: {_in_words(error)}")
         for alarm in alarms:
             self.warnings.append(alarm["text"])
             warn(alarm["text"])
@@ -371,10 +373,10 @@ class Monitor:
         try:
             yield
         except Exception as error:
-            self._say_once(f"{when}: {_in_words(error)}. The training goes on.")
+            text = f"{when}: {_in_words(error)}. The training goes on."
+            self._say_once(type(error).__name__, text)
 
-    def _say_once(self, text: str) -> None:
-        kind = text.partition(": ")[2] or text
+    def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warn(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -153,3 +155,72 @@ def test_a_snapshot_has_the_matrices_of_its_model(translator, tmp_path) -> None:
     (found,) = matrices_of_snapshot(Snapshot(0, None, [layer]))
     assert isinstance(found, LayerMatrices)
     assert torch.equal(found.W_O, of_model.W_O)
+
+
+def _output(layer: LayerMatrices, x: torch.Tensor, biases: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The output of an attention layer by its formula, from its matrices and its biases."""
+    heads, _, depth = layer.W_Q.shape
+    made = [
+        x @ matrix + biases[name].unflatten(0, (heads, 1, -1))
+        for name, matrix in (("q", layer.W_Q), ("k", layer.W_K), ("v", layer.W_V))
+    ]
+    weights = (made[0] @ made[1].mT / depth**0.5).softmax(-1)
+    assert layer.W_O is not None
+    return (weights @ made[2] @ layer.W_O).sum(0) + biases["o"]
+
+
+@pytest.mark.parametrize("source_width", [None, 6])
+def test_attention_of_torch(source_width) -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(12, 3, kdim=source_width, vdim=source_width)
+    nn.init.normal_(module.in_proj_bias)
+    nn.init.normal_(module.out_proj.bias)
+    (layer,) = matrices_of(module)
+    assert layer.W_K.shape == (3, source_width or 12, 4)
+    if source_width is None:
+        x = torch.randn(5, 12)
+        biases = dict(zip("qkv", module.in_proj_bias.chunk(3), strict=True))
+        expected = module(x[:, None], x[:, None], x[:, None])[0][:, 0]
+        found = _output(layer, x, {**biases, "o": module.out_proj.bias})
+        assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_attention_of_timm() -> None:
+    attention = pytest.importorskip("timm.layers").Attention(12, num_heads=3, qkv_bias=True)
+    (layer,) = matrices_of(nn.Sequential(attention))
+    x = torch.randn(1, 5, 12)
+    biases = dict(zip("qkv", attention.qkv.bias.chunk(3), strict=True))
+    found = _output(layer, x[0], {**biases, "o": attention.proj.bias})
+    assert torch.allclose(found, attention.eval()(x)[0], atol=1e-6)
+
+
+def test_attention_of_diffusers() -> None:
+    library = pytest.importorskip("diffusers.models.attention_processor")
+    attention = library.Attention(12, heads=3, dim_head=4, bias=True).eval()
+    (layer,) = matrices_of(nn.Sequential(attention))
+    x = torch.randn(1, 5, 12)
+    biases = {name: getattr(attention, f"to_{name}").bias for name in "qkv"}
+    found = _output(layer, x[0], {**biases, "o": attention.to_out[0].bias})
+    assert torch.allclose(found, attention(x)[0], atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
+def test_adapters_are_added_to_what_they_adapt() -> None:
+    """LoRA by its formula, W + scale B A; switched off, and merged, it is what the model does."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
+    before = copy.deepcopy(matrices_of(model)[0])
+    options = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj"], "init_lora_weights": False}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options))
+    module = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    A, B = (getattr(module, f"lora_{name}")["default"].weight.detach() for name in "AB")
+    change = (3 * B @ A).T.unflatten(1, (4, 8)).transpose(0, 1)
+    after = matrices_of(adapted)[0]
+    assert float(change.abs().max()) > 0.01
+    assert torch.allclose(after.W_Q, before.W_Q + change, atol=1e-6)
+    assert torch.equal(after.W_K, before.W_K)
+    with adapted.disable_adapter():
+        assert torch.equal(matrices_of(adapted)[0].W_Q, before.W_Q)
+    adapted.merge_adapter()
+    assert torch.allclose(matrices_of(adapted)[0].W_Q, before.W_Q + change, atol=1e-6)

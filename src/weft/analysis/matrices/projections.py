@@ -9,7 +9,7 @@ are norms and rotations of queries and keys: what is here is the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,12 @@ _SEPARATE = (
     ("q_proj", "k_proj", "v_proj"),
     ("q_lin", "k_lin", "v_lin"),
     ("query_proj", "key_proj", "value_proj"),
+    ("to_q", "to_k", "to_v"),
     ("q", "k", "v"),
 )
 #: Projections that are one tensor, and whether it has queries, keys and values head by head.
-_FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True}
-_OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense")
+_FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True, "qkv": False}
+_OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense", "to_out", "proj")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,8 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
 
     Args: model: made of weft's attention layers, or one of Hugging Face: BERT, RoBERTa, ModernBERT,
     DistilBERT, ViT, CLIP, GPT-2, GPT-NeoX, Llama, Qwen, Mistral, Gemma, gpt-oss, BART, Marian, T5,
-    Whisper, and others that name their projections as one of these does.
+    Whisper; `torch.nn.MultiheadAttention`; timm, diffusers, x-transformers; and others that name
+    their projections as one of these does. Adapters of PEFT are added to what they adapt.
 
     Raises: InputError: no such layer.
 
@@ -148,16 +150,43 @@ def _of_weft(path: str, layer: AttentionLayer) -> LayerMatrices:
 
 def _matrix(module: Any) -> Tensor | None:
     """(in, out) of a projection, or None where it is none."""
+    if isinstance(module, nn.Sequential | nn.ModuleList) and len(module):
+        # A projection and its dropout.
+        module = module[0]
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or isinstance(module, nn.Embedding):
         return None
+    if not weight.is_floating_point():
+        # Packed or scaled integers of a quantised model.
+        return None
     matrix = weight.detach().float()
+    for delta in _adapters(module):
+        matrix = matrix + delta
     # GPT-2's Conv1D keeps (in, out), a Linear (out, in).
-    return matrix if type(module).__name__ == "Conv1D" else matrix.T
+    kind = type(getattr(module, "base_layer", module)).__name__
+    return matrix if kind == "Conv1D" else matrix.T
+
+
+def _adapters(module: Any) -> list[Tensor]:
+    """What the adapters of PEFT that are on, and not merged, add to a weight."""
+    change = getattr(module, "get_delta_weight", None)
+    if change is None or module.merged or module.disable_adapters:
+        return []
+    known = getattr(module, "lora_A", {})
+    return [change(name).detach().float() for name in module.active_adapters if name in known]
 
 
 def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
     """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
+    if isinstance(module, nn.MultiheadAttention):
+        whole: Tensor | None = getattr(module, "in_proj_weight", None)
+        parts: Sequence[Tensor] = (
+            (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            if whole is None
+            else whole.chunk(3)
+        )
+        of_queries, of_keys, of_values = (part.detach().float().T for part in parts)
+        return of_queries, of_keys, of_values
     for names in _SEPARATE:
         queries, keys, values = (_matrix(getattr(module, name, None)) for name in names)
         if queries is not None and keys is not None and values is not None:
@@ -198,7 +227,7 @@ def _grouped(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] 
 def _heads(module: nn.Module) -> int | None:
     """The number of heads of queries, where the module or its configuration says it."""
     for holder in (module, getattr(module, "config", None)):
-        for name in ("num_attention_heads", "num_heads", "n_heads", "n_head"):
+        for name in ("num_attention_heads", "num_heads", "n_heads", "n_head", "heads"):
             heads = getattr(holder, name, None)
             if isinstance(heads, int) and heads > 0:
                 return heads
