@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.module_sequences import ModuleSequences, samples_of
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
+from weft.tracing.sources.geometric import unknown_layers
 from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls, eager_functions
 from weft.tracing.verification import UntouchedRun, run_untouched
@@ -57,13 +59,24 @@ def attention_calls(
     """
     with ExitStack() as stack:
         stack.enter_context(eager_functions())
-        notice = stack.enter_context(noticing(model))
+        notice = stack.enter_context(noticing(model, told=True))
         receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
         stack.enter_context(recorded(model, keep, receivers))
         observed = {path for path, _ in layers_of(model)}
-        calls = AttentionCalls(notice.where, receivers, keep, notice.unnoticed, observed)
+        calls = AttentionCalls(notice, receivers, keep, observed)
+        for path, layer in unknown_layers(model).items():
+            refuse = partial(_refuse, calls, path or type(layer).__name__)
+            stack.callback(layer.register_forward_hook(refuse).remove)
         stack.enter_context(calls)
         yield notice, calls
+
+
+def _refuse(calls: AttentionCalls, path: str, *_: object) -> None:
+    """A layer of PyTorch Geometric ran that is not known."""
+    calls.refused[path] = (
+        "it takes a softmax over edges, and PyTorch Geometric gives its weights to nobody; those "
+        "of GATConv, GATv2Conv and TransformerConv are taken"
+    )
 
 
 class ModuleRun:

@@ -108,17 +108,21 @@ class AttentionNotice(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch, and look at what it was."""
         result = func(*args, **(kwargs or {}))
+        self.note(func, args, kwargs or {}, result)
+        return result
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Look at a function of torch that was called, and at what it gave."""
         if self._running and not self._aside:
             name = getattr(func, "__name__", "")
             if name in _ATTENTION or func is attention or func is attend:
                 self._compute(self._running[-1])
             elif name == "softmax" and isinstance(result, Tensor) and result.ndim > 1:
-                axis = (kwargs or {}).get("dim", args[1] if len(args) > 1 else -1)
+                axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
                 keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
                 self._weights[result] = self._running[-1], keys
             elif self._weights:
                 self._follow(name, args, result)
-        return result
 
     def _compute(self, module: tuple[str, str]) -> None:
         self.computed[module[0]] = module[1]
@@ -154,14 +158,18 @@ def _are_values(tensor: Tensor, keys: int) -> bool:
 
 
 @contextmanager
-def noticing(model: nn.Module) -> Iterator[AttentionNotice]:
-    """Notice the attention that runs in a model; what was noticed grows while it runs."""
+def noticing(model: nn.Module, *, told: bool = False) -> Iterator[AttentionNotice]:
+    """Notice the attention that runs in a model; what was noticed grows while it runs.
+
+    told: whether another mode tells what is called, by `note`; the notice is then none itself.
+    """
     notice = AttentionNotice()
     with ExitStack() as stack:
         for path, module in model.named_modules():
             for hook in notice.hooks(path, module):
                 stack.callback(hook.remove)
-        stack.enter_context(notice)
+        if not told:
+            stack.enter_context(notice)
         yield notice
 
 

@@ -81,10 +81,10 @@ class WatchedModule(Watched):
         return self._run.recorder(call)
 
     def _take(self, call: LayerCall, graph: AttentionGraph) -> None:
-        if self._run is None:
-            self._outside.append(call.path)
-        else:
+        if self._run is not None:
             self._run.recorder.take(call, graph)
+        elif not self._verifying:
+            self._outside.append(call.path)
 
     def _begin(
         self, notice: AttentionNotice, calls: AttentionCalls, args: Any, keywords: Arguments

@@ -23,7 +23,7 @@ from weft.tracing.recording.sequences import InputSequence
 __all__ = ["ModuleSequences", "samples_of"]
 
 #: Words in the names of arguments that go along with a sequence and are none.
-_BESIDE = ("mask", "type", "segment", "position", "label", "target_weight", "step")
+_BESIDE = ("mask", "type", "segment", "position", "label", "step", "edge", "batch")
 
 
 def samples_of(inputs: Inputs, calls: Sequence[RecordedCall]) -> int:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,34 +58,40 @@ class _Fused:
     enable_gqa: bool = False
 
 
+class Notice(Protocol):
+    """What a recorder of calls asks, and tells, of the model that runs."""
+
+    def where(self) -> str | None:
+        """The path of the module that runs; None: none of the model's."""
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """A function of torch was called, and is not recorded."""
+
+
 class AttentionCalls(TorchFunctionMode):
     """Sends the attention calls of a model that runs to a recorder.
 
     Args:
-        where: the path of the module that runs; None: none of the model's.
+        notice: knows which module runs, and is told of every other function.
         receivers: of the recorder. keep: the edges of a query that it keeps.
-        aside: makes of a function one in which nothing else is noticed.
         observed: paths of modules whose calls come from elsewhere.
 
-    refused: why a call was seen and cannot be recorded, by the paths of modules. outside: how
-    often attention ran outside of the model.
+    refused: why a call was seen and cannot be recorded, by the paths of modules.
     """
 
     def __init__(
         self,
-        where: Callable[[], str | None],
+        notice: Notice,
         receivers: Receivers,
         keep: Keep,
-        aside: Callable[[Callable[..., Any]], Callable[..., Any]],
         observed: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._where, self._receivers, self._observed = where, receivers, observed
-        self._keep, self._aside = keep, aside
+        self._notice, self._receivers, self._observed = notice, receivers, observed
+        self._keep = keep
         #: Whether calls are left alone for a while.
         self.paused = False
         self.refused: dict[str, str] = {}
-        self.outside = 0
         self._provenance = Provenance()
         self._handlers = {_FUSED: self._fused, _HEADS: self._heads, attention: self._weft,
                           attend: self._weft}  # fmt: skip
@@ -103,15 +109,15 @@ class AttentionCalls(TorchFunctionMode):
         handler = self._handlers.get(func) if isinstance(func, Callable) else None  # type: ignore[arg-type]
         if handler is None and name == "flex_attention":
             handler = self._flex
-        path = None if handler is None and name not in _FAST else self._where()
+        path = None if handler is None and name not in _FAST else self._notice.where()
         if path is None or path in self._observed:
-            self.outside += handler is not None and path is None
             result = func(*args, **kwargs)
+            self._notice.note(func, args, kwargs, result)
         elif handler is None:
             self.refused[path] = f"it calls torch.{name} by itself; call the module around it"
             result = func(*args, **kwargs)
         else:
-            result = self._aside(handler)(path, func, args, kwargs)
+            result = handler(path, func, args, kwargs)
         self._provenance.follow(name, (*args, *kwargs.values()), result)
         return result
 
@@ -339,8 +345,8 @@ def _with_attention(function: Any, fused: Callable[..., Any]) -> Callable[..., A
 def eager_functions() -> Iterator[None]:
     """Run what is compiled as it is written, while the block runs: compiled code calls no mode."""
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            # Where the compiler was never loaded nothing is compiled, and loading it takes long.
+        # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
+        if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
