@@ -82,7 +82,11 @@ def test_heads_are_chosen_by_gold_and_by_agreement(
     assert f"On the other 2: {rate}." in gold.out
     # Two heads, by both steps.
     assert len(said["table"]) == 4
-    free = weft_main("align", runs / "translation", *texts, "-o", tmp_path / "b")
+    picture = tmp_path / "p.png"
+    free = weft_main(
+        "align", runs / "translation", *texts, "-o", tmp_path / "b", "--picture", picture
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert "AER" in free.out and "chosen on 4 pairs" in free.out
     assert "On the" not in free.out
 

@@ -57,6 +57,21 @@ def test_alignment_of_all_heads_is_their_mean(pair_trace) -> None:
     assert "queries ↓ (just read or written)" in words(alignment(layer))
 
 
+def test_links_are_outlined_and_seconds_stay_on_a_long_axis() -> None:
+    weights = np.full((3, 4), 0.25)
+    axes = alignment(weights, links=[(3, 0), (1, 2)]).axes[0]
+    # Centres, as columns and rows.
+    boxes = [patch.get_bbox() for patch in axes.patches]
+    assert [((b.x0 + b.x1) / 2, (b.y0 + b.y1) / 2) for b in boxes] == [(3, 0), (1, 2)]
+    assert {(b.width, b.height) for b in boxes} == {(1, 1)}
+    seconds = [f"{place / 50:.2f} s" for place in range(500)]
+    axes = alignment(np.full((2, 500), 1 / 500), key_tokens=seconds).axes[0]
+    shown = {place: label.get_text() for place, label in enumerate(axes.get_xticklabels())}
+    assert {place: text for place, text in shown.items() if text}
+    assert all(text in ("", seconds[place]) for place, text in shown.items())
+    assert shown[0] == "0.00 s"
+
+
 def test_alignment_without_names_shows_positions() -> None:
     figure = alignment(torch.eye(3))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]

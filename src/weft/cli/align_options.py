@@ -65,4 +65,10 @@ AlignStep = Annotated[
 ]
 Norms = Annotated[bool, typer.Option("--norms", help="Weights times the norms of the values.")]
 MostHeads = Annotated[int, typer.Option("--most", min=1, help="Take so many heads at most.")]
+LinksPicture = Annotated[
+    Path | None,
+    typer.Option(
+        "--picture", help="Draw the first pair, its links outlined: a .png, .svg or .pdf file."
+    ),
+]
 LinksOutput = Annotated[Path, typer.Option("-o", "--output", help="The links to write.")]

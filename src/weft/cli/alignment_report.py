@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weft.analysis.alignment.align import Alignment
     from weft.formats.files import JsonObject
 
-__all__ = ["print_alignment", "report_of"]
+__all__ = ["draw_first", "print_alignment", "report_of"]
 
 
 def print_alignment(result: Alignment, output: Path, top: int) -> None:
@@ -30,6 +30,23 @@ def print_alignment(result: Alignment, output: Path, top: int) -> None:
         print(f"On the {others}{result.measured_on:,}: {result.error_rate}.")
     links = sum(map(len, result.links))
     print(f"{links:,} links of {len(result.links):,} pairs: {output}")
+
+
+def draw_first(result: Alignment, path: Path) -> None:
+    """Draw the weights between the words of the first pair, and its links."""
+    from weft.pictures.alignment import alignment
+    from weft.pictures.canvas import save_picture
+
+    pair = result.first
+    names = ", ".join(map(str, result.heads))
+    figure = alignment(
+        pair.weights[0],
+        query_tokens=pair.target,
+        key_tokens=pair.source,
+        links=result.links[0],
+        title=f"links of words by head{'s' * (len(result.heads) > 1)} {names}",
+    )
+    save_picture(figure, path)
 
 
 def report_of(result: Alignment, output: Path) -> JsonObject:

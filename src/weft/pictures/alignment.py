@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from weft.formats.tokens import shown
@@ -44,6 +45,7 @@ def alignment(
     *,
     query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
+    links: Collection[tuple[int, int]] = (),
     title: str | None = None,
     theme: Theme = "light",
 ) -> Figure:
@@ -58,6 +60,7 @@ def alignment(
             (queries, keys).
         head: which one; None: the mean of all.
         query_tokens, key_tokens: names of rows and columns; None: those of the layer, or positions.
+        links: cells that are outlined, (key, query), as links of words are written.
         title: above it; None: says which layer and head.
         theme: "light" or "dark".
 
@@ -87,6 +90,11 @@ def alignment(
         weights, cmap=colours.weight, norm=weight_norm(), aspect="auto", interpolation="nearest"
     )
     bare(axes, colours)
+    for key, query in links:
+        axes.add_patch(
+            Rectangle((key - 0.5, query - 0.5), 1, 1, fill=False, edgecolor=colours.key,
+                      linewidth=1.6, zorder=3)
+        )  # fmt: skip
     axes.set_xticks(range(keys), columns)
     axes.set_yticks(range(queries), rows)
     _style_axes(axes, sheet, colours, list(letters.families))

@@ -84,6 +84,7 @@ class Alignment:
     chosen_on    how many pairs the heads were chosen on; 0: they were named
     error_rate   of the links, on pairs that the heads were not chosen on; None: without gold
     measured_on  how many pairs these are
+    first        the weights between the words of the first pair, the mean of the heads
     """
 
     links: list[list[Link]]
@@ -92,6 +93,7 @@ class Alignment:
     chosen_on: int
     error_rate: ErrorRate | None
     measured_on: int
+    first: WordWeights
 
     def save(self, path: Path | str) -> None:
         """Write the links as a file in the Pharaoh format, a line for each pair."""
@@ -166,7 +168,11 @@ def align_words(
     others = [] if gold is None else list(gold[apart])
     if others:
         measured = alignment_error_rate(links[apart], others)
-    return Alignment(links, choice.heads, choice.table, choice.chosen_on, measured, len(others))
+    mean = first[0].weights[places].mean(0, keepdim=True)
+    return Alignment(
+        links, choice.heads, choice.table, choice.chosen_on, measured, len(others),
+        WordWeights(mean, (), first[0].source, first[0].target),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """`weft align`."""
 
 from weft.cli import align_options as option
-from weft.cli.alignment_report import print_alignment, report_of
+from weft.cli.alignment_report import draw_first, print_alignment, report_of
 from weft.cli.options import AsJson, Threads, Top
 from weft.cli.output import print_json, progress_bar
 
@@ -14,7 +14,8 @@ def align(
     heads: option.AligningHeads = None,
     method: option.AlignMethod = option.AligningMethod.mutual,
     step: option.AlignStep = None, norms: option.Norms = False, most: option.MostHeads = 8,
-    top: Top = 8, threads: Threads = None, as_json: AsJson = False,
+    picture: option.LinksPicture = None, top: Top = 8, threads: Threads = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Align the words of sources and targets by the heads that look from one at the other."""
     from weft.analysis.alignment.align import AlignmentOptions
@@ -25,6 +26,8 @@ def align(
     with progress_bar("pairs read", lines=True) as show:
         result = align_files(request, options, show)
     result.save(output)
+    if picture is not None:
+        draw_first(result, picture)
     print_alignment(result, output, top)
     if as_json:
         print_json(report_of(result, output))
