@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from weft.analysis.alignment.align import Alignment, AlignmentOptions, align_words
+from weft.analysis.alignment.align import Alignment, AlignmentOptions, align_words, check_choice
 from weft.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
 from weft.errors import InputError
 from weft.formats.files import read_text
-from weft.formats.pharaoh import GoldLinks, read_pharaoh
+from weft.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from weft.formats.run import is_run
 from weft.jobs.head_table import find_traces
 from weft.jobs.model import Model, check_text
@@ -52,6 +52,7 @@ def align_files(
     Raises: InputError: files that do not go together; DataError: a file is missing.
     """
     gold = None if request.gold is None else read_pharaoh(request.gold)
+    check_choice(options, gold)
     steps = options.steps(gold is not None)
     if _has_traces(request.source):
         if request.sources is not None or request.targets is not None:
@@ -161,3 +162,6 @@ def _check_counts(
             f"{request.gold} has {len(gold)} lines, {request.sources} {len(sources)}; expected a "
             "line of links for each pair, empty where nothing is linked."
         )
+    if gold is not None:
+        sizes = [(len(s.split()), len(t.split())) for s, t in zip(sources, targets, strict=True)]
+        check_links(gold, sizes, str(request.gold))

@@ -15,7 +15,14 @@ from weft.errors import InputError
 from weft.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from weft.formats.trace import TraceData
 
-__all__ = ["Alignment", "AlignmentOptions", "HeadOfAlignment", "align", "align_words"]
+__all__ = [
+    "Alignment",
+    "AlignmentOptions",
+    "HeadOfAlignment",
+    "align",
+    "align_words",
+    "check_choice",
+]
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
@@ -134,6 +141,15 @@ def align(
     return align_words(words, options, known, str(gold) if isinstance(gold, str | Path) else "gold")
 
 
+def check_choice(options: AlignmentOptions, gold: object) -> None:
+    """Raise an InputError where heads cannot be chosen as asked."""
+    if options.heads == "best" and gold is None:
+        raise InputError(
+            "align: the best heads are chosen against gold links. Give --gold FILE, or take heads "
+            "by agreement."
+        )
+
+
 def align_words(
     sentences: Iterable[WordWeights],
     options: AlignmentOptions,
@@ -144,11 +160,7 @@ def align_words(
 
     Sentences are taken one by one, but for those that heads are chosen on.
     """
-    if options.heads == "best" and gold is None:
-        raise InputError(
-            "align: the best heads are chosen against gold links. Give --gold FILE, or take heads "
-            "by agreement."
-        )
+    check_choice(options, gold)
     rest = iter(sentences)
     first = list(rest if gold is not None else islice(rest, _ENOUGH))
     if not first:
