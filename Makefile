@@ -19,7 +19,7 @@ test: setup  ## the tests, less the slow ones
 	$(python) -m pytest $(parallel)
 
 test-all: setup  ## all tests
-	@scripts/setup-tests --notebooks
+	@scripts/setup-tests --slow
 	$(python) -m pytest $(parallel) -m ""
 
 check: setup  ## style, types and architecture; of the front end also its unit tests

@@ -96,7 +96,7 @@ def served(command: list[str], folder: Path, health: str) -> Iterator[None]:
 
 @pytest.fixture
 def jupyterlab(folder: Path) -> Iterator[str]:
-    pytest.importorskip("jupyterlab", reason="needs jupyterlab: scripts/setup-tests --notebooks")
+    pytest.importorskip("jupyterlab", reason="needs jupyterlab: scripts/setup-tests --slow")
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": CODE}
     notebook = {
@@ -118,7 +118,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def marimo(folder: Path) -> Iterator[str]:
-    pytest.importorskip("marimo", reason="needs marimo: scripts/setup-tests --notebooks")
+    pytest.importorskip("marimo", reason="needs marimo: scripts/setup-tests --slow")
     (folder / "app.py").write_text(APP)
     address = f"http://127.0.0.1:{(port := free_port())}"
     command = [

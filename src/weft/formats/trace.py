@@ -295,7 +295,9 @@ class TraceData:
         if self.verification is not None:
             verified += f", {in_words(self.verification)}"
         without = f", {len(self.not_traced)} not traced" if self.not_traced else ""
-        return f"Trace({layers or 'no'} {noun}{without}, {tokens} tokens{verified})"
+        bits = self.model.get("quantization")
+        weights = f", weights of {bits}" if bits else ""
+        return f"Trace({layers or 'no'} {noun}{without}, {tokens} tokens{weights}{verified})"
 
     @property
     def deviation(self) -> float | None:

@@ -183,7 +183,8 @@ class CorpusWork:
     def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], Result]:
         """A function that traces a text by its title; it returns why it could not, or None."""
         if model is None:
-            model = open_model(self.name, predicting=self.options.generate is not None)
+            generates = self.options.generate is not None
+            model = open_model(self.name, predicting=generates, quiet=True)
         verified = VerifiedOnce(model, self.options)
         return lambda task: (task[0], self._trace(model, verified, *task))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from weft.formats.tokens import visible
 
-__all__ = ["tell_unknown"]
+__all__ = ["tell_quantized", "tell_unknown"]
 
 
 def tell_unknown(what: str, parts: Sequence[str]) -> None:
@@ -18,5 +18,14 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
         print(
             f"weft: {what} has {len(parts)} {kind} that are not in the vocabulary of this run, and "
             f"that the model reads as unknown: {shown}",
+            file=sys.stderr,
+        )
+
+
+def tell_quantized(model: str, bits: str | None) -> None:
+    """Say that the weights of a model were stored in few bits, where they were."""
+    if bits:
+        print(
+            f"weft: {model}: quantised weights, {bits}; they are read as float32",
             file=sys.stderr,
         )

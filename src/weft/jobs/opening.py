@@ -9,14 +9,20 @@ __all__ = ["open_model"]
 
 
 def open_model(
-    name: str, *, predicting: bool = False, labelling: bool = False, reads_text: bool = True
+    name: str,
+    *,
+    predicting: bool = False,
+    labelling: bool = False,
+    reads_text: bool = True,
+    quiet: bool = False,
 ) -> Model:
-    """Open a training run by its folder, or a model of Hugging Face by its folder or name.
+    """Open a training run by its folder, or a model of Hugging Face by its folder, file or name.
 
     Args:
-        name: of the folder, or of the model.
+        name: of the folder, of the GGUF file, or of the model.
         predicting, labelling: see `weft.tracing.pretrained.load_pretrained`.
         reads_text: whether a model of Hugging Face needs its tokenizer.
+        quiet: say nothing of quantised weights, as a process beside the one that said it.
 
     Raises: DataError: no such run or model, or damaged; InputError: Transformers is missing.
     """
@@ -32,10 +38,15 @@ def open_model(
         if isinstance(run.model, Classifier):
             return ClassifierModel(run)
         return ImageRunModel(run) if isinstance(run.model, ImageClassifier) else RunModel(run)
+    from weft.jobs.notices import tell_quantized
     from weft.jobs.pretrained_model import PretrainedModel
+    from weft.tracing.description import describe
     from weft.tracing.pretrained import load_pretrained
 
     network, tokenizer = load_pretrained(
         name, predicting=predicting, labelling=labelling, text=reads_text
     )
+    if not quiet:
+        bits = describe(network).get("quantization")
+        tell_quantized(name, bits if isinstance(bits, str) else None)
     return PretrainedModel(name, network, tokenizer)

