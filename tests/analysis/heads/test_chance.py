@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads.chance import bennett, holm, set_moments
+from weft.analysis.heads.chance import (
+    bennett,
+    chernoff,
+    holm,
+    log_means,
+    set_log_means,
+    set_moments,
+)
 from weft.analysis.heads.measures import (
     duplicate_token,
     first_token,
@@ -69,6 +78,7 @@ def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
             scores.null_variance,
             scores.tail_variance,
             scores.cap,
+            scores.log_mean,
         )
         share = (drawn >= height).double().mean().item()
         assert at.p.item() >= share - 4 * (share / SHUFFLES) ** 0.5
@@ -103,6 +113,40 @@ def test_bennett_bounds_the_binomial_tail() -> None:
             torch.tensor(1 - chance),
         ).item()
         assert exact <= bound <= 40 * exact**0.7
+
+
+def test_chernoff_of_one_key_in_n_is_the_product() -> None:
+    """Rows with one key each, all of them on the first: chance is 1 / n! in a causal layer."""
+    n = 14
+    first = torch.zeros(1, n, n)
+    first[..., 0] = 1
+    scores = first_token(layer_of_weights(first, mask="causal"))
+    exact = 1 / math.factorial(n)
+    assert exact <= scores.p.item() <= 1.001 * exact
+
+
+def test_chernoff_bounds_the_tail_of_a_set_of_several_keys() -> None:
+    """20 rows on one key of 9 each, sets of 5: the binomial tail, and the set's complement."""
+    weights = torch.zeros(20, 9)
+    weights[:, 3] = 1
+    nothing, counts = torch.zeros(20), torch.full((20,), 9)
+    up, down = (log_means(weights, nothing, nothing, counts, sign) for sign in (1, -1))
+    means = set_log_means(torch.full((20,), 5), counts, 1.0, up, down).sum(-1)
+    for k in range(12, 21):
+        exact = sum(math.comb(20, j) * 5**j * 4 ** (20 - j) for j in range(k, 21)) / 9**20
+        bound = chernoff(torch.tensor([float(k)]), means[:, None]).item()
+        assert exact <= bound <= 1
+
+
+def test_weights_that_are_not_known_make_the_bound_larger() -> None:
+    weights = torch.rand(5, 30, generator=torch.Generator().manual_seed(3)).sort(-1, True).values
+    weights = weights / weights.sum(-1, keepdim=True)
+    counts, nothing = torch.full((5,), 30), torch.zeros(5)
+    for sign in (1, -1):
+        whole = log_means(weights, nothing, nothing, counts, sign)
+        kept = log_means(weights[:, :8], weights[:, 8:].sum(-1), weights[:, 7], counts, sign)
+        assert bool((kept >= whole - 1e-9).all())
+        assert bool((kept[:4] < whole[:4] + 0.5).all())
 
 
 def test_more_rows_of_the_same_kind_are_better_evidence() -> None:

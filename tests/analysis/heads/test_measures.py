@@ -12,7 +12,7 @@ from torch import Tensor
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads import measures, pattern_mass
+from weft.analysis.heads import cells, measures, stripes
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import SEPARATORS
 from weft.analysis.heads.scores import HeadScores
@@ -78,6 +78,7 @@ def keys_of(measure: str, tokens: list[str], i: int, end: int) -> list[int]:
         "next": [i + 1],
         "same": [i],
         "first": [0],
+        "sink": SINKS,
         "separator": [j for j in range(1, end) if tokens[j] in SEPARATORS],
         "punctuation": [j for j in range(end) if tokens[j] in ",.!?"],
         "local": [j for j in range(end) if abs(i - j) <= REACH],
@@ -87,11 +88,16 @@ def keys_of(measure: str, tokens: list[str], i: int, end: int) -> list[int]:
     return [j for j in found if 0 <= j < end]
 
 
+#: As if other layers looked there.
+SINKS = [0, 3, 17]
+
+
 FUNCTIONS: dict[str, Callable[..., HeadScores]] = {
     "previous": measures.previous_token,
     "next": measures.next_token,
     "same": measures.same_token,
     "first": measures.first_token,
+    "sink": lambda layer: stripes.sink(layer, SINKS),
     "separator": measures.separator,
     "punctuation": measures.punctuation,
     "local": lambda layer: measures.local_window(layer, REACH),
@@ -137,12 +143,36 @@ def test_classes_cell_by_cell_and_in_blocks(
     random_layer: Make, monkeypatch: pytest.MonkeyPatch, measure: str, small: int
 ) -> None:
     """Every class in a block, some of each kind, every class cell by cell."""
-    monkeypatch.setattr(pattern_mass, "SMALL_CLASS", small)
+    monkeypatch.setattr(cells, "SMALL_CLASS", small)
     layer, weights = random_layer(causal=True)
     sizes = [layer.query_tokens.count(token) ** 2 for token in set(layer.query_tokens)]
     assert min(sizes) <= 20 < max(sizes)
     expected = by_loops(measure, weights, layer.query_tokens, causal=True)
     assert torch.allclose(FUNCTIONS[measure](layer).score, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("causal", "relative"), [(False, "rotary"), (True, "rotary"), (True, "alibi")]
+)
+def test_vertical_against_loops(random_layer: Make, causal: bool, relative: str) -> None:
+    """Keys by the odd rows, 16 of them or a quarter of all; mass of the even ones."""
+    layer, weights = random_layer(causal=causal, relative=relative, keep=40)
+    expected = []
+    for of_head in weights:
+        strongest = [j for i in range(1, 40, 2) for j in of_head[i].topk(3).indices.tolist()
+                     if of_head[i, j] > 1 / (i + 1 if causal else 40)]  # fmt: skip
+        places = sorted(range(40), key=lambda j: -strongest.count(j))[:10]
+        rows = [i for i in range(0, 40, 2) if not causal or any(j <= i for j in places)]
+        expected.append(sum(float(of_head[i, places].sum()) for i in rows) / len(rows))
+    for weights_read in (LayerWeights(layer, exact=True), LayerWeights(layer, exact=False)):
+        score = stripes.vertical(weights_read).score
+        assert torch.allclose(score, torch.tensor(expected).double(), atol=2e-6)
+    part, _ = random_layer(causal=causal, relative=relative, keep=20)
+    exact = stripes.vertical(LayerWeights(part, exact=True))
+    kept = stripes.vertical(LayerWeights(part, exact=False))
+    assert torch.allclose(exact.score, torch.tensor(expected).double(), atol=2e-6)
+    assert not bool((kept.score > exact.score + 2e-6).any())
+    assert not bool((kept.upper < exact.score - 2e-6).any())
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -11,6 +11,7 @@ import torch
 import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
+from weft.analysis.heads.sinks import sink_keys
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.traces import Trace
@@ -21,7 +22,8 @@ N = len(TOKENS)
 
 def one_head_of_each() -> Trace:
     """A layer with a head for each role, nine tenths on its pattern and the rest spread."""
-    weights = {name: torch.zeros(N, N) for name in ROLES}
+    names = [name for name in ROLES if name != "sink"]
+    weights = {name: torch.zeros(N, N) for name in names}
     for i in range(N):
         weights["previous"][i, max(i - 1, 0)] = 1
         weights["next"][i, min(i + 1, N - 1)] = 1
@@ -36,7 +38,8 @@ def one_head_of_each() -> Trace:
             weights[name][i, copies or range(N)] = 1
         weights["local"][i, max(i - 4, 0) : i + 5] = 1
         weights["partner"][i, N - 1 - i] = 1
-    heads = [weights[name] / weights[name].sum(-1, keepdim=True) for name in ROLES]
+        weights["vertical"][i, [1, 7, 10]] = 1
+    heads = [weights[name] / weights[name].sum(-1, keepdim=True) for name in names]
     spread = torch.full((N, N), 1 / N)
     lonely = torch.eye(N)[torch.randperm(N, generator=torch.Generator().manual_seed(9))]
     stack = torch.stack([0.9 * head + 0.1 * spread for head in heads] + [spread, lonely])
@@ -45,7 +48,8 @@ def one_head_of_each() -> Trace:
 
 def test_each_head_gets_the_role_it_was_made_for() -> None:
     found = head_roles(one_head_of_each())
-    assert [one.role for one in found] == [*ROLES, "broad", "mixed"]
+    named = [name for name in ROLES if name != "sink"]
+    assert [one.role for one in found] == [*named, "broad", "mixed"]
     for one in found[:-2]:
         assert one.p is not None
         assert one.p < 0.01
@@ -54,6 +58,44 @@ def test_each_head_gets_the_role_it_was_made_for() -> None:
         assert one.score > 0.8 > one.null
         assert one.source == "exact"
     assert found[-1].score is None
+
+
+def test_a_sink_is_a_token_that_other_layers_look_at() -> None:
+    """Sinks at 0 and 9, of which each head of three layers takes its own share; one head copies."""
+    n = 40
+    tokens = [f"t{i}" for i in range(n)]
+    stacks = torch.zeros(3, 3, n, n)
+    shares = torch.tensor([[0.9, 0.0], [0.4, 0.5], [0.1, 0.8]])
+    for i in range(n):
+        stacks[:, :, i, 0] += shares[:, 0]
+        stacks[:, :, i, 9 if i >= 9 else 0] += shares[:, 1]
+        stacks[:, :, i, : i + 1] += 0.1 / (i + 1)
+    stacks[2, 2] = torch.eye(n)
+    layers = tuple(
+        layer_of_weights(stack / stack.sum(-1, keepdim=True), tokens, mask="causal")
+        for stack in stacks
+    )
+    assert sink_keys(layers) == [[0, 9]] * 3
+    roles = head_roles(Trace({"tokens": tokens}, layers))
+    assert [one.role for one in roles][:8] == ["first", "sink", "sink"] * 2 + ["first", "sink"]
+    sink = roles[1]
+    # Rows 9 to 39 may look at two sinks of i + 1 keys, rows 0 to 8 at one.
+    chance = sum((1 + (i >= 9)) / (i + 1) for i in range(n)) / n
+    assert sink.null == pytest.approx(chance)
+    held = sum(0.9 + 0.1 * (1 + (i >= 9)) / (i + 1) for i in range(n)) / n
+    assert sink.score == pytest.approx(held, abs=1e-6)
+    assert roles[8].role == "same"
+    # Of one layer alone nothing is known of sinks.
+    alone = head_roles(Trace({"tokens": tokens}, layers[:1]))
+    assert math.isnan(alone[1].scores["sink"])
+
+
+def test_near_keys_and_the_last_ones_are_no_sinks() -> None:
+    n = 30
+    before = torch.eye(n).roll(-1, 1)
+    before[0] = torch.eye(n)[0]
+    layer = layer_of_weights(before[None].repeat(4, 1, 1).tril(), mask="causal")
+    assert sink_keys([layer, layer]) == [[], []]
 
 
 class Two(torch.nn.Module):

@@ -11,7 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["bennett", "holm", "partner_moments", "set_moments"]
+__all__ = [
+    "RATES",
+    "bennett",
+    "chernoff",
+    "holm",
+    "log_means",
+    "partner_moments",
+    "set_log_means",
+    "set_moments",
+]
+
+#: Rates of exponential bounds, 1/2 to 256: twofold steps lose a sixth of an exponent at most.
+RATES = 2.0 ** torch.arange(-1, 9, dtype=torch.float64)
 
 
 def set_moments(
@@ -108,6 +120,83 @@ def bennett(excess: Tensor, variance: Tensor, cap: Tensor) -> Tensor:
     u = b * t / v.clamp(min=1e-18)
     exponent = v / b.clamp(min=1e-12).square() * ((1 + u) * torch.log1p(u) - u)
     return torch.where(varies, torch.exp(-exponent), 1.0).clamp(max=1)
+
+
+def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, sign: int) -> Tensor:
+    """Of a key drawn at random from a row, the log of the mean exponential of its weight.
+
+        K(a) = log (1 / n sum_j e^(a w_j)),  a = sign * RATES
+
+    Of weights that are not known only their sum and a bound of each is; as the exponential is
+    convex, K is largest where as many of them as can be are at the bound and the others are 0.
+
+    Args:
+        weights: those that are known, (..., k), 0 beyond the keys that there are.
+        left: sum of the others, (...,).
+        largest: the most that one of the others weighs, (...,).
+        counts: n, (...,).
+        sign: 1 or -1.
+
+    Returns: (rates, ...).
+
+    >>> one_key = torch.tensor([1.0, 0, 0, 0])
+    >>> nothing, four = torch.tensor(0.0), torch.tensor(4)
+    >>> k = log_means(one_key, nothing, nothing, four, 1)
+    >>> bool((k[1] - torch.log((RATES[1].exp() + 3) / 4)).abs() < 1e-12)         # a = 1
+    True
+    """
+    w, n = weights.double(), counts.double()
+    most = largest.double()
+    full = torch.where(most > 0, left.double() / most.clamp(min=1e-300), 0.0)
+    # Keys beyond n have weight 0, and are taken off again.
+    zeros = n - weights.shape[-1] - full
+    powers, bound = (w * sign / 2).exp(), (most * sign / 2).exp()
+    parts = []
+    for _ in RATES:
+        total = powers.sum(-1) + full * bound + zeros
+        parts.append((total / n.clamp(min=1)).clamp(min=1e-300).log())
+        # Each rate is twice the one before it.
+        powers, bound = powers * powers, bound * bound
+    return torch.stack(parts)
+
+
+def set_log_means(
+    sizes: Tensor, counts: Tensor, mass: Tensor | float, up: Tensor, down: Tensor
+) -> Tensor:
+    """A bound of the log of the mean exponential of the mass that a shuffled row puts on a set.
+
+        log E e^(a S) <= min(m K(a), a M + (n - m) K(-a))
+
+    for m keys of n and weights that add up to M: m weights drawn without replacement are no more
+    spread than m drawn with it, and S is M less the mass on the other n - m keys.
+
+    Args: sizes: m. counts: n. mass: M. up, down: K(a) and K(-a), from `log_means`.
+    Returns: (rates, ...).
+    Source: Hoeffding 1963, theorem 4.
+    """
+    m, n = sizes.double(), counts.double()
+    rates = RATES.reshape(-1, *[1] * (up.ndim - 1))
+    others = rates * torch.as_tensor(mass).double() + (n - m) * down
+    return torch.minimum(m * up, others)
+
+
+def chernoff(total: Tensor, log_mean: Tensor) -> Tensor:
+    """A bound of the chance that a sum of independent rows is as large, (heads,).
+
+        P(S >= t) <= min over a of e^(-a t) E e^(a S)
+
+    Where few rows are sharp this is far nearer to the truth than a bound by their variance: of rows
+    with one key each it is the product of their 1 / n_i.
+
+    Args: total: t, (heads,). log_mean: log E e^(a S) or a bound of it, (rates, heads).
+    Source: Chernoff 1952; Boucheron, Lugosi, Massart 2013, section 2.2.
+
+    >>> p = chernoff(torch.tensor([9.0]), 9 * torch.log((RATES.exp() + 1) / 2)[:, None])
+    >>> bool((p - 2.0 ** -9).abs() < 1e-9)                  # nine coins, all heads
+    True
+    """
+    exponents = log_mean - RATES[:, None] * total.double()
+    return exponents.amin(0).clamp(max=0).exp()
 
 
 def holm(p: Tensor) -> Tensor:

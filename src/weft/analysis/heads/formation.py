@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from weft.analysis.heads.roles import MEASURES, layer_scores
+from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError
 from weft.formats.history import History, LayerSnapshot, Snapshot
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
@@ -94,8 +95,10 @@ def formation(history: History, measure: str) -> list[Moment]:
     moments = []
     for snapshot in history:
         scores: dict[tuple[int, int], float] = {}
-        for number, layer in enumerate(trace_of_snapshot(snapshot).layers):
-            of_layer = layer_scores(layer).get(measure)
+        layers = trace_of_snapshot(snapshot).layers
+        sinks = sink_keys(layers) if measure == "sink" else [None] * len(layers)
+        for number, layer in enumerate(layers):
+            of_layer = layer_scores(layer, sinks=sinks[number]).get(measure)
             for head in range(layer.heads):
                 scores[number, head] = math.nan if of_layer is None else float(of_layer.score[head])
         moments.append(Moment(snapshot.step, snapshot.loss, scores))

@@ -13,9 +13,22 @@ from functools import partial
 import torch
 
 from weft.analysis.heads.chance import partner_moments
-from weft.analysis.heads.pattern_mass import LayerWeights
-from weft.analysis.heads.patterns import Classes, Diagonals, punctuation_marks, separators
-from weft.analysis.heads.scores import HeadScores, Measure, Role, on_pattern, without_null
+from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
+from weft.analysis.heads.patterns import (
+    Classes,
+    Diagonals,
+    punctuation_marks,
+    separators,
+)
+from weft.analysis.heads.scores import (
+    HeadScores,
+    Measure,
+    Role,
+    no_log_mean,
+    on_pattern,
+    without_null,
+)
+from weft.analysis.heads.stripes import sink, vertical
 from weft.analysis.interval import Interval
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -40,12 +53,15 @@ __all__ = [
 _Layer = TraceLayer | LayerWeights
 
 
-def head_measures(special: Sequence[int] | None = None, reach: int = 4) -> tuple[Measure, ...]:
+def head_measures(
+    special: Sequence[int] | None = None, reach: int = 4, sinks: Sequence[int] = ()
+) -> tuple[Measure, ...]:
     """Every measure, in the order of the table; first those that can be a role.
 
     Args:
         special: which keys are separators; None: those with the names of some.
         reach: tokens on either side that are local.
+        sinks: which keys are sinks, from `weft.analysis.heads.sinks.sink_keys`.
     """
     return (
         Measure(
@@ -63,6 +79,11 @@ def head_measures(special: Sequence[int] | None = None, reach: int = 4) -> tuple
         Measure(
             "first", "weight on the first token", first_token,
             Role("first-token sink", "at the first token", ("#5e6b80", "#7f8ea6")),
+        ),
+        Measure(
+            "sink", "weight on the sinks of the other layers", partial(sink, at=sinks),
+            Role("sink head", "at the tokens that heads of all layers look at",
+                 ("#48586e", "#93a3ba")),
         ),
         Measure(
             "separator", "weight on separators", partial(separator, at=special),
@@ -89,19 +110,20 @@ def head_measures(special: Sequence[int] | None = None, reach: int = 4) -> tuple
             "partner", "weight that comes back", symmetric_partner,
             Role("mutual head", "at those that look back at it", ("#4a7fa8", "#7fb4dc")), True,
         ),
+        Measure(
+            "vertical", "weight on the keys that the other rows look at", vertical,
+            Role("vertical head", "at the same few keys, whatever it is", ("#9a5b3f", "#d99a7c"),
+                 shape=True),
+        ),
         Measure("broad", "keys looked at, as if evenly, of those allowed", breadth),
         Measure("entropy", "entropy of a row, nats", entropy),
         Measure("distance", "mean distance, tokens", distance, one_sequence=True),
     )  # fmt: skip
 
 
-def _weights(layer: _Layer) -> LayerWeights:
-    return layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
-
-
 def _one_sequence(layer: _Layer, measure: str) -> LayerWeights:
     """The weights of a layer in which a sequence looks at itself."""
-    weights = _weights(layer)
+    weights = weights_of(layer)
     _, queries, keys = weights.layer.shape
     if weights.layer.queries_from != weights.layer.keys_from or queries != keys:
         raise InputError(
@@ -168,7 +190,7 @@ def first_token(layer: _Layer) -> HeadScores:
     >>> first_token(layer_of_weights(weights[None], mask="causal")).score.item()
     0.75
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     return on_pattern("first", weights, Classes.of_keys_at(weights.layer, [0]))
 
 
@@ -188,7 +210,7 @@ def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
     >>> round(separator(layer_of_weights(weights[None], ["[CLS]", "a", "[SEP]"])).score.item(), 4)
     0.6667
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     at = separators(weights.layer.key_tokens) if at is None else at
     return on_pattern("separator", weights, Classes.of_keys_at(weights.layer, at))
 
@@ -205,7 +227,7 @@ def punctuation(layer: _Layer) -> HeadScores:
     >>> punctuation(layer_of_weights(weights[None], ["a", "b", "."])).score.item()
     0.5
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     at = punctuation_marks(weights.layer.key_tokens)
     return on_pattern("punctuation", weights, Classes.of_keys_at(weights.layer, at))
 
@@ -239,7 +261,7 @@ def duplicate_token(layer: _Layer) -> HeadScores:
     >>> duplicate_token(layer_of_weights(other[None], ["a", "b", "a"])).score.item()
     0.75
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     return on_pattern("duplicate", weights, Classes.of_tokens(weights.layer, shifted=False))
 
 
@@ -258,7 +280,7 @@ def induction(layer: _Layer) -> HeadScores:
     >>> induction(layer_of_weights(after[None], ["a", "b", "a"], mask="causal")).score.item()
     1.0
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     return on_pattern("induction", weights, Classes.of_tokens(weights.layer, shifted=True))
 
 
@@ -280,8 +302,8 @@ def symmetric_partner(layer: _Layer) -> HeadScores:
     heads, queries, keys = weights.layer.shape
     rows = torch.full((heads,), queries, dtype=torch.float64)
     if not bool((weights.allowed.count == keys).all()):
-        nothing = torch.zeros(heads, dtype=torch.float64)
-        return HeadScores("partner", *[nothing] * 7)
+        no = torch.zeros(heads, dtype=torch.float64)
+        return HeadScores("partner", no, no, no, no, no, no, no, no_log_mean(heads))
     mass = weights.partners()
     mean, variance, of_terms = partner_moments(weights.allowed.count, weights.squares.upper)
     # A pair counts twice, and is at most the product of the two largest weights of all.
@@ -296,6 +318,7 @@ def symmetric_partner(layer: _Layer) -> HeadScores:
         variance,
         of_terms,
         cap,
+        no_log_mean(heads),
     )
 
 
@@ -310,7 +333,7 @@ def entropy(layer: _Layer) -> HeadScores:
     >>> round(entropy(layer_of_weights(torch.full((1, 4, 4), 0.25))).score.item(), 4)    # log 4
     1.3863
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     value = weights.graph.entropy
     return without_null("entropy", weights, Interval.exactly(value))
 
@@ -327,7 +350,7 @@ def breadth(layer: _Layer) -> HeadScores:
     >>> breadth(layer_of_weights(torch.stack((uniform, one_key)))).score.round(decimals=4)
     tensor([1.0000, 0.2500], dtype=torch.float64)
     """
-    weights = _weights(layer)
+    weights = weights_of(layer)
     counts = weights.graph.count
     share = weights.graph.entropy.double().exp() / counts.clamp(min=1)
     return without_null("broad", weights, Interval.exactly(share), counts > 1)

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.analysis.heads.patterns import Allowed, Classes, Diagonals, Pattern, allowed_keys
+from weft.analysis.heads.cells import cells_of, members
+from weft.analysis.heads.chance import log_means
+from weft.analysis.heads.patterns import (
+    Allowed,
+    Diagonals,
+    HeadKeys,
+    Pattern,
+    allowed_keys,
+)
 from weft.analysis.interval import Interval, left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -18,15 +26,12 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["LayerWeights"]
+__all__ = ["LayerWeights", "weights_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
 #: Cells computed at a time: 64 MiB of float32.
 BLOCK_CELLS = 2**24
-
-#: Cells of a class up to which each is a product of its own, not part of a block.
-SMALL_CLASS = 64
 
 #: Cells of a layer up to which a pass over the whole matrix is made without being asked for.
 CHEAP_CELLS = 2**28
@@ -143,6 +148,16 @@ class LayerWeights:
         mass, largest = self.left_out
         return Interval(kept, kept + mass * largest)
 
+    @cached_property
+    def log_means(self) -> tuple[Tensor, Tensor]:
+        """``log (1 / n sum_j e^(a w_ij))`` of each row for a and -a of `RATES`, or more than it.
+
+        Two of (rates, heads, queries).
+        """
+        known = torch.where(self.graph.keys >= 0, self.graph.weights, 0)
+        row = known, *self.left_out, self.allowed.count
+        return log_means(*row, 1), log_means(*row, -1)
+
     # Masses
 
     def mass(self, pattern: Pattern) -> Interval:
@@ -166,7 +181,9 @@ class LayerWeights:
             for offset in range(pattern.lowest, pattern.highest + 1):
                 total += self._diagonal(offset)
             return total
-        (rows, columns), blocks = _cells_of(pattern)
+        if isinstance(pattern, HeadKeys):
+            return self._on_head_keys(pattern)
+        (rows, columns), blocks = cells_of(pattern)
         for of_rows, of_columns in blocks:
             self._add_block(total, of_rows, of_columns, pattern.without)
         if pattern.without is not None:
@@ -174,6 +191,16 @@ class LayerWeights:
             rows, columns = rows[others], columns[others]
         self._add_pairs(total, rows, columns)
         return total
+
+    def _on_head_keys(self, pattern: HeadKeys) -> Tensor:
+        """The mass of each row on the keys of its head."""
+        queries, keys = self._queries_keys
+        places = pattern.places
+        chosen = keys.gather(1, places[..., None].expand(-1, -1, keys.shape[-1]))
+        weights = self._weights(queries @ chosen.transpose(1, 2), self.graph.lse[..., None])
+        first, end = self.allowed.first[:, None], self.allowed.end[:, None]
+        inside = (places[:, None] >= first) & (places[:, None] < end) & pattern.rows[:, None]
+        return torch.where(inside, weights, 0).sum(-1, dtype=torch.float64)
 
     def _diagonal(self, offset: int) -> Tensor:
         """The weight w_(i, i + offset) of each row; several measures are of the same diagonals."""
@@ -227,8 +254,8 @@ class LayerWeights:
         size = max(1, BLOCK_CELLS // max(1, keys))
         for start in range(0, queries, size):
             rows = slice(start, min(start + size, queries))
-            member = _members(pattern, range(rows.start, rows.stop), keys)
-            for head in range(heads):
+            of_heads = members(pattern, range(rows.start, rows.stop), keys, heads)
+            for head, member in enumerate(of_heads):
                 tile = matrix[head, rows, :]
                 total[head, rows] = torch.where(member, tile, 0).sum(-1, dtype=torch.float64)
         return total
@@ -293,48 +320,9 @@ class LayerWeights:
         return Interval(lower, upper)
 
 
-Cells = tuple[Tensor, Tensor]
-
-
-def _cells_of(pattern: Classes) -> tuple[Cells, list[Cells]]:
-    """The cells of each class that has queries and keys.
-
-    Returns: of small classes, the query and the key of each cell; of each large one, its queries
-    and its keys.
-    """
-    rows, columns = pattern.of_queries.argsort(stable=True), pattern.of_keys.argsort(stable=True)
-    row_classes, column_classes = pattern.of_queries[rows], pattern.of_keys[columns]
-    classes = torch.unique(column_classes[column_classes >= 0])
-    edges = [
-        torch.searchsorted(sorted_classes, classes, right=right)
-        for sorted_classes in (row_classes, column_classes)
-        for right in (False, True)
-    ]
-    first_row, end_row, first_column, end_column = edges
-    wide = end_column - first_column
-    sizes = (end_row - first_row) * wide
-    is_large = sizes > SMALL_CLASS
-    blocks = [
-        (rows[first:end], columns[left:right])
-        for first, end, left, right in torch.stack(edges, 1)[is_large].tolist()
-    ]
-    # All cells of all small classes at once: a text has thousands of them.
-    sizes = sizes.masked_fill(is_large, 0)
-    owner = torch.arange(len(classes)).repeat_interleave(sizes)
-    cell = torch.arange(len(owner)) - (sizes.cumsum(0) - sizes)[owner]
-    row = first_row[owner] + cell // wide[owner]
-    column = first_column[owner] + cell % wide[owner]
-    return (rows[row], columns[column]), blocks
-
-
-def _members(pattern: Pattern, rows: range, keys: int) -> Tensor:
-    """Whether each key is in the set of each of some queries, (rows, keys)."""
-    i, j = torch.arange(rows.start, rows.stop)[:, None], torch.arange(keys)[None, :]
-    if isinstance(pattern, Diagonals):
-        return (j - i >= pattern.lowest) & (j - i <= pattern.highest)
-    wanted = pattern.of_queries[rows.start : rows.stop, None]
-    inside = (pattern.of_keys[None, :] == wanted) & (wanted >= 0)
-    return inside if pattern.without is None else inside & (j != i + pattern.without)
+def weights_of(layer: TraceLayer | LayerWeights) -> LayerWeights:
+    """The weights of a layer, as they are where they were read before."""
+    return layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
 
 
 def _distance(layer: TraceLayer, whole: AttentionMatrix) -> Tensor:

@@ -21,6 +21,7 @@ __all__ = [
     "Allowed",
     "Classes",
     "Diagonals",
+    "HeadKeys",
     "Pattern",
     "allowed_keys",
     "class_numbers",
@@ -158,7 +159,37 @@ class Classes:
         return cls(of_queries, of_keys, int(shifted) if one_sequence else None)
 
 
-Pattern = Diagonals | Classes
+@dataclass(frozen=True, eq=False)
+class HeadKeys:
+    """Query i of head h: the keys ``places[h]``, where ``rows[i]``.
+
+    places (heads, size): different keys of each head, of so many keys; rows (queries,): which
+    queries have a set.
+    """
+
+    places: Tensor
+    rows: Tensor
+    keys: int
+
+    def contains(self, keys: Tensor) -> Tensor:
+        """Whether the kept keys, (heads, queries, k), are in the sets of their queries."""
+        inside = self.member.gather(1, keys.clamp(min=0).flatten(1).long()).reshape(keys.shape)
+        return inside & (keys >= 0) & self.rows[:, None]
+
+    @property
+    def member(self) -> Tensor:
+        """Whether each key is in the set of a head, (heads, keys)."""
+        none = torch.zeros(len(self.places), self.keys, dtype=torch.bool)
+        return none.scatter(1, self.places, True)
+
+    def sizes(self, allowed: Allowed) -> Tensor:
+        """How many keys of each set may be looked at, (heads, queries)."""
+        places = self.places[:, None, :]
+        inside = (places >= allowed.first[:, None]) & (places < allowed.end[:, None])
+        return torch.minimum(inside.sum(-1) * self.rows, allowed.count)
+
+
+Pattern = Diagonals | Classes | HeadKeys
 
 
 def class_numbers(tokens: Sequence[str], known: dict[str, int] | None = None) -> Tensor:

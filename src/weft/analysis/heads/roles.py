@@ -8,9 +8,10 @@ that
     is large          (score - null) / (1 - null) >= least: of what chance leaves, at least so much
     says most         the largest divergence from the null, score log(score / null) + ...
 
-A head without such a measure is "broad" where its rows effectively look at half of their keys or
-more, else "mixed". A head with a row of weights that are not numbers (NaN) has no scores, and its
-role is called "no number".
+A head without one is "broad" where its rows effectively look at half of their keys or more. Which
+keys a "vertical" head looks at, its name does not say, so that this is the role of heads that have
+no other and are not broad; what is left is "mixed". A head with a row of weights that are not
+numbers (NaN) has no scores, and its role is called "no number".
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from weft.analysis.heads.measures import head_measures
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import separators
 from weft.analysis.heads.scores import HeadScores, Role
+from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
 
@@ -109,6 +111,7 @@ def layer_scores(
     *,
     special: Sequence[int] | None = None,
     reach: int = 4,
+    sinks: Sequence[int] | None = None,
 ) -> dict[str, HeadScores]:
     """The scores of a layer's heads on every measure that applies to it.
 
@@ -116,6 +119,7 @@ def layer_scores(
         layer: of a trace.
         special: which keys are separators; None: those with the names of some.
         reach: tokens on either side that are local.
+        sinks: which keys are sinks; None: it is not known, and that measure is left out.
 
     Returns: of MEASURES, those that apply.
     """
@@ -124,8 +128,9 @@ def layer_scores(
     one_sequence = read.queries_from == read.keys_from and read.shape[1] == read.shape[2]
     return {
         measure.name: measure.scores(weights)
-        for measure in head_measures(special, reach)
-        if one_sequence or not measure.one_sequence
+        for measure in head_measures(special, reach, sinks or ())
+        if (one_sequence or not measure.one_sequence)
+        and (sinks is not None or measure.name != "sink")
     }
 
 
@@ -171,10 +176,11 @@ def head_roles(
                 f"{len(layers)} from {_said([(x.name, x.heads) for x in layers])}. Give traces of "
                 "one model."
             )
+        sinks = sink_keys(trace.layers, reach)
         for number, layer in enumerate(trace.layers):
             weights = LayerWeights(layer, exact=exact)
             special = special_keys(trace, layer.keys_from)
-            scores = layer_scores(weights, special=special, reach=reach)
+            scores = layer_scores(weights, special=special, reach=reach, sinks=sinks[number])
             sources[number].add(weights.source)
             broken[number] |= weights.graph.lse.isnan().any(-1)
             before = summed[number]
@@ -194,6 +200,9 @@ def special_keys(trace: TraceData, sequence: str) -> list[int]:
     special = trace.positions.get(sequence, {}).get("special")
     return separators(trace.sequences[sequence], special)
 
+
+#: Of each of ROLES, whether it is only the shape of a row.
+_SHAPES = [bool(measure.role.shape) for measure in head_measures() if measure.role]
 
 #: Quantities of the measure that a head's role is.
 _OF_ROLE = ("score", "null", "sd", "z", "corrected")
@@ -225,13 +234,7 @@ def _choose(
         for head in range(layer.heads):
             row = {name: column[head].tolist() for name, column in columns.items()}
             p = of_layer[head].tolist()
-            chances = [
-                (row["information"][place], place)
-                for place in range(len(ROLES))
-                if p[place] <= alpha and row["effect"][place] >= least
-            ]
-            place = max(chances)[1] if chances else None
-            role = "broad" if row["score"][MEASURES.index("broad")] >= BROAD else "mixed"
+            place, role = _chosen(row, p, alpha, least)
             if broken[number][head]:
                 role = NO_NUMBER
             row["corrected"] = p
@@ -257,6 +260,21 @@ def _choose(
                 )
             )
     return roles
+
+
+def _chosen(
+    row: dict[str, list[float]], p: Sequence[float], alpha: float, least: float
+) -> tuple[int | None, str]:
+    """The place of a head's role among ROLES, or None; and what it is called then."""
+    is_broad = row["score"][MEASURES.index("broad")] >= BROAD
+    chances = [
+        (not _SHAPES[place], row["information"][place], -place)
+        for place in range(len(ROLES))
+        if p[place] <= alpha and row["effect"][place] >= least and not (is_broad and _SHAPES[place])
+    ]
+    # Of equals, as where the first token is the only sink, the first of the table.
+    place = -max(chances)[2] if chances else None
+    return place, "broad" if is_broad else "mixed"
 
 
 def _columns(scores: dict[str, HeadScores], heads: int) -> dict[str, Tensor]:

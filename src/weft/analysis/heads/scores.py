@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.heads.chance import bennett, set_moments
+from weft.analysis.heads.chance import RATES, bennett, chernoff, set_log_means, set_moments
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import Pattern
 from weft.analysis.interval import Interval
 
-__all__ = ["HeadScores", "Measure", "Role", "on_pattern", "without_null"]
+__all__ = ["HeadScores", "Measure", "Role", "no_log_mean", "on_pattern", "without_null"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class HeadScores:
     null_variance  (heads,): and its variance; NaN for a measure without a null distribution
     cap            (heads,): how far above its mean one shuffled row can be; infinite where
                    rows are not independent of each other
+    log_mean       (rates, heads): log of the mean of e^(rate total) of shuffled weights, or more
     """
 
     measure: str
@@ -37,6 +38,7 @@ class HeadScores:
     null_variance: Tensor
     tail_variance: Tensor
     cap: Tensor
+    log_mean: Tensor
 
     @property
     def score(self) -> Tensor:
@@ -67,8 +69,12 @@ class HeadScores:
 
     @property
     def p(self) -> Tensor:
-        """A bound of the chance that shuffled weights score as much; NaN without a null."""
-        bound = bennett(self.total - self.null_total, self.tail_variance, self.cap)
+        """A bound of the chance that shuffled weights score as much; NaN without a null.
+
+        The smaller one of two bounds, both of which hold.
+        """
+        by_variance = bennett(self.total - self.null_total, self.tail_variance, self.cap)
+        bound = torch.minimum(by_variance, chernoff(self.total, self.log_mean))
         return torch.where(self.null_variance.isnan() | (self.rows == 0), torch.nan, bound)
 
     @property
@@ -100,6 +106,7 @@ class HeadScores:
             self.null_variance + other.null_variance,
             self.tail_variance + other.tail_variance,
             torch.maximum(self.cap, other.cap),
+            self.log_mean + other.log_mean,
         )
 
 
@@ -110,11 +117,13 @@ class Role:
     title     "previous-token head"
     phrase    what follows "Each token looks"
     colours   on a light and on a dark ground
+    shape     whether it says the shape of a row only: a role of heads that have no other
     """
 
     title: str
     phrase: str
     colours: tuple[str, str] = ("#858b94", "#6b737e")
+    shape: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,19 @@ def on_pattern(measure: str, weights: LayerWeights, pattern: Pattern) -> HeadSco
         (variance * counts).sum(-1),
         (variance * counts).sum(-1),
         cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
+        _log_mean(weights, sizes, counts),
     )
+
+
+def _log_mean(weights: LayerWeights, sizes: Tensor, counts: Tensor) -> Tensor:
+    """The log of the mean exponential of the sum over rows, or more, (rates, heads)."""
+    rows = set_log_means(sizes, weights.allowed.count, weights.row_mass, *weights.log_means)
+    return (rows * counts).sum(-1)
+
+
+def no_log_mean(heads: int) -> Tensor:
+    """Of a sum whose rows depend on each other: no bound, (rates, heads)."""
+    return torch.full((len(RATES), heads), torch.inf, dtype=torch.float64)
 
 
 def without_null(
@@ -163,5 +184,6 @@ def without_null(
     """The mean of a number of each row, over the rows that count; random weights have none."""
     counted = weights.graph.count > 0 if counted is None else counted
     lower, upper = (torch.where(counted, part, 0).sum(-1) for part in (value.lower, value.upper))
-    none = torch.full_like(lower, torch.nan)
-    return HeadScores(measure, counted.sum(-1).double(), lower, upper, *[none] * 4)
+    rows, none = counted.sum(-1).double(), torch.full_like(lower, torch.nan)
+    log_mean = no_log_mean(len(lower))
+    return HeadScores(measure, rows, lower, upper, none, none, none, none, log_mean)
