@@ -30,7 +30,7 @@ from weft.studio.serving import Viewer, view
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
-DEMO, INDUCTION = Path("runs/demo"), Path("runs/repeats")
+DEMO, INDUCTION, WATCHED = Path("runs/demo"), Path("runs/repeats"), Path("runs/watched")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -68,6 +68,7 @@ SHOTS = {
     "studio-training-light": (
         "demo", "#view=training&layer=5&head=1&picture=product", "light",
     ),
+    "studio-watched-light": ("watched", "#view=training&layer=1&head=0&step=9", "light"),
 }  # fmt: skip
 
 #: What commands draw: the command, and the file it leaves.
@@ -125,6 +126,9 @@ def source(name: str, folder: Path) -> Path:
     if name == "demo":
         run("weft demo")
         return ROOT / DEMO
+    if name == "watched":
+        run("python examples/watched.py")
+        return ROOT / WATCHED
     path = folder / name
     if path.exists():
         return path
