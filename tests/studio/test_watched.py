@@ -79,7 +79,10 @@ def test_what_there_is_not_is_said_in_a_line(
     watch(tmp_path / "run", matrices=False)
     page = studio.served(serving(open_collection(tmp_path / "run")), "#view=training")
     page.locator("#curve").wait_for()
-    note = "The matrices are large and not kept: W_Q W_Kᵀ is shown, W_V and W_O are not there."
+    note = (
+        "The matrices are not kept, being large or not asked for: of W_Q W_Kᵀ there is a picture, "
+        "of W_V and W_O nothing."
+    )
     assert page.locator(".note").all_inner_texts() == [note]
     # The picture, the norm and the rest are there all the same.
     assert page.locator(".sparks .number").count() == 6

@@ -100,7 +100,8 @@ def _notes(monitored: JsonMapping) -> list[str]:
         )
     if not monitored.get("matrices", True) and len(unknown) < len(layers):
         notes.append(
-            "The matrices are large and not kept: W_Q W_Kᵀ is shown, W_V and W_O are not there."
+            "The matrices are not kept, being large or not asked for: of W_Q W_Kᵀ there is a "
+            "picture, of W_V and W_O nothing."
         )
     left = [str(entry["name"]) for entry in monitored.get("not_traced", [])]
     if left:
