@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads.chance import (
+    RATES,
     bennett,
     chernoff,
     holm,
@@ -22,6 +23,7 @@ from weft.analysis.heads.measures import (
     first_token,
     induction,
     previous_token,
+    same_token,
     symmetric_partner,
 )
 from weft.analysis.heads.scores import HeadScores
@@ -136,6 +138,36 @@ def test_chernoff_bounds_the_tail_of_a_set_of_several_keys() -> None:
         exact = sum(math.comb(20, j) * 5**j * 4 ** (20 - j) for j in range(k, 21)) / 9**20
         bound = chernoff(torch.tensor([float(k)]), means[:, None]).item()
         assert exact <= bound <= 1
+
+
+def test_rows_of_few_keys_are_summed_without_loss() -> None:
+    """Beside places that a row of two keys does not have, e^-154 and e^-102 must not be lost."""
+    row = torch.full((1, 32), -1.0)
+    row[0, :2] = torch.tensor([0.6, 0.4])
+    nothing, two = torch.zeros(1), torch.tensor([2])
+    for sign in (1, -1):
+        expected = [math.log((math.exp(sign * a * 0.6) + math.exp(sign * a * 0.4)) / 2)
+                    for a in RATES.tolist()]  # fmt: skip
+        found = log_means(row, nothing, nothing, two, sign)[:, 0].tolist()
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tail_of_short_causal_rows_is_exact_or_larger(seed: int) -> None:
+    """Six causal rows have 720 orders: the share of those that score as much, counted."""
+    scores = 2 * torch.randn(6, 6, generator=torch.Generator().manual_seed(seed))
+    hidden = ~torch.ones(6, 6, dtype=torch.bool).tril()
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    layer = layer_of_weights(weights[None], mask="causal")
+    for measure, place in ((same_token, lambda i: i), (first_token, lambda i: 0)):
+        score = measure(layer)
+        # Under the null row i puts any of its i + 1 weights on the one key, each as likely.
+        sums = torch.zeros(1, dtype=torch.float64)
+        for i in range(6):
+            sums = (sums[:, None] + weights[i, : i + 1].double()).flatten()
+        reached = sum(float(weights[i, place(i)]) for i in range(6))
+        exact = float((sums >= reached - 1e-6).double().mean())
+        assert score.p.item() >= exact
 
 
 def test_weights_that_are_not_known_make_the_bound_larger() -> None:

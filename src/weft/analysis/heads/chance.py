@@ -131,7 +131,7 @@ def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, si
     convex, K is largest where as many of them as can be are at the bound and the others are 0.
 
     Args:
-        weights: those that are known, (..., k), 0 beyond the keys that there are.
+        weights: those that are known, (..., k); minus 1 where the row has no more.
         left: sum of the others, (...,).
         largest: the most that one of the others weighs, (...,).
         counts: n, (...,).
@@ -145,15 +145,17 @@ def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, si
     >>> bool((k[1] - torch.log((RATES[1].exp() + 3) / 4)).abs() < 1e-12)         # a = 1
     True
     """
-    w, n = weights.double(), counts.double()
-    most = largest.double()
+    known, n = weights >= 0, counts.double()
+    w, others = weights.double(), n - known.sum(-1)
+    # As many at the bound as there are; where rounding asks for more, all share what is left.
+    most = torch.maximum(largest.double(), left.double() / others.clamp(min=1)) * (others > 0)
     full = torch.where(most > 0, left.double() / most.clamp(min=1e-300), 0.0)
-    # Keys beyond n have weight 0, and are taken off again.
-    zeros = n - weights.shape[-1] - full
-    powers, bound = (w * sign / 2).exp(), (most * sign / 2).exp()
+    powers = torch.where(known, (w * sign / 2).exp(), 0.0)
+    bound = (most * sign / 2).exp()
     parts = []
     for _ in RATES:
-        total = powers.sum(-1) + full * bound + zeros
+        # Only terms of one sign: a row of few keys may add up to e^-256.
+        total = powers.sum(-1) + full * bound + (others - full).clamp(min=0)
         parts.append((total / n.clamp(min=1)).clamp(min=1e-300).log())
         # Each rate is twice the one before it.
         powers, bound = powers * powers, bound * bound

@@ -154,7 +154,7 @@ class LayerWeights:
 
         Two of (rates, heads, queries).
         """
-        known = torch.where(self.graph.keys >= 0, self.graph.weights, 0)
+        known = torch.where(self.graph.keys >= 0, self.graph.weights, -1)
         row = known, *self.left_out, self.allowed.count
         return log_means(*row, 1), log_means(*row, -1)
 
