@@ -11,6 +11,7 @@ from torch import nn
 import weft
 from weft.mechanism import scores
 from weft.mechanism.complete_graph import complete_graph_attention
+from weft.mechanism.head_matrices import product_cells
 from weft.mechanism.linear import products
 from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
@@ -395,6 +396,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         lambda: worked(torch.full((3, 4), torch.inf)),
         "steps",
         "Give finite numbers",
+    ),
+    (
+        "matrices of two widths",
+        lambda: product_cells(zeros(1, 4, 2), zeros(1, 3, 2), 2),
+        "product",
+        "expected one width",
     ),
     ("products", lambda: products("half").__enter__(), "products", 'expected "float32" or'),
 ]

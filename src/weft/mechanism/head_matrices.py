@@ -101,6 +101,7 @@ def product_cells(queries: Tensor, keys: Tensor, size: int) -> Tensor:
     Returns: (heads, n, n), n at most `size`.
     Raises: ShapeError: the widths differ.
 
+    >>> import torch
     >>> W = torch.eye(4)[None]
     >>> product_cells(W, -3 * W, 2)
     tensor([[[-3.,  0.],

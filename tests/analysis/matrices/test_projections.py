@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from tests.tracing.without_torchvision import timm
 from torch import nn
 
 import weft
@@ -186,7 +187,7 @@ def test_attention_of_torch(source_width) -> None:
 
 
 def test_attention_of_timm() -> None:
-    attention = pytest.importorskip("timm.layers").Attention(12, num_heads=3, qkv_bias=True)
+    attention = timm().layers.Attention(12, num_heads=3, qkv_bias=True)
     (layer,) = matrices_of(nn.Sequential(attention))
     x = torch.randn(1, 5, 12)
     biases = dict(zip("qkv", attention.qkv.bias.chunk(3), strict=True))

@@ -80,7 +80,7 @@ class SoundAxis:
         """The names of some positions.
 
         >>> SoundAxis(0.0, 0.02, 1500).names(0, 3), SoundAxis(0.0125, 0.02, 49).names(0, 2)
-        (['0.00 s', '0.02 s', '0.04 s'], ['0.012 s', '0.033 s'])
+        (['0.00 s', '0.02 s', '0.04 s'], ['0.013 s', '0.033 s'])
         """
         whole = all(abs(100 * number - round(100 * number)) < 1e-6
                     for number in (self.first, self.step))  # fmt: skip
