@@ -220,21 +220,30 @@ def main() -> None:
     both = zip(*eflomal_links(caption), strict=True)
     silver = [GoldLinks(frozenset(a & b), frozenset(a & b)) for a, b in both]
     more, agreed = measured(caption, weights_of(captions_run(options), caption), silver)
-    write(rows + more, rates, agreed, min(others.values(), key=lambda rate: rate.aer))
+    write(rows + more, rates, agreed, others)
 
 
 def write(
     rows: Sequence[str],
-    rates: dict[str, ErrorRate],
-    agreed: dict[str, ErrorRate],
-    statistical: ErrorRate,
+    verse: dict[str, ErrorRate],
+    caption: dict[str, ErrorRate],
+    statistical: dict[str, ErrorRate],
 ) -> None:
-    """Write the section."""
+    """Write the section.
 
-    def best(of: dict[str, ErrorRate], name: str) -> str:
-        rate = min((r for key, r in of.items() if key.startswith(name)), key=lambda r: r.aer)
-        return f"{100 * rate.aer:.1f} %"
+    The links that people drew give most English words a Greek one, so those by argmax stand for the
+    verses; the silver is an intersection, so the mutual ones stand for the captions.
+    """
 
+    def by(rates: dict[str, ErrorRate], name: str) -> str:
+        return f"{100 * rates[name].aer:.1f} %"
+
+    def told(rates: dict[str, ErrorRate], method: str) -> str:
+        single, few = (by(rates, f"best {what}, {method}") for what in ("single head", "few heads"))
+        read, wrote = (by(rates, f"best head that {step}s the word, {method}") for step in STEPS)
+        return f"best single head {single} (reads {read}, writes {wrote}), best few {few}"
+
+    errors = [100 * rate.aer for rate in statistical.values()]
     record(
         Claim(
             name="Word alignment by cross-attention",
@@ -245,11 +254,10 @@ def write(
             "and Ney 2003",
             published="on three other texts, with much larger models: better than attention by the "
             "writing step; a module trained on such links is 1.4 to 4.8 points better than GIZA++",
-            ours=f"alignment error rate, bible-alignments: best single head "
-            f"{best(rates, 'best single')}, best few {best(rates, 'best few')}, eflomal "
-            f"{100 * statistical.aer:.1f} %; Multi30k, against eflomal's intersection: "
-            f"{best(agreed, 'best single')}, {best(agreed, 'best few')}, chosen without any links "
-            f"{best(agreed, 'by agreement')}",
+            ours=f"alignment error rate, Multi30k against eflomal's intersection: "
+            f"{told(caption, 'mutual')}, chosen without any links "
+            f"{by(caption, 'by agreement, without links, mutual')}; bible-alignments: "
+            f"{told(verse, 'argmax')}, eflomal {min(errors):.1f} to {max(errors):.1f} %",
             command="python benchmarks/evidence/alignment.py --folder PATH --bible PATH",
             details="\n".join(
                 [
@@ -259,7 +267,9 @@ def write(
                     "",
                     "Multi30k has no links that people drew: its silver is the intersection of",
                     "eflomal's two directions, so these figures say how far a head agrees with it.",
-                    "Heads are chosen on every other pair, all figures are of the rest.",
+                    "Heads are chosen on every other pair, all figures are of the rest. Of",
+                    "bible-alignments the translator has 7,721 verses to learn from; that of Multi30k",
+                    "has 29,000 captions. Trainings that were there already are not in the time.",
                 ]
             ),
         )
