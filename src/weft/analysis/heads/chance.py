@@ -158,7 +158,8 @@ def log_means(weights: Tensor, left: Tensor, largest: Tensor, counts: Tensor, si
         total = powers.sum(-1) + full * bound + (others - full).clamp(min=0)
         parts.append((total / n.clamp(min=1)).clamp(min=1e-300).log())
         # Each rate is twice the one before it.
-        powers, bound = powers * powers, bound * bound
+        powers.square_()
+        bound.square_()
     return torch.stack(parts)
 
 
