@@ -268,7 +268,8 @@ def write(
                     "Multi30k has no links that people drew: its silver is the intersection of",
                     "eflomal's two directions, so these figures say how far a head agrees with it.",
                     "Heads are chosen on every other pair, all figures are of the rest. Of",
-                    "bible-alignments the translator has 7,721 verses to learn from; that of Multi30k",
+                    "bible-alignments the translator has 7,721 verses to learn from; that of "
+                    "Multi30k",
                     "has 29,000 captions. Trainings that were there already are not in the time.",
                 ]
             ),
