@@ -210,8 +210,8 @@ def roles_claim(counts: Counts, unseen: Counts) -> Claim:
         "https://arxiv.org/abs/2402.17762; Gu et al. 2025, https://arxiv.org/abs/2410.10781",
         published="Kovaleva et al.: at most 32 % to 61 % of BERT's heads, by the task, have no "
         "such pattern (heterogeneous)",
-        ours=f"heads without any role (mixed), at most: {most_mixed(counts)} on the texts below, on "
-        f"which sinks and vertical heads were defined; {most_mixed(unseen)} on 9 others",
+        ours=f"heads without any role (mixed), at most: {most_mixed(counts)} on the texts below, "
+        f"on which sinks and vertical heads were defined; {most_mixed(unseen)} on 9 others",
         command=COMMAND,
         details="\n".join(rows),
     )
