@@ -57,7 +57,7 @@ def monitor(
     growth: float = 2.0,
     step: int | None = None,
     overwrite: bool = False,
-    least_evenness: float = 0.05,
+    least_evenness: float = 0.02,
     largest_score: float = 100.0,
 ) -> Monitor:
     """Watch the attention of a model while your own program trains it.

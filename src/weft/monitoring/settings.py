@@ -26,7 +26,7 @@ class Settings:
     matrices: bool | None = None
     growth: float = 2.0
     step: int | None = None
-    least_evenness: float = 0.05
+    least_evenness: float = 0.02
     largest_score: float = 100.0
 
     def __post_init__(self) -> None:
