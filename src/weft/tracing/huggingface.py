@@ -80,12 +80,8 @@ def trace_huggingface(
         generation = _generation(model, arguments, generate)
         returned = whole_number(generation.get("num_return_sequences", 1)) or 1
         check_can_be_saved(options.save, batch_of(arguments) * returned)
-        watched = WatchedTransformer(
-            model, options.tokenizer, options.keep, options.queries_keys, options.layers, described,
-            offsets,
-        )  # fmt: skip
-        watched.verification, watched.one_text = verification, True
-        watched.strict = options.verify is not False
+        watched = WatchedTransformer(model, options, described, offsets)
+        watched.expect_one_text(verification)
         if progress is not None:
             watched.progress = partial(_tell, progress, generation["max_new_tokens"])
         with (

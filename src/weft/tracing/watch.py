@@ -21,7 +21,7 @@ from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import recording_alone, unwrapped
 from weft.tracing.modules import check_visible
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
-from weft.tracing.options import Verify, check_keep, checked_layers
+from weft.tracing.options import TraceOptions, Verify, check_keep, checked_layers
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.sequences import Sequences
@@ -47,35 +47,21 @@ class WatchedTransformer(Watched):
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Any,
-        keep: Keep,
-        queries_keys: bool,
-        layers: Sequence[int | str] | None,
+        options: TraceOptions,
         description: JsonMapping | None,
         offsets: list[list[int]] | None = None,
-        verify: Verify = False,
     ) -> None:
-        super().__init__()
-        #: False from when the model is verified, or where that is not wanted.
-        self._verify: Verify = verify
-        self._verifying = False
+        super().__init__(model, options)
         #: Whether a layer that differs from the model's own attention is an error.
-        self.strict = verify is not False
-        self._model, self._tokenizer, self._offsets = model, tokenizer, offsets
-        self._queries_keys = queries_keys
-        self._options = keep, layers
+        self._strict = options.verify is not False
+        self._offsets = offsets
         self._description = dict(description or describe(model))
         self._current: WatchedText | None = None
         #: The model, its base or its encoder, while it runs; and the thread in which it does.
         self._inside: nn.Module | None = None
         self._thread = 0
         self._passes = 0
-        #: Paths of layers that ran outside of these.
-        self.outside: list[str] = []
-        #: See Trace.verification.
-        self.verification: JsonMapping | None = None
-        #: Whether all that the model does is one text: a second one is an error.
-        self.one_text = False
+        self._one_text = False
         self._texts = 0
         #: Attention that has run since the last text began.
         self.notice = AttentionNotice()
@@ -83,23 +69,27 @@ class WatchedTransformer(Watched):
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
+    def expect_one_text(self, verification: JsonMapping | None) -> None:
+        """All that the model does is one text, verified before: a second one is an error."""
+        self._one_text, self._verification, self._verify = True, verification, False
+
     def _receive(self, call: LayerCall) -> Tensor:
         if self._current is None or self._inside is None:
-            self.outside.append(call.path)
+            self._outside.append(call.path)
             return attention(call.queries, call.keys, call.values, **call.arguments())
         return self._current.recorder(call)
 
     def _start(self) -> WatchedText:
         self._finish()
-        if self.one_text and self._texts:
+        if self._one_text and self._texts:
             raise InputError(
                 f"trace: {type(self._model).__name__} reads its whole text anew for every token "
                 "that it writes, without a cache, so that no token has a row of its own. Let it "
                 "generate, and trace the text that it wrote."
             )
         self._texts += 1
-        keep, layers = self._options
-        self._current = WatchedText(keep, layers, self.strict)
+        options = self._options
+        self._current = WatchedText(options.keep, options.layers, self._strict)
         return self._current
 
     def _finish(self) -> None:
@@ -113,15 +103,17 @@ class WatchedTransformer(Watched):
         inputs = text.inputs(self._model, beams)
         layers = text.passes.joined(beams)
         samples = batch_of(inputs)
-        sequences = Sequences(self._model, inputs, self._tokenizer, self._offsets, text.prompt)
-        maker = LayerMaker(sequences, samples, self._queries_keys)
+        sequences = Sequences(
+            self._model, inputs, self._options.tokenizer, self._offsets, text.prompt
+        )
+        maker = LayerMaker(sequences, samples, self._options.queries_keys)
         for call in layers:
             maker(call)
         maker.finish(untraced(self._model, self.notice, text.recorder.paths, maker.refused))
         self.notice.clear()
-        self.traces.extend(maker.traces(self._description, self.verification))
-        if self.verification is not None and not self.one_text:
-            self.verification = ON_ANOTHER_TEXT if self._verify is False else None
+        self.traces.extend(maker.traces(self._description, self._verification))
+        if self._verification is not None and not self._one_text:
+            self._verification = ON_ANOTHER_TEXT if self._verify is False else None
 
     def _check(self, arguments: Inputs, before: int, part: nn.Module) -> None:
         """Verify the model on the first text that it reads, and its encoder on what that reads."""
@@ -129,7 +121,7 @@ class WatchedTransformer(Watched):
         if self._verify is False:
             return
         if before:
-            self.verification = {"unverified": "it began with a cache that was filled before"}
+            self._verification = {"unverified": "it began with a cache that was filled before"}
             return
         # The run that is verified fills no cache of the model's.
         inputs = {name: value for name, value in arguments.items() if name != "past_key_values"}
@@ -138,11 +130,11 @@ class WatchedTransformer(Watched):
             with put_back(self._model):
                 report = self.notice.unnoticed(verify_transformer)(
                     self._model, inputs if encodes else {**inputs, "use_cache": False},
-                    self._options[0], self._verify, part=part,
+                    self._options.keep, self._verify, part=part,
                 )  # fmt: skip
         finally:
             self._verifying = False
-        known = self.verification
+        known = self._verification
         if not encodes:
             self._verify = False
         if known is not None and report is not None and "unverified" not in known:
@@ -151,7 +143,7 @@ class WatchedTransformer(Watched):
             for name in ("difference", "weights"):
                 report[name] = max((n for n in (report[name], known[name]) if n is not None),
                                   default=None)  # fmt: skip
-        self.verification = report
+        self._verification = report
 
     # Hooks
 
@@ -234,7 +226,7 @@ class WatchedTransformer(Watched):
             if (option("num_beams") or 1) == 1:
                 return generate(*args, **keywords)
             plain = not option("return_dict_in_generate")
-            if plain and not (self.one_text or self._generates_plainly):
+            if plain and not (self._one_text or self._generates_plainly):
                 # What this one returns would be something else.
                 return generate(*args, **keywords)
             result = generate(*args, **{**keywords, "return_dict_in_generate": True})
@@ -298,6 +290,7 @@ def watch(
     check_visible(model, "watch")
     layers = checked_layers(layers, "watch")
     check_keep(keep, "watch")
+    options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify)
     if model.training:
         raise InputError(
             "watch: the model is in training mode, in which attention drops weights at random. "
@@ -306,13 +299,11 @@ def watch(
     with recording_alone(model, "watch"):
         if not is_transformers_model(model):
             kind = WatchedWeftModel if own else WatchedModule
-            seen = kind(model, tokenizer, keep, queries_keys, layers, verify)
+            seen = kind(model, options)
             with seen.watching():
                 yield seen
             return
-        watched = WatchedTransformer(
-            model, tokenizer, keep, queries_keys, layers, description, verify=verify
-        )
+        watched = WatchedTransformer(model, options, description)
         with watching(model, watched):
             yield watched
 
@@ -336,4 +327,4 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
             vars(model)["generate"] = watched.generating(model.generate)  # type: ignore[arg-type]
         yield
         watched._finish()
-    warn_of_layers_outside(model, watched.outside)
+    warn_of_layers_outside(model, watched._outside)

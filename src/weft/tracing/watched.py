@@ -16,11 +16,11 @@ from weft.errors import InputError
 from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.mechanism.graph import AttentionGraph, Keep, Top
+from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
-from weft.tracing.options import Verify
+from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.passes import Passes
@@ -54,7 +54,14 @@ def warn_of_layers_outside(model: nn.Module, paths: Sequence[str]) -> None:
 class Watched:
     """What a watched model did: see `weft.watch`."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, options: TraceOptions) -> None:
+        self._model, self._options = model, options
+        #: False from when the model is verified, or where that is not wanted.
+        self._verify: Verify = options.verify
+        self._verifying = False
+        self._verification: JsonMapping | None = None
+        #: Paths of layers that ran outside of the model's own forward.
+        self._outside: list[str] = []
         #: The traces of all texts so far, in order; those of a batch one after the other.
         self.traces: list[TraceData] = []
 
@@ -82,25 +89,11 @@ class _Text:
 class WatchedWeftModel(Watched):
     """What a model made of weft's attention layers did."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        keep: Keep,
-        queries_keys: bool,
-        layers: Sequence[int | str] | None,
-        verify: Verify = None,
-    ) -> None:
-        super().__init__()
-        self._model, self._tokenizer, self._queries_keys = model, tokenizer, queries_keys
-        self._keep, self._layers = keep, layers
-        self._verify: Verify = verify
-        self._verification: JsonMapping | None = None
+    def __init__(self, model: nn.Module, options: TraceOptions) -> None:
+        super().__init__(model, options)
         self._observer = LayerObserver(model, Top(0), self._receive)
         self._text: _Text | None = None
-        self._verifying = self._running = False
-        #: Paths of layers that ran outside of the model's own forward.
-        self._outside: list[str] = []
+        self._running = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -163,7 +156,8 @@ class WatchedWeftModel(Watched):
             self._finish()
             self._check(ids)
             passes = Passes()
-            recorder = CallRecorder(passes, self._keep, self._layers, passes.are_verified)
+            options = self._options
+            recorder = CallRecorder(passes, options.keep, options.layers, passes.are_verified)
             self._text = _Text(recorder, passes, [])
         longest = position + longest_of(ids)
         self._observer.keep = self._text.recorder.places(longest)
@@ -178,7 +172,7 @@ class WatchedWeftModel(Watched):
             return
         self._verifying = True
         try:
-            self._verification = verify_own(self._model, ids, self._keep, self._verify)
+            self._verification = verify_own(self._model, ids, self._options.keep, self._verify)
         finally:
             self._verifying = False
         self._verify = False
@@ -192,8 +186,8 @@ class WatchedWeftModel(Watched):
         first = text.ids[0]
         ids = {name: torch.cat([part[name] for part in text.ids], 1) for name in first}
         prompt = next(iter(first.values())).shape[1] if len(text.ids) > 1 else None
-        sequences = named_sequences(self._model, ids, self._tokenizer, prompt)
-        made = LayerMaker(sequences, len(next(iter(ids.values()))), self._queries_keys)
+        sequences = named_sequences(self._model, ids, self._options.tokenizer, prompt)
+        made = LayerMaker(sequences, len(next(iter(ids.values()))), self._options.queries_keys)
         for call in text.passes.joined():
             made(call)
         self.traces += made.traces(describe(self._model), self._verification)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from weft.formats.files import JsonMapping
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.function import attention
-from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.graph import AttentionGraph
 from weft.tracing.arguments import Arguments
 from weft.tracing.modules import (
     ModuleRun,
@@ -23,7 +22,7 @@ from weft.tracing.modules import (
     untouched_module,
 )
 from weft.tracing.noticing import AttentionNotice
-from weft.tracing.options import Verify
+from weft.tracing.options import TraceOptions
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.torch_functions import AttentionCalls
 from weft.tracing.verification import verify_prefix
@@ -35,23 +34,9 @@ __all__ = ["WatchedModule"]
 class WatchedModule(Watched):
     """What a module of torch did: see `weft.watch`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        keep: Keep,
-        queries_keys: bool,
-        layers: Sequence[int | str] | None,
-        verify: Verify = None,
-    ) -> None:
-        super().__init__()
-        self._model, self._tokenizer, self._queries_keys = model, tokenizer, queries_keys
-        self._keep, self._layers = keep, layers
-        self._verify: Verify = verify
-        self._verification: JsonMapping | None = None
+    def __init__(self, model: nn.Module, options: TraceOptions) -> None:
+        super().__init__(model, options)
         self._run: ModuleRun | None = None
-        self._verifying = False
-        self._outside: list[str] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,7 +44,7 @@ class WatchedModule(Watched):
         model = self._model
         with ExitStack() as stack:
             notice, calls = stack.enter_context(
-                attention_calls(model, self._keep, self._compute, self._take)
+                attention_calls(model, self._options.keep, self._compute, self._take)
             )
 
             def begin(module: nn.Module, args: tuple[Any, ...], keywords: Arguments) -> None:
@@ -102,7 +87,7 @@ class WatchedModule(Watched):
                 self._verify = False
         notice.clear()
         calls.refused.clear()
-        self._run = ModuleRun(self._model, arguments, self._keep, self._layers)
+        self._run = ModuleRun(self._model, arguments, self._options.keep, self._options.layers)
 
     def _check(self, arguments: Arguments, named: bool) -> None:
         """Verify the module on the first inputs that it is given."""
@@ -111,7 +96,7 @@ class WatchedModule(Watched):
             return
         untouched = untouched_module(self._model, arguments, self._verify)
         if untouched is not None:
-            verify_prefix(untouched, as_recorded(self._model, self._keep))
+            verify_prefix(untouched, as_recorded(self._model, self._options.keep))
             self._verification = untouched.report()
 
     def _finish(self, notice: AttentionNotice, calls: AttentionCalls) -> None:
@@ -125,7 +110,11 @@ class WatchedModule(Watched):
             return
         run.recorder.check()
         self.traces += run.traces(
-            notice, calls.refused, self._tokenizer, self._queries_keys, self._verification
+            notice,
+            calls.refused,
+            self._options.tokenizer,
+            self._options.queries_keys,
+            self._verification,
         )
         if self._verification is not None:
             self._verification = ON_ANOTHER_TEXT
