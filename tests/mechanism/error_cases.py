@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.mechanism.steps_error_cases import STEPS_CASES
 from torch import nn
 
 import weft
@@ -18,7 +19,6 @@ from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import packed
 from weft.mechanism.spectra import singular_values
-from weft.mechanism.worked import Projections, work
 
 # For arguments whose types are wrong.
 untyped: Any = weft
@@ -38,18 +38,8 @@ def call(
     return untyped.attention(zeros(*queries), zeros(*keys), zeros(*values), **options)
 
 
-def projections(**changes: torch.Tensor) -> Projections:
-    """Two heads of depth 2 over vectors of width 4."""
-    matrices = {name: zeros(2, 4, 2) for name in ("W_Q", "W_K", "W_V")} | {"W_O": zeros(4, 4)}
-    return Projections(**(matrices | changes))
-
-
 def layer(**options: Any) -> MultiHeadAttention:
     return MultiHeadAttention(8, 2, **options)
-
-
-def worked(inputs: torch.Tensor, allowed: torch.Tensor | None = None) -> object:
-    return work(inputs, inputs, projections(), allowed)
 
 
 def graph(*leading: int) -> weft.AttentionGraph:
@@ -82,6 +72,7 @@ meta = torch.zeros(2, 2, 7, 8, device="meta")
 
 #: What is done; what the message begins with; what must be in it.
 CASES: list[tuple[str, Callable[[], object], str, str]] = [
+    *STEPS_CASES,
     ("two dimensions", lambda: call((5, 8)), "attention", "(batch, heads, positions, depth)"),
     (
         "whole numbers",
@@ -382,20 +373,6 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         lambda: layer(weights="uniform").to_torch(),
         "to_torch",
         "no uniform weights",
-    ),
-    ("steps matrix", lambda: projections(W_Q=zeros(4, 2)), "steps", "(heads, width, depth)"),
-    ("steps heads", lambda: projections(W_Q=zeros(3, 4, 2)), "steps", "one number of heads"),
-    ("steps width", lambda: projections(W_V=zeros(2, 5, 2)), "steps", "expected one width"),
-    ("steps W_O", lambda: projections(W_O=zeros(3, 4)), "steps", "expected (4, width)"),
-    ("steps bias", lambda: projections(b_Q=zeros(2, 3)), "steps", "expected (2"),
-    ("steps b_O", lambda: projections(b_O=zeros(3)), "steps", "b_O"),
-    ("steps inputs", lambda: worked(zeros(3, 5)), "steps", "Give vectors of width 4"),
-    ("steps mask", lambda: worked(zeros(3, 4), zeros(3, 3)), "steps", "a row for each query"),
-    (
-        "steps numbers",
-        lambda: worked(torch.full((3, 4), torch.inf)),
-        "steps",
-        "Give finite numbers",
     ),
     (
         "matrices of two widths",

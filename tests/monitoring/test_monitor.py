@@ -21,7 +21,6 @@ from weft.formats.history import History
 from weft.formats.reports import Reports
 from weft.formats.run import RunFolder
 from weft.mechanism.head_matrices import product_cells
-from weft.mechanism.multihead import MultiHeadAttention
 from weft.monitoring.probe import Probe
 from weft.training.inference import open_run
 
@@ -324,74 +323,6 @@ def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: 
     assert reports[6]["layers"]["transformer.h.0.attn"]["entropy"][0] is None
     assert reports[6]["layers"]["transformer.h.1.attn"]["entropy"] == [None, None]
     assert History(folder / "history")[6].layers[0].measures["effective_rank"] == [None, None]
-
-
-def test_a_training_of_weft(tmp_path: Path) -> None:
-    """A model of weft's layers in a loop of one's own, where a word is read twice by a layer."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(30, 16)
-            self.layer = MultiHeadAttention(16, 2, kind="decoder")
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.embedding(tokens)
-            return self.layer(x + self.layer(x, mask=weft.causal()), mask=weft.causal())
-
-    torch.manual_seed(0)
-    alone = Twice()
-    watched = copy.deepcopy(alone)
-    tokens = torch.randint(0, 30, (4, 9))
-
-    def train(model: nn.Module, monitor: Any = None) -> None:
-        optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-        for _ in range(5):
-            model(tokens).square().mean().backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            if monitor is not None:
-                monitor.step()
-
-    train(alone)
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
-        train(watched, monitor)
-    assert equal(alone, watched)
-    names = [layer.name for layer in History(tmp_path / "run" / "history")[4].layers]
-    assert names == ["layer", "layer (2)"]
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_a_module_of_torch(tmp_path: Path, batch_first: bool) -> None:
-    """`nn.TransformerEncoder`, with dropout; of the batch the first text is the probe."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=batch_first)
-    alone = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    watched = copy.deepcopy(alone)
-    texts = torch.randn(4, 6, 8)
-    inputs = texts if batch_first else texts.transpose(0, 1)
-
-    def train(model: nn.Module, monitor: Any = None) -> None:
-        torch.manual_seed(1)
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(4):
-            model(inputs).square().mean().backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            if monitor is not None:
-                monitor.step()
-
-    train(alone)
-    with weft.monitor(watched, tmp_path / "run", every=1, budget=None) as monitor:
-        train(watched, monitor)
-    assert equal(alone, watched)
-    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
-    (first,) = (value for value in probe.inputs.values() if isinstance(value, Tensor))
-    assert torch.equal(first.reshape(6, 8), texts[0])
-    seen = History(tmp_path / "run" / "history")[4].layers[1]
-    assert seen.graph.shape == (2, 6, 6)
-    own = watched.layers[1].self_attn.in_proj_weight.detach()[8:16]  # type: ignore[index,union-attr]
-    assert torch.equal(seen.matrices["W_K"], own.T.unflatten(1, (2, 4)).transpose(0, 1))
 
 
 @pytest.mark.parametrize(

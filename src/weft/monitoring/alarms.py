@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from weft.formats.files import JsonObject
 from weft.monitoring.measures import LayerSeen
 
-__all__ = ["Alarms", "Limits", "warn"]
+__all__ = ["Alarms", "Limits", "in_words", "warn"]
 
 
 def warn(text: str) -> None:
@@ -132,3 +132,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def in_words(error: Exception) -> str:
+    """An error as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +24,10 @@ from weft.formats.files import JsonObject
 from weft.formats.history import PROBE_EDGES, is_snapshot_step
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import Top
-from weft.monitoring.alarms import Alarms, Limits, warn
+from weft.monitoring.alarms import Alarms, Limits, in_words, warn
 from weft.monitoring.measures import LayerSeen, layers_seen
 from weft.monitoring.probe import Probe
+from weft.monitoring.processes import check_whole, is_another_process, wait
 from weft.monitoring.record import LARGE, Record, bytes_of, check_folder, opened, probe_differs
 from weft.monitoring.settings import Settings
 from weft.monitoring.sinks import Sink, as_sinks, values_of
@@ -130,7 +131,7 @@ class Monitor:
         overwrite: bool = False,
     ) -> None:
         self._given, self._model = model, unwrapped(model, "monitor")
-        _check_whole(model)
+        check_whole(model)
         self._folder, self._settings, self._overwrite = folder, settings, overwrite
         self._asked = None if probe is None else Probe.checked(self._model, probe)
         self._asked_sinks = sinks
@@ -155,7 +156,7 @@ class Monitor:
     def __enter__(self) -> Self:
         if self._stack is not None or self._ended:
             raise InputError("monitor: it is entered already, or has ended. Make another one.")
-        if _is_another_process():
+        if is_another_process():
             self._ended = True
             return self
         with ExitStack() as stack:
@@ -328,7 +329,7 @@ class Monitor:
             except Exception as error:
                 # A board that cannot be reached is no reason to lose a training.
                 name = type(sink).__name__
-                self._say_once(name, f"{name}: {_in_words(error)}")
+                self._say_once(name, f"{name}: {in_words(error)}")
         for alarm in alarms:
             self.warnings.append(alarm["text"])
             warn(alarm["text"])
@@ -358,12 +359,12 @@ class Monitor:
     def _measuring(self) -> Iterator[None]:
         """Count the time of a block; the model's calls in it are the monitor's own."""
         self._busy = True
-        _wait(self._model)
+        wait(self._model)
         start = time.perf_counter()
         try:
             yield
         finally:
-            _wait(self._model)
+            wait(self._model)
             self._spent += time.perf_counter() - start
             self._busy = False
 
@@ -373,7 +374,7 @@ class Monitor:
         try:
             yield
         except Exception as error:
-            text = f"{when}: {_in_words(error)}. The training goes on."
+            text = f"{when}: {in_words(error)}. The training goes on."
             self._say_once(type(error).__name__, text)
 
     def _say_once(self, kind: str, text: str) -> None:
@@ -397,37 +398,3 @@ class Monitor:
         """The time that the monitor took, as a share of the rest: 0.01 is 1 percent."""
         rest = self._time() - self._spent
         return self._spent / rest if rest > 0 else 0.0
-
-
-def _in_words(error: Exception) -> str:
-    """An error as one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".")
-
-
-def _wait(model: nn.Module) -> None:
-    """Wait for the device of a model, so that time is whose it is."""
-    device = next((parameter.device for parameter in model.parameters()), None)
-    if device is not None and device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _is_another_process() -> bool:
-    """Whether this process is one of several, and not the first."""
-    distributed = torch.distributed
-    return (
-        distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0
-    )
-
-
-def _check_whole(model: nn.Module) -> None:
-    """Raise an InputError where no process has all of a model's parameters."""
-    spread: Callable[[Any], bool] = lambda part: (  # noqa: E731 - of both loops
-        type(part).__name__ in ("DTensor", "FlatParameter") or hasattr(part, "ds_id")
-    )
-    names = [type(module).__name__ for module in model.modules()]
-    if "FullyShardedDataParallel" in names or any(map(spread, model.parameters())):
-        raise InputError(
-            "monitor: the parameters of this model are spread over processes (FSDP, ZeRO 3, tensor "
-            "parallel), so that none of them can read the model alone. Train with DDP or on one "
-            "device."
-        )

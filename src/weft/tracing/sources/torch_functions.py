@@ -106,7 +106,7 @@ class AttentionCalls(TorchFunctionMode):
         if self.paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        handler = self._handlers.get(func) if isinstance(func, Callable) else None  # type: ignore[arg-type]
+        handler = self._handlers.get(func) if callable(func) else None
         if handler is None and name == "flex_attention":
             handler = self._flex
         path = None if handler is None and name not in _FAST else self._notice.where()

@@ -1,0 +1,39 @@
+"""Cases for the errors of `weft.mechanism.worked`, the six steps; see `error_cases`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from weft.mechanism.worked import Projections, work
+
+zeros = torch.zeros
+
+
+def projections(**changes: torch.Tensor) -> Projections:
+    """Two heads of depth 2 over vectors of width 4."""
+    matrices = {name: zeros(2, 4, 2) for name in ("W_Q", "W_K", "W_V")} | {"W_O": zeros(4, 4)}
+    return Projections(**(matrices | changes))
+
+
+def worked(inputs: torch.Tensor, allowed: torch.Tensor | None = None) -> object:
+    return work(inputs, inputs, projections(), allowed)
+
+
+STEPS_CASES: list[tuple[str, Callable[[], object], str, str]] = [
+    ("steps matrix", lambda: projections(W_Q=zeros(4, 2)), "steps", "(heads, width, depth)"),
+    ("steps heads", lambda: projections(W_Q=zeros(3, 4, 2)), "steps", "one number of heads"),
+    ("steps width", lambda: projections(W_V=zeros(2, 5, 2)), "steps", "expected one width"),
+    ("steps W_O", lambda: projections(W_O=zeros(3, 4)), "steps", "expected (4, width)"),
+    ("steps bias", lambda: projections(b_Q=zeros(2, 3)), "steps", "expected (2"),
+    ("steps b_O", lambda: projections(b_O=zeros(3)), "steps", "b_O"),
+    ("steps inputs", lambda: worked(zeros(3, 5)), "steps", "Give vectors of width 4"),
+    ("steps mask", lambda: worked(zeros(3, 4), zeros(3, 3)), "steps", "a row for each query"),
+    (
+        "steps numbers",
+        lambda: worked(torch.full((3, 4), torch.inf)),
+        "steps",
+        "Give finite numbers",
+    ),
+]
