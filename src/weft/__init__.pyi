@@ -7,6 +7,7 @@ from .analysis.alignment.align import Alignment as Alignment
 from .analysis.alignment.align import align as align
 from .analysis.alignment.error_rate import ErrorRate as ErrorRate
 from .analysis.alignment.error_rate import alignment_error_rate as alignment_error_rate
+from .analysis.image_map import ImageMap as ImageMap
 from .errors import BackendError as BackendError
 from .errors import DataError as DataError
 from .errors import InputError as InputError

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
+    from weft.analysis.image_map import ImageMap
     from weft.studio.serving import Viewer
 
 __all__ = [
@@ -41,8 +42,8 @@ Parameters = ParamSpec("Parameters")
 class Trace(TraceData):
     """Tokens and layers of one input through one model, with its analyses and its views.
 
-    The fields are those of `weft.formats.trace.TraceData`: ``sequences``, ``layers``, ``model``
-    and ``positions``.
+    The fields are those of `weft.formats.trace.TraceData`: ``sequences``, ``layers``, ``model``,
+    ``positions`` and ``images``.
     """
 
     @classmethod
@@ -71,6 +72,28 @@ class Trace(TraceData):
         from weft.analysis.graphs.rollout import rollout
 
         return rollout(self, kind=kind, exact=exact)
+
+    def image_map(
+        self,
+        layer: int | str,
+        head: int | None,
+        token: int | str,
+        *,
+        image: int = 0,
+        size: tuple[int, int] | None = None,
+    ) -> ImageMap:
+        """What a word of a vision-language model looks at in an image, in pixels.
+
+        layer: its number in ``layers``, or its path; head: None for the mean of all; token: a
+        position, or the text of one token; size: rows and columns of the original picture, for a
+        map of its pixels. See `weft.analysis.image_map.image_map`.
+
+        Raises: InputError: no such layer, head, token or image; weights or pixels that are not
+        known.
+        """
+        from weft.analysis.image_map import image_map
+
+        return image_map(self, layer, head, token, image=image, size=size)
 
     def sql(self, query: str) -> pandas.DataFrame:
         """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.

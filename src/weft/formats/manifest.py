@@ -18,6 +18,7 @@ from weft.formats.trace_writer import (
     VERSION,
     manifest_digest,
 )
+from weft.formats.traced_images import are_images
 from weft.formats.verification import is_verification
 
 __all__ = ["manifest_problem"]
@@ -61,6 +62,8 @@ def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
         return f"{MANIFEST} has no sequences of tokens"
     if not _positions_fit(manifest.get("positions", {}), sequences):
         return f"{MANIFEST} describes positions that do not fit its sequences"
+    if not are_images(manifest.get("images", []), manifest.get("positions", {})):
+        return f"{MANIFEST} describes images that do not fit its positions"
     if not is_verification(manifest.get("verification")):
         return f"{MANIFEST} says nothing clear of how it was verified"
     without = manifest.get("not_traced", [])
@@ -137,6 +140,8 @@ _POSITIONS: JsonObject = {
     "rows": lambda entry: _is_count(entry, least=-1),
     "columns": lambda entry: _is_count(entry, least=-1),
     "seconds": _is_number,
+    "images": lambda entry: _is_count(entry, least=-1),
+    "tiles": lambda entry: _is_count(entry, least=-1),
 }
 
 

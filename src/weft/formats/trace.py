@@ -15,6 +15,7 @@ from weft.errors import InputError, optional_package
 from weft.formats.files import JsonMapping
 from weft.formats.terms import Terms
 from weft.formats.tokens import Tokens
+from weft.formats.traced_images import TracedImage
 from weft.formats.verification import in_words
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
@@ -262,11 +263,14 @@ class TraceData:
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch; of those of
-                a sound "seconds", where each has its middle
+                a sound "seconds", where each has its middle; of the patches of images among the
+                tokens of a text "images", "tiles", "rows" and "columns", all -1 of a token that is
+                no patch
     verification  how the model with weft was held against the model without: see
                 `weft.formats.verification`. None: it was not
     not_traced  attention modules that ran and are not among the layers: the "name" (path), the
                 "class" and the "reason" of each
+    images      those whose patches are among the tokens: their tiles, in pixels
     """
 
     sequences: Mapping[str, list[str]]
@@ -275,6 +279,7 @@ class TraceData:
     positions: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     verification: JsonMapping | None = None
     not_traced: tuple[Mapping[str, str], ...] = ()
+    images: tuple[TracedImage, ...] = ()
 
     @property
     def tokens(self) -> list[str]:
@@ -340,6 +345,7 @@ class TraceData:
             for name, known in self.positions.items():
                 writer.describe(name, known)
             writer.not_traced = self.not_traced
+            writer.images = self.images
             for layer in self.layers:
                 layer.append_to(writer)
 
@@ -381,7 +387,8 @@ class TraceData:
         )
         without = tuple(manifest.get("not_traced", ()))
         said = manifest.get("verification")
-        return cls(sequences, layers, manifest["model"], positions, said, without)
+        images = tuple(map(TracedImage.read, manifest.get("images", ())))
+        return cls(sequences, layers, manifest["model"], positions, said, without, images)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""

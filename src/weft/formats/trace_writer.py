@@ -41,6 +41,7 @@ from weft.formats.trace_files import (
     key_table,
     row_table,
 )
+from weft.formats.traced_images import TracedImage
 from weft.mechanism.graph import AttentionGraph
 from weft.version import __version__
 
@@ -102,6 +103,8 @@ class TraceWriter:
         self.verification: JsonMapping | None = None
         #: Attention modules that ran and are not among the layers: see Trace.not_traced.
         self.not_traced: Sequence[Mapping[str, str]] = ()
+        #: Those whose patches are among the tokens: see Trace.images.
+        self.images: Sequence[TracedImage] = ()
         self._layers: list[JsonObject] = []
         self._tables: dict[str, TableFile] = {}
         self._tensors: TensorFile | None = None
@@ -268,6 +271,8 @@ class TraceWriter:
             manifest["verification"] = dict(self.verification)
         if self.not_traced:
             manifest["not_traced"] = [dict(entry) for entry in self.not_traced]
+        if self.images:
+            manifest["images"] = [image.stored() for image in self.images]
         manifest["sha256"] = manifest_digest(manifest)
         # A lone surrogate, which UTF-8 lacks, becomes the same escape that JSON has for it.
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"

@@ -94,7 +94,9 @@ def _grid(names: Sequence[str]) -> Grid:
     except (ValueError, IndexError):
         rows = columns = 0
     grid = Grid(rows, columns, len(names) - len(patches))
-    if not patches or grid.length != len(names):
+    # Patches between the tokens of a text are a matter of `weft.Trace.image_map`.
+    last = all("patch " in name for name in names[len(names) - len(patches) :])
+    if not patches or grid.length != len(names) or not last:
         raise InputError("places: the positions of this layer are no places of an image.")
     return grid
 

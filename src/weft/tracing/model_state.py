@@ -109,8 +109,14 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back what a model's modules hold, by name, when the block ends."""
-    inner = ("_modules", "_buffers", "_parameters")
+    """Put back what a model's modules hold, by name, and their hooks, when the block ends.
+
+    Transformers installs hooks in the first pass that asks for hidden states, and marks the model:
+    of the one without the other it would install them twice.
+    """
+    hooks = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
+             "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")  # fmt: skip
+    inner = ("_modules", "_buffers", "_parameters", *hooks)
     before = [
         (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in inner})
         for module in model.modules()

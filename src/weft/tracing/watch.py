@@ -40,6 +40,9 @@ from weft.tracing.watched_text import WatchedText
 
 __all__ = ["WatchedTransformer", "watch", "watching"]
 
+#: How the names of the arguments begin that hold images.
+_OF_IMAGES = ("pixel_", "image_", "batch_num_images")
+
 
 class WatchedTransformer(Watched):
     """What a model of Transformers did."""
@@ -66,6 +69,8 @@ class WatchedTransformer(Watched):
         #: Attention that has run since the last text began.
         self.notice = AttentionNotice()
         self._caches: list[Any] = []
+        #: What `generate` was given of images, while it runs.
+        self._images: Arguments = {}
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -90,6 +95,7 @@ class WatchedTransformer(Watched):
         self._texts += 1
         options = self._options
         self._current = WatchedText(options.keep, options.layers, self._strict)
+        self._current.images = self._images
         return self._current
 
     def _finish(self) -> None:
@@ -217,6 +223,17 @@ class WatchedTransformer(Watched):
         """The model's `generate`, which tells which beams it returns."""
 
         def watched(*args: Any, **keywords: Any) -> Any:
+            self._images = {
+                name: value
+                for name, value in keywords.items()
+                if name.startswith(_OF_IMAGES) and isinstance(value, Tensor)
+            }
+            try:
+                return run(*args, **keywords)
+            finally:
+                self._images = {}
+
+        def run(*args: Any, **keywords: Any) -> Any:
             config = keywords.get("generation_config") or self._model.generation_config
 
             def option(name: str) -> Any:

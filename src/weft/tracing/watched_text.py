@@ -28,6 +28,8 @@ class WatchedText:
         self.prompt: int | None = None
         #: Of a beam search, where each sequence that it returned was: see Beams.returned.
         self.returned: Tensor | None = None
+        #: The images that `generate` was given, which it encodes before the first pass.
+        self.images: Arguments = {}
         self._given: Arguments = {}
         #: The ids of each pass, with its number.
         self._ids: dict[str, list[tuple[int, Tensor]]] = {}
@@ -67,7 +69,7 @@ class WatchedText:
             rows = None if beams is None else beams.of_pass(number, len(value))
             return value if rows is None else value[rows.to(value.device)]
 
-        arguments: Arguments = {
+        arguments: Arguments = self.images | {
             name: taken(value, 0) if value.ndim > 1 else value
             for name, value in self._given.items()
         }

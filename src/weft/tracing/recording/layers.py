@@ -143,6 +143,8 @@ class LayerMaker:
             writer.add_sequence(name, sequence.names)
             if sequence.known:
                 writer.describe(name, sequence.known)
+            if sequence.images:
+                writer.images = sequence.images
         layer.append_to(writer)
 
     def finish(self, not_traced: list[dict[str, str]]) -> None:
@@ -176,6 +178,7 @@ class LayerMaker:
                 },
                 verification,
                 tuple(self.not_traced),
+                next((part.images for part in self._named[sample].values() if part.images), ()),
             )
             for sample in range(self._samples)
         ]

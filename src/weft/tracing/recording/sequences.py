@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.formats.tokens import Tokens, shown
+from weft.formats.traced_images import TracedImage
 from weft.mechanism.grid import Grid
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.names import texts_known, token_names
 from weft.tracing.recording.sound import SoundAxis, is_sound
+from weft.tracing.vision_language.positions import ImagesOfText, images_of_texts
 
 __all__ = [
     "InputSequence",
@@ -71,11 +74,13 @@ class InputSequence:
     span: those that are no padding.
     names: of these.
     known: more about them, as Trace.positions says.
+    images: those whose patches are among them, as Trace.images says.
     """
 
     span: slice
     names: list[str]
     known: dict[str, list[Any]] = field(default_factory=dict)
+    images: tuple[TracedImage, ...] = ()
 
 
 class NamesOfSequences(Protocol):
@@ -128,6 +133,7 @@ class Sequences:
         distilled = any(name.endswith("distillation_token") for name, _ in model.named_parameters())
         self._before_patches = 1 + distilled
         self._sound = SoundAxis.of(model, inputs, tokenizer) if is_sound(inputs) else None
+        self._images = images_of_texts(model, inputs, tokenizer, prompt)
         #: The length of each sequence of which no argument says it: that of its first layer.
         self._lengths: dict[str, int] = {}
         #: Where the positions lie of sequences whose layers say it.
@@ -223,7 +229,8 @@ class Sequences:
             (real,) = mask[sample].nonzero(as_tuple=True)
             span = slice(int(real[0]), int(real[-1]) + 1) if len(real) else slice(0, 0)
         if ids is not None:
-            return self._tokens(ids[sample, span].tolist(), span, name)
+            images = self._images[sample] if self._images and name == "tokens" else None
+            return self._tokens(ids[sample, span].tolist(), span, name, images)
         sees = "pixel_values" in self._inputs and (
             name.startswith("patches") or (name == "source" and "input_ids" not in self._inputs)
         )
@@ -263,12 +270,14 @@ class Sequences:
     def _is_sound(self, name: str) -> bool:
         return not name.startswith("target") and is_sound(self._inputs)
 
-    def _tokens(self, ids: list[int], span: slice, name: str) -> InputSequence:
+    def _tokens(
+        self, ids: list[int], span: slice, name: str, images: ImagesOfText | None
+    ) -> InputSequence:
         tokenizer = self._tokenizer
         if isinstance(tokenizer, Mapping):
             tokenizer = tokenizer.get(name)
-        if hasattr(tokenizer, "feature_extractor"):
-            # A processor, of sounds and of texts.
+        if hasattr(tokenizer, "feature_extractor") or hasattr(tokenizer, "image_processor"):
+            # A processor, of sounds or images and of texts.
             tokenizer = getattr(tokenizer, "tokenizer", None)
         known: dict[str, list[Any]] = {}
         special = getattr(tokenizer, "all_special_ids", None)
@@ -280,7 +289,14 @@ class Sequences:
         if self._prompt is not None and name in ("tokens", "target") and self._grew(name):
             known["generated"] = [place >= self._prompt for place in range(span.start, span.stop)]
         names = token_names(ids, tokenizer)
-        return InputSequence(span, names, known | texts_known(names))
+        if images is None or not images.images:
+            return InputSequence(span, names, known | texts_known(names))
+        texts = images.named(list(shown(names)), span)
+        names = images.named(names, span)
+        if names != texts:
+            names = Tokens(names, texts)
+        known |= images.known(span) | texts_known(names)
+        return InputSequence(span, names, known, images.images)
 
     def _patches(self, length: int) -> tuple[list[str], dict[str, list[Any]]] | None:
         """The patches of an image, row by row, after what stands before them ([CLS])."""

@@ -1,0 +1,255 @@
+"""What a word looks at in an image, in pixels.
+
+    map(y, x) = sum over patches p of w_p |p and pixel (y, x)| / |p|
+
+w_p is the weight that the word gives to the image token of patch p, |p| the area of its box, and
+|p and pixel| the area that the two share. Each patch spreads its weight evenly over its pixels, so
+that the map sums to the mass of the row on the image. Where an image is read in tiles and as a
+whole, a pixel has a part of both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.errors import InputError
+from weft.formats.tokens import shown, visible
+from weft.formats.trace import TraceData, TraceLayer
+from weft.formats.traced_images import Box, Size, TracedImage
+
+__all__ = ["ImageMap", "image_map"]
+
+#: The families whose images are known; the same as of `weft.tracing.vision_language.positions`.
+FAMILIES = (
+    "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "paligemma", "qwen2_5_vl",
+    "qwen2_vl", "qwen3_vl", "smolvlm",
+)  # fmt: skip
+#: The most pixels of a map.
+_MOST = 2**28
+
+
+@dataclass(frozen=True, eq=False)
+class ImageMap:
+    """What a word looks at in an image.
+
+    weights      (rows, columns) of pixels, float64; sums to mass - outside
+    mass         the weight of the row on the patches of the image
+    outside      the part of it on patches that hold nothing of the picture: bars beside it
+    patches      position, tile, row, column and weight of each patch, in the order of the text
+    of_original  whether the pixels are those of the original picture, else of the resized one,
+                 as the processor made it
+    query        the position of the word
+    """
+
+    weights: Tensor
+    mass: float
+    outside: float
+    patches: list[tuple[int, int, int, int, float]]
+    of_original: bool
+    query: int
+
+
+def image_map(
+    trace: TraceData,
+    layer: int | str,
+    head: int | None,
+    token: int | str,
+    *,
+    image: int = 0,
+    size: Size | None = None,
+) -> ImageMap:
+    """The map of a word over an image, in pixels.
+
+    Args:
+        trace: of a vision-language model, on a text with images.
+        layer: its number in the order of the run, as in `trace.layers`, or its path.
+        head: which one; None: the mean of all.
+        token: the position of the word, negative ones from the end; or its text, where one token
+            alone has it.
+        image: which image of the text.
+        size: rows and columns of pixels of the original picture, for a map of its pixels; None:
+            where the trace knows them, the same, else those of the resized picture.
+
+    Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
+    known exactly; pixels that are not known.
+    """
+    sequence = _sequence(trace)
+    chosen = _layer(trace, layer, sequence)
+    if head is not None and not 0 <= head < chosen.heads:
+        raise InputError(
+            f"image_map: head {head}; layer {chosen.name} has the heads 0 to {chosen.heads - 1}."
+        )
+    query = _query(chosen, token)
+    if not 0 <= image < len(trace.images):
+        count = len(trace.images)
+        there = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
+        raise InputError(f"image_map: image {image}; the text has {there}.")
+    original = _checked(size) or trace.images[image].original
+    picture = trace.images[image].arranged(original)
+    row = _row(chosen, head, query)
+    known = trace.positions[sequence]
+    patches = [
+        (position, known["tiles"][position], known["rows"][position], known["columns"][position],
+         float(row[position]))
+        for position, number in enumerate(known["images"]) if number == image
+    ]  # fmt: skip
+    weights, outside = _painted(picture, patches, original)
+    mass = float(row[[patch[0] for patch in patches]].sum())
+    return ImageMap(weights, mass, outside, patches, original is not None, query)
+
+
+def _sequence(trace: TraceData) -> str:
+    """The sequence that holds the images."""
+    for name, known in trace.positions.items():
+        if "images" in known and trace.images:
+            return name
+    kind = trace.model.get("type")
+    if kind in FAMILIES:
+        raise InputError(
+            f"image_map: no token of this trace is a part of an image. Give weft.trace what the "
+            f"processor of the {kind} makes of a text and its images together, with input_ids and "
+            "pixel_values."
+        )
+    what = f"a {kind}" if isinstance(kind, str) else "its model"
+    raise InputError(
+        f"image_map: this trace has no images that are known: where {what} would have them among "
+        f"its tokens, weft does not know. Trace one of {', '.join(FAMILIES)}."
+    )
+
+
+def _layer(trace: TraceData, layer: int | str, sequence: str) -> TraceLayer:
+    """The layer of a number or a path, whose keys are the tokens that hold the images."""
+    fitting = [i for i, each in enumerate(trace.layers) if each.keys_from == sequence]
+    chosen = None
+    if isinstance(layer, str):
+        chosen = next((each for each in trace.layers if each.name == layer), None)
+    elif 0 <= layer < len(trace.layers):
+        chosen = trace.layers[layer]
+    there = f"the layers that look at text and images: {_numbers(fitting)}"
+    if chosen is None:
+        raise InputError(f"image_map: the trace has no layer {layer!r}. Choose one of {there}.")
+    if chosen.keys_from != sequence:
+        raise InputError(
+            f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, of which no "
+            f"word is part. Choose one of {there}."
+        )
+    return chosen
+
+
+def _numbers(numbers: list[int]) -> str:
+    """Numbers in a row as their first and last.
+
+    >>> _numbers([2, 3, 4]), _numbers([1, 3])
+    ('2 to 4', '1, 3')
+    """
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _query(layer: TraceLayer, token: int | str) -> int:
+    """The row of a token."""
+    tokens = shown(layer.query_tokens)
+    if isinstance(token, int):
+        if not -len(tokens) <= token < len(tokens):
+            raise InputError(
+                f"image_map: token {token}; layer {layer.name} has rows for the tokens 0 to "
+                f"{len(tokens) - 1}."
+            )
+        return token % len(tokens)
+    for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
+        places = [place for place, own in enumerate(spelled) if own == token]
+        if len(places) == 1:
+            return places[0]
+        if places:
+            first = ", ".join(map(str, places[:8])) + (", ..." if len(places) > 8 else "")
+            raise InputError(
+                f"image_map: {len(places)} tokens are {visible(token)!r}. Give the position of "
+                f"one: {first}."
+            )
+    raise InputError(
+        f"image_map: no token is {visible(token)!r}. Give the text of one token, or its position: "
+        "trace.tokens has them."
+    )
+
+
+def _checked(size: Size | None) -> Size | None:
+    if size is not None and (len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size)):
+        raise InputError(
+            f"image_map: size={size!r}; expected the rows and columns of pixels of the original "
+            "picture, as (480, 640)."
+        )
+    return size
+
+
+def _row(layer: TraceLayer, head: int | None, query: int) -> Tensor:
+    """The exact weights of a row, (keys,), float64; None: the mean of all heads."""
+    heads = range(layer.heads) if head is None else (head,)
+    if layer.data.keeps_every_edge:
+        graph = layer.graph
+        total = torch.zeros(layer.shape[2], dtype=torch.float64)
+        for number in heads:
+            keys, weights = graph.keys[number, query], graph.weights[number, query]
+            total[keys[keys >= 0]] += weights[keys >= 0].double()
+        return total / len(heads)
+    matrix = layer.matrix
+    if matrix is None:
+        raise InputError(
+            f"image_map: layer {layer.name} keeps {layer.graph.k} edges of each query, and no "
+            f"exact weights: {layer.no_matrix}. Trace the model again with keep=weft.All(), or "
+            "with queries and keys."
+        )
+    rows = [matrix[number, query : query + 1, :].double()[0] for number in heads]
+    return torch.stack(rows).mean(0)
+
+
+def _painted(
+    picture: TracedImage, patches: list[tuple[int, int, int, int, float]], original: Size | None
+) -> tuple[Tensor, float]:
+    """The weights of patches over the pixels of a picture, and those of patches outside of it."""
+    size = original or picture.size
+    if size is None:
+        raise InputError("image_map: the size of this image is not known. Trace it again.")
+    if size[0] * size[1] > _MOST:
+        raise InputError(
+            f"image_map: {size[0]} x {size[1]} pixels are more than a map has room for. Leave size "
+            "out, for the pixels of the resized picture."
+        )
+    frame: Box = (0.0, 0.0, float(size[0]), float(size[1]))
+    if original is not None:
+        frame = picture.frame(original)
+    total, outside = torch.zeros(size, dtype=torch.float64), 0.0
+    for number, tile in enumerate(picture.tiles):
+        cells = torch.zeros(tile.rows, tile.columns, dtype=torch.float64)
+        for _, own, row, column, weight in patches:
+            if own == number:
+                cells[row, column] += weight
+        high = _shares(tile.box[0::2], frame[0::2], tile.rows, size[0])
+        wide = _shares(tile.box[1::2], frame[1::2], tile.columns, size[1])
+        inside = high.any(1)[:, None] & wide.any(1)
+        outside += float(cells[~inside].sum())
+        total += high.T @ torch.where(inside, cells, 0) @ wide
+    return total, outside
+
+
+def _shares(box: tuple[float, ...], frame: tuple[float, ...], patches: int, pixels: int) -> Tensor:
+    """Which share of a patch is in each pixel, along one side, (patches, pixels).
+
+    Args:
+        box: the first and the last side of all patches. frame: those of the picture, in the same
+            units.
+
+    A row sums to 1, or to 0 where the patch has nothing of the picture.
+    """
+    scale = pixels / (frame[1] - frame[0])
+    first, last = ((side - frame[0]) * scale for side in box)
+    edges = first + (last - first) * torch.arange(patches + 1, dtype=torch.float64) / patches
+    starts = torch.arange(pixels, dtype=torch.float64)
+    shared = torch.minimum(edges[1:, None], starts + 1) - torch.maximum(edges[:-1, None], starts)
+    # Less than a millionth of a pixel is rounding, not a part of the picture.
+    shared = torch.where(shared > 1e-6, shared, 0)
+    whole = shared.sum(1, keepdim=True)
+    return torch.where(whole > 0, shared / whole.clamp(min=1e-12), 0)

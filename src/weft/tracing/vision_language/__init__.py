@@ -1,0 +1,1 @@
+"""Where the patches of images stand among the tokens of a text, family by family."""

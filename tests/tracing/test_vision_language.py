@@ -1,0 +1,201 @@
+"""Vision-language models: the map of a word names the patch of the picture that was changed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+
+pytest.importorskip("transformers")
+from tests.tracing.vision_models import FAMILIES, MARK, Family, Picture
+
+TEXT = f"see {MARK} now"
+#: Sizes of pictures, (rows, columns): wide, high and nearly square, none of them a multiple.
+SIZES = [(37, 61), (71, 34), (45, 47)]
+
+
+@cache
+def family(name: str) -> Family:
+    made = FAMILIES[name]()
+    made.isolate()
+    return made
+
+
+def picture(size: tuple[int, int], seed: int = 0) -> Picture:
+    """Dark noise."""
+    return np.random.default_rng(seed).integers(60, 100, (*size, 3), dtype=np.uint8)
+
+
+def traced(made: Family, inputs: dict[str, Any], **options: Any) -> weft.Trace:
+    trace = weft.trace(made.model, inputs, tokenizer=made.words, **options)
+    assert isinstance(trace, weft.Trace)
+    return trace
+
+
+def language(trace: weft.Trace) -> list[int]:
+    """The numbers of the layers that look at the text and its images."""
+    return [n for n, layer in enumerate(trace.layers) if layer.keys_from == "tokens"]
+
+
+def boxes(trace: weft.Trace, size: tuple[int, int], image: int = 0) -> dict[int, list[int]]:
+    """The whole pixels of the original picture that the map gives to each patch, as a box.
+
+    By the maps alone: of a row that gives its weight to one patch, the pixels that are not 0.
+    """
+    known = trace.positions["tokens"]
+    found = {}
+    one_each = torch.eye(len(trace.tokens))[None]
+    (layer,) = weft.from_weights(one_each, tokens=list(trace.tokens)).layers
+    alone = weft.Trace(
+        {"tokens": trace.tokens}, (layer,), {}, trace.positions, None, (), trace.images
+    )
+    for place in (p for p, own in enumerate(known["images"]) if own == image):
+        seen = alone.image_map(0, 0, place, image=image, size=size)
+        assert float(seen.weights.sum()) + seen.outside == pytest.approx(1)
+        if seen.outside < 1:
+            # More than half a pixel of it.
+            rows, columns = (seen.weights > 0.5 * seen.weights.max()).nonzero(as_tuple=True)
+            found[place] = [int(rows.min()), int(columns.min()), int(rows.max()) + 1,
+                            int(columns.max()) + 1]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_map_names_the_patch_that_was_changed(name: str, size: tuple[int, int]) -> None:
+    made = family(name)
+    plain = picture(size)
+    inputs = made.inputs([plain], TEXT)
+    before = made.seen(inputs)
+    trace = traced(made, inputs)
+    known = trace.positions["tokens"]
+    ids = inputs["input_ids"][0]
+    assert {p for p, own in enumerate(known["images"]) if own == 0} <= set(
+        (ids == made.token).nonzero()[:, 0].tolist()
+    )
+    where = boxes(trace, size)
+    generator = np.random.default_rng(5)
+    chosen = generator.choice(list(where), 6, replace=False).tolist()
+    for place in chosen:
+        top, left, bottom, right = where[place]
+        bright = plain.copy()
+        # Not its edge, which resizing mixes with the patches beside it.
+        high, wide = (int(last - first > 4) for first, last in ((top, bottom), (left, right)))
+        bright[top + high : bottom - high, left + wide : right - wide] = 255
+        moved = (made.seen(made.inputs([bright], TEXT)) - before).norm(dim=-1)
+        # Of its own tile: where there is another view of the same pixels, that changes too.
+        tile = [
+            p for p in range(len(ids))
+            if known["images"][p] == 0 and known["tiles"][p] == known["tiles"][place]
+        ]  # fmt: skip
+        assert max(tile, key=lambda p: float(moved[p])) == place
+        # And nothing changes whose box is far from it, in any tile.
+        for other, (first, start, end, last) in where.items():
+            gap = max(top - end, first - bottom, left - last, start - right)
+            if gap > 8:
+                assert float(moved[other]) < 0.05 * float(moved[place]), (place, other)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_map_has_the_mass_of_the_row_on_the_image(name: str) -> None:
+    made = family(name)
+    size = SIZES[0]
+    inputs = made.inputs([picture(size)], TEXT)
+    trace = traced(made, inputs)
+    known = trace.positions["tokens"]
+    # Of the image tokens, those that are no patch: the same vector whatever the picture.
+    others = made.seen(made.inputs([picture(size, 1)], TEXT))
+    same = (made.seen(inputs) - others).norm(dim=-1) == 0
+    of_image = (inputs["input_ids"][0] == made.token) & ~same
+    assert of_image.tolist() == [own == 0 for own in known["images"]]
+    assert of_image.sum() >= 24
+    made.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        dense = made.model(**inputs, output_attentions=True).attentions
+    for number, weights in zip(language(trace), dense, strict=True):
+        for head in range(4):
+            row = weights[0, head, -1].double()
+            seen = trace.image_map(number, head, -1, size=size)
+            assert seen.mass == pytest.approx(float(row[of_image].sum()), abs=2e-6)
+            assert float(seen.weights.sum()) + seen.outside == pytest.approx(seen.mass, abs=1e-12)
+            assert [p[0] for p in seen.patches] == of_image.nonzero()[:, 0].tolist()
+            found = torch.tensor([patch[4] for patch in seen.patches])
+            assert torch.allclose(found, row[of_image].float(), atol=2e-6)
+            assert seen.weights.shape == size
+            assert seen.outside == 0 or "pad" in name
+
+
+def planted(made: Family, inputs: dict[str, Any], place: int) -> int:
+    """Make head 1 of the last layer of a model look from the last token at one place.
+
+    Returns: the number of the layer, among those of the language model.
+    """
+    model: Any = made.model
+    read: list[torch.Tensor] = []
+    path, attention = [
+        (path, module) for path, module in model.named_modules()
+        if hasattr(module, "q_proj") and hasattr(module, "k_proj") and "vision" not in path
+    ][-1]  # fmt: skip
+    hook = attention.q_proj.register_forward_pre_hook(lambda _, args: read.append(args[0][0]))
+    with torch.no_grad():
+        model(**inputs)
+    hook.remove()
+    states = read[0].double()
+    # Of which only this place has much: least squares.
+    wanted = torch.zeros(len(states), dtype=torch.float64)
+    wanted[place] = 1
+    keys = torch.linalg.lstsq(
+        torch.cat((states, 0.3 * torch.eye(states.shape[1], dtype=torch.float64))),
+        torch.cat((wanted, torch.zeros(states.shape[1], dtype=torch.float64)))[:, None],
+    ).solution[:, 0]
+    scores = states @ keys
+    assert scores.argmax() == place
+    gap = scores[place] - scores.sort().values[-2]
+    depth = attention.head_dim
+    # The slowest of the rotary frequencies, so that the distance is of no matter.
+    slot = depth // 2 - 1
+    for norm in ("q_norm", "k_norm"):
+        if hasattr(attention, norm):
+            # Of Qwen3: it would give every key one length. Beside this epsilon nothing is long.
+            getattr(attention, norm).variance_epsilon = 1e12
+            getattr(attention, norm).weight.data.fill_(1e3)
+    for projection in (attention.q_proj, attention.k_proj):
+        if projection.bias is not None:
+            projection.bias.data.zero_()
+    size = 1e3 if hasattr(attention, "q_norm") else 1.0
+    query = states[-1] / states[-1].square().sum()
+    attention.q_proj.weight.data[depth : 2 * depth] = 0
+    attention.k_proj.weight.data[:depth] = 0
+    attention.q_proj.weight.data[depth + slot] = (size * query).float()
+    sharp = 12 / (gap * attention.scaling)
+    attention.k_proj.weight.data[slot] = (size * sharp * keys).float()
+    return [name for name, module in model.named_modules() if hasattr(module, "q_proj")].index(path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_word_that_looks_at_a_patch_has_its_map_there(name: str) -> None:
+    made = FAMILIES[name]()
+    size = SIZES[0]
+    spotted = picture(size)
+    # A bright spot somewhere in the right half of what every processor keeps.
+    spotted[20:25, 37:42] = 255
+    inputs = made.inputs([spotted], TEXT)
+    made.isolate()
+    moved = (made.seen(inputs) - made.seen(made.inputs([picture(size)], TEXT))).norm(dim=-1)
+    place = int(moved.argmax())
+    planted(made, inputs, place)
+    trace = traced(made, inputs)
+    seen = trace.image_map(language(trace)[-1], 1, -1, size=size)
+    weights = {patch[0]: patch[4] for patch in seen.patches}
+    assert weights[place] == max(weights.values()) > 0.9
+    row, column = divmod(int(seen.weights.argmax()), size[1])
+    # A patch has at most 13 pixels of the original on a side.
+    assert 20 - 13 <= row < 25 + 13 and 37 - 13 <= column < 42 + 13
+    centre = (seen.weights.sum(1) * torch.arange(size[0])).sum() / seen.weights.sum()
+    middle = (seen.weights.sum(0) * torch.arange(size[1])).sum() / seen.weights.sum()
+    assert abs(float(centre) - 22) < 9 and abs(float(middle) - 39) < 9

@@ -1,0 +1,244 @@
+"""Traces of texts with images: several images, batches, generation, files, and bad questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.tracing.test_vision_language import TEXT, boxes, family, language, picture, traced
+from tests.tracing.vision_models import FAMILIES, MARK
+
+import weft
+from weft.analysis import image_map
+from weft.errors import DataError, InputError
+from weft.formats.trace_writer import manifest_digest
+from weft.tracing.vision_language.positions import LAYOUTS
+
+SIZE = (37, 61)
+
+
+def test_the_families_of_the_refusal_are_those_that_are_known() -> None:
+    assert sorted(image_map.FAMILIES) == list(image_map.FAMILIES) == sorted(LAYOUTS)
+    assert {name.split()[0].rstrip(",") for name in FAMILIES} == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "idefics3", "llava_next", "llava_onevision"])
+def test_a_trace_on_disk_is_the_same(name: str, tmp_path: Path) -> None:
+    made = family(name)
+    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
+    trace.save(tmp_path / "a.weft")
+    back = weft.open(tmp_path / "a.weft")
+    assert back.images == trace.images and back.positions == trace.positions
+    number = language(trace)[0]
+    one, other = (each.image_map(number, 2, -1, size=SIZE) for each in (trace, back))
+    assert torch.equal(one.weights, other.weights) and one.patches == other.patches
+    # Written while the model runs.
+    inputs = made.inputs([picture(SIZE)], TEXT)
+    direct = traced(made, inputs, save=tmp_path / "b.weft")
+    assert direct.images == trace.images
+
+
+def damaged(folder: Path, change: Any) -> None:
+    manifest = json.loads((folder / "trace.json").read_text())
+    change(manifest)
+    manifest["sha256"] = manifest_digest(manifest)
+    (folder / "trace.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.pop("images"),
+        lambda manifest: manifest["images"][0].update(size=[0, 5]),
+        lambda manifest: manifest["images"][0].update(fit="squeeze"),
+        lambda manifest: manifest["images"][0]["tiles"][0].update(box=[0, 0, 0, 4]),
+        lambda manifest: manifest["images"][0]["tiles"][0].update(grid=[1, 1]),
+        lambda manifest: manifest["images"][0].update(tiles=[]),
+        lambda manifest: manifest["positions"]["tokens"].pop("tiles"),
+        lambda manifest: manifest["positions"]["tokens"]["tiles"].__setitem__(-3, 3),
+        lambda manifest: manifest["positions"]["tokens"].update(
+            images=[5] * len(manifest["sequences"]["tokens"])
+        ),
+    ],
+)
+def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path: Path) -> None:
+    made = family("llava stretch")
+    inputs = made.inputs([picture(SIZE)], MARK)
+    traced(made, inputs, save=tmp_path / "a.weft")
+    damaged(tmp_path / "a.weft", lambda manifest: None)
+    weft.open(tmp_path / "a.weft")
+    before = (tmp_path / "a.weft" / "trace.json").read_text()
+    damaged(tmp_path / "a.weft", change)
+    if change.__code__.co_consts and (tmp_path / "a.weft" / "trace.json").read_text() == before:
+        raise AssertionError("nothing was changed")
+    with pytest.raises(DataError, match="images that do not fit"):
+        weft.open(tmp_path / "a.weft")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_images_of_a_text_are_told_apart(name: str) -> None:
+    if name == "internvl":
+        pytest.skip("two sizes have two orders of tiles; one map is of one")
+    made = family(name)
+    sizes = [(37, 61), (66, 30)]
+    pictures = [picture(size, seed) for seed, size in enumerate(sizes)]
+    text = f"is {MARK} like {MARK}?" if name != "paligemma" else f"{MARK}{MARK} alike?"
+    inputs = made.inputs(pictures, text)
+    trace = traced(made, inputs)
+    assert len(trace.images) == 2
+    before = made.seen(inputs)
+    for image, size in enumerate(sizes):
+        where = boxes(trace, size, image)
+        place = list(where)[len(where) // 2]
+        top, left, bottom, right = where[place]
+        changed = [each.copy() for each in pictures]
+        changed[image][top + 1 : bottom - 1, left + 1 : right - 1] = 255
+        moved = (made.seen(made.inputs(changed, text)) - before).norm(dim=-1)
+        known = trace.positions["tokens"]
+        tile = [p for p in where if known["tiles"][p] == known["tiles"][place]]
+        assert max(tile, key=lambda p: float(moved[p])) == place
+        others = [p for p, own in enumerate(known["images"]) if own == 1 - image]
+        assert float(moved[others].max()) == 0
+        assert trace.tokens[place].startswith(f"image {image}, ")
+
+
+def test_a_model_whose_first_pass_is_traced_keeps_one_set_of_hooks() -> None:
+    # Transformers installs hooks in the first pass that asks for hidden states.
+    made, plain = FAMILIES["llava crop"](), FAMILIES["llava crop"]()
+    inputs = made.inputs([picture(SIZE)], TEXT)
+    traced(made, inputs)
+    with torch.no_grad():
+        assert torch.equal(made.model(**inputs).logits, plain.model(**inputs).logits)
+    for (name, one), other in zip(made.model.named_modules(), plain.model.modules(), strict=True):
+        assert len(one._forward_hooks) == len(other._forward_hooks), name
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be traced")
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3", "internvl"])
+def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
+    made = family(name)
+    one = made.inputs([picture(SIZE)], TEXT)
+    other = made.inputs([picture(SIZE, 1)], TEXT)
+    cat = {key: torch.cat((one[key], other[key])) for key in one}
+    both = weft.trace(made.model, cat, tokenizer=made.words)
+    assert isinstance(both, list) and len(both) == 2
+    for trace, inputs in zip(both, (one, other), strict=True):
+        alone = traced(made, inputs)
+        assert trace.images == alone.images and trace.tokens == alone.tokens
+        number, own = language(trace)[0], language(alone)[0]
+        ours, theirs = (
+            trace.image_map(number, 0, -1, size=SIZE),
+            alone.image_map(own, 0, -1, size=SIZE),
+        )
+        assert torch.allclose(ours.weights, theirs.weights, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "idefics3", "llava_next"])
+@pytest.mark.filterwarnings("ignore:.*cannot be traced|.*are in no trace")
+def test_what_is_generated_looks_at_the_image_too(name: str) -> None:
+    made = family(name)
+    inputs = made.inputs([picture(SIZE)], TEXT)
+    length = inputs["input_ids"].shape[1]
+    trace = traced(made, inputs, generate=3)
+    plain = traced(made, inputs)
+    assert len(trace.tokens) == length + 3
+    assert trace.images == plain.images
+    known, own = trace.positions["tokens"]["images"], plain.positions["tokens"]["images"]
+    assert known == own + [-1] * 3
+    number = language(plain)[-1]
+    mine = trace.image_map(language(trace)[-1], 1, length - 1, size=SIZE)
+    assert mine.weights.allclose(plain.image_map(number, 1, -1, size=SIZE).weights, atol=2e-6)
+    assert trace.image_map(language(trace)[-1], 1, -1, size=SIZE).mass > 0
+    beams = {"max_new_tokens": 2, "num_beams": 2, "num_return_sequences": 2}
+    for each in weft.trace(made.model, inputs, tokenizer=made.words, generate=beams):
+        assert each.images == plain.images
+
+
+def test_the_order_of_tiles_of_internvl_goes_by_the_original() -> None:
+    made = family("internvl")
+    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
+    assert trace.images[0].size is None
+    with pytest.raises(InputError, match=r"the order of the 6 tiles .* size=\(rows, columns\)"):
+        trace.image_map(2, 0, -1)
+    assert trace.images[0].arranged(SIZE).size == (32, 48)
+    assert trace.images[0].arranged((61, 37)).size == (48, 32)
+    whole = traced(made, made.inputs([picture((20, 20))[:8, :8]], TEXT))
+    assert whole.images[0].size == (16, 16)
+    assert whole.image_map(2, 0, -1).weights.shape == (16, 16)
+
+
+def test_how_a_picture_was_cut_is_not_guessed() -> None:
+    made = family("llava crop")
+    trace = weft.trace(made.model, made.inputs([picture(SIZE)], TEXT))
+    assert isinstance(trace, weft.Trace)
+    assert trace.images[0].fit is None
+    assert trace.image_map(language(trace)[0], 0, -1).weights.shape == (24, 24)
+    with pytest.raises(InputError, match="Give the processor as tokenizer="):
+        trace.image_map(language(trace)[0], 0, -1, size=SIZE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"layer": 9}, "no layer 9. Choose one of the layers that look at text and images: 2, 3"),
+        ({"layer": "nowhere"}, "no layer 'nowhere'"),
+        ({"layer": 0}, "looks at patches, of which no word is part"),
+        ({"head": 4}, "head 4; layer .* has the heads 0 to 3"),
+        ({"head": -1}, "head -1"),
+        ({"token": 99}, "token 99; layer .* has rows for the tokens 0 to 43"),
+        ({"token": "zebra"}, "no token is 'zebra'"),
+        ({"token": "e"}, "2 tokens are 'e'. Give the position of one: 1, 2"),
+        ({"image": 1}, "image 1; the text has one image, 0"),
+        ({"image": -1}, "image -1"),
+        ({"size": (0, 5)}, "expected the rows and columns of pixels"),
+        ({"size": (5,)}, "expected the rows and columns of pixels"),
+        ({"size": (10**6, 10**6)}, "more than a map has room for"),
+    ],
+)
+def test_bad_questions_are_answered_in_one_line(asked: dict[str, Any], says: str) -> None:
+    made = family("llava stretch")
+    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
+    question: dict[str, Any] = {"layer": 2, "head": 0, "token": -1} | asked
+    with pytest.raises(InputError, match=says) as error:
+        trace.image_map(question.pop("layer"), question.pop("head"), question.pop("token"),
+                        **question)  # fmt: skip
+    assert "\n" not in str(error.value)
+
+
+def test_a_word_may_be_named_by_its_text() -> None:
+    made = family("llava stretch")
+    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
+    place = trace.tokens.index("w")
+    one, other = trace.image_map(2, 0, "w"), trace.image_map(trace.layers[2].name, 0, place)
+    assert one.query == place and torch.equal(one.weights, other.weights)
+    mean = sum(trace.image_map(2, head, place).weights for head in range(4)) / 4
+    assert torch.allclose(trace.image_map(2, None, place).weights, mean)
+
+
+def test_weights_that_are_not_known_exactly_are_refused() -> None:
+    made = family("llava stretch")
+    inputs = made.inputs([picture(SIZE)], TEXT)
+    thin = traced(made, inputs, keep=weft.Top(4), queries_keys=False)
+    with pytest.raises(InputError, match="keeps 4 edges of each query, and no exact weights"):
+        thin.image_map(2, 0, -1)
+    whole = traced(made, inputs, keep=weft.All(), queries_keys=False)
+    exact = traced(made, inputs, keep=weft.Top(4))
+    assert torch.allclose(
+        whole.image_map(2, 0, -1).weights, exact.image_map(2, 0, -1).weights, atol=2e-6
+    )
+
+
+def test_traces_without_images_say_so() -> None:
+    made = family("llava stretch")
+    words = traced(made, dict(made.words(text="no image here", return_tensors="pt")))
+    with pytest.raises(InputError, match=r"no token of this trace is a part of an image.* llava "):
+        words.image_map(0, 0, -1)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    gpt2 = weft.trace(model, torch.tensor([[1, 2, 3]]))
+    with pytest.raises(InputError, match=r"a gpt2 would have them .* Trace one of idefics3"):
+        gpt2.image_map(0, 0, -1)
