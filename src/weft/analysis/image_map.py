@@ -19,14 +19,10 @@ from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.traced_images import Box, Size, TracedImage
+from weft.tracing.vision_language.positions import LAYOUTS
 
 __all__ = ["ImageMap", "image_map"]
 
-#: The families whose images are known; the same as of `weft.tracing.vision_language.positions`.
-FAMILIES = (
-    "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "paligemma", "qwen2_5_vl",
-    "qwen2_vl", "qwen3_vl", "smolvlm",
-)  # fmt: skip
 #: The most pixels of a map.
 _MOST = 2**28
 
@@ -107,7 +103,7 @@ def _sequence(trace: TraceData) -> str:
         if "images" in known and trace.images:
             return name
     kind = trace.model.get("type")
-    if kind in FAMILIES:
+    if kind in LAYOUTS:
         raise InputError(
             f"image_map: no token of this trace is a part of an image. Give weft.trace what the "
             f"processor of the {kind} makes of a text and its images together, with input_ids and "
@@ -116,7 +112,7 @@ def _sequence(trace: TraceData) -> str:
     what = f"a {kind}" if isinstance(kind, str) else "its model"
     raise InputError(
         f"image_map: this trace has no images that are known: where {what} would have them among "
-        f"its tokens, weft does not know. Trace one of {', '.join(FAMILIES)}."
+        f"its tokens, weft does not know. Trace one of {', '.join(sorted(LAYOUTS))}."
     )
 
 

@@ -6,6 +6,7 @@ from weft.pictures.heads import heads
 from weft.pictures.history import history
 from weft.pictures.places import places
 from weft.pictures.threads import threads
+from weft.pictures.word_map import word_map
 from weft.pictures.worked import steps, three_kinds
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "steps",
     "threads",
     "three_kinds",
+    "word_map",
 ]

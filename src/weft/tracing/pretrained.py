@@ -262,12 +262,14 @@ def image_inputs(
     level = library.utils.logging.get_verbosity()
     library.utils.logging.set_verbosity_error()
     try:
+        if "input_ids" in takes and text is None:
+            raise InputError(f"--image: a {kind} reads a text too: give it as --text.")
+        if text is not None and getattr(model.config, "image_token_id", None) is not None:
+            return _text_with_image(library, source, image, text)
         processor = library.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
         inputs = dict(processor(image, return_tensors="pt"))
         tokenizer = None
         if "input_ids" in takes:
-            if text is None:
-                raise InputError(f"--image: a {kind} reads a text too: give it as --text.")
             tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             inputs.update(tokenizer(text, return_tensors="pt", verbose=False))
         elif text is not None:
@@ -283,6 +285,20 @@ def image_inputs(
     finally:
         library.utils.logging.set_verbosity(level)
     return inputs, tokenizer
+
+
+def _text_with_image(library: Any, source: str, image: Any, text: str) -> tuple[Arguments, Any]:
+    """What a model reads that has an image among the tokens of its text; and its processor.
+
+    The image stands where the text has the image token of the processor, else before the text.
+    """
+    processor = library.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+    token = str(processor.image_token)
+    inputs = dict(
+        processor(images=image, text=text if token in text else token + text, return_tensors="pt")
+    )
+    inputs.pop("labels", None)
+    return inputs, processor
 
 
 def split_windows(

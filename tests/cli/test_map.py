@@ -1,0 +1,104 @@
+"""`weft map`: what a word looks at in an image, from the trace of a model in a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.cli.conftest import Command
+from tests.tracing.vision_models import FAMILIES
+
+import weft
+
+SIZE = (37, 61)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaVA with its processor, a picture, and one of another size."""
+    folder = tmp_path_factory.mktemp("llava")
+    made = FAMILIES["llava crop"]()
+    made.model.save_pretrained(folder / "model")
+    made.words.save_pretrained(folder / "model")
+    numbers = np.random.default_rng(0)
+    pixels = numbers.integers(0, 255, (*SIZE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "a.png")
+    Image.fromarray(pixels[:, :20]).save(folder / "narrow.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trace(folder: Path) -> Path:
+    path = folder / "t.weft"
+    words = ["trace", folder / "model", "--image", folder / "a.png", "--text", "a cat", "-o", path]
+    try:
+        weft.cli.main([str(word) for word in words])
+    except SystemExit as stop:
+        assert not stop.code
+    return path
+
+
+def test_a_model_in_a_folder_is_traced_on_a_picture_and_a_text(trace: Path) -> None:
+    read = weft.open(trace)
+    # The picture stands before the text, where the text has no place for it.
+    assert read.tokens[0] == "patch 0,0" and read.tokens[35] == "patch 5,5"
+    assert "".join(read.tokens[36:]) == "aĠcat"
+    assert read.images[0].fit == "crop" and read.images[0].shortest == 24
+
+
+def test_it_draws_the_map_over_the_picture(
+    folder: Path, trace: Path, tmp_path: Path, weft_main: Command
+) -> None:
+    out = tmp_path / "m.png"
+    layer = weft.open(trace).layers[-1].name
+    asked = ("map", trace, "--layer", layer, "--head", "2", "--token", "c", "-o", out)
+    result = weft_main(*asked, "--image", folder / "a.png", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out.splitlines()[-1])
+    seen = weft.open(trace).image_map(layer, 2, "c", size=SIZE)
+    assert report["mass"] == pytest.approx(seen.mass) and report["size"] == list(SIZE)
+    assert report["patches"][7]["weight"] == pytest.approx(seen.patches[7][4])
+    assert "gives " + f"{seen.mass:.4f}" + " of its weight to the image" in result.out
+    drawn = np.asarray(Image.open(out).convert("RGB"), dtype=int)
+    # What the processor cut away on the left has no colour: it is grey as the picture is.
+    rows, columns = drawn.shape[:2]
+    margin = drawn[rows // 3 : rows // 2, columns * 6 // 100]
+    assert (margin.max(-1) - margin.min(-1)).max() <= 8
+    assert seen.weights[:, :10].sum() == 0
+    middle = drawn[rows // 3 : rows // 2, columns // 2]
+    assert (middle.max(-1) - middle.min(-1)).max() > 20
+
+
+def test_without_the_picture_it_draws_what_the_model_saw(
+    trace: Path, tmp_path: Path, weft_main: Command
+) -> None:
+    out = tmp_path / "m.svg"
+    result = weft_main("map", trace, "--layer", "3", "--token", "-1", "-o", out, "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out.splitlines()[-1])
+    assert report["size"] == [24, 24] and report["head"] is None and not report["of_original"]
+    assert "the mean of all heads" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--layer", "9", "--token", "0"), "the trace has no layer 9"),
+        (("--layer", "0", "--token", "0"), "looks at patches, of which no word is part"),
+        (("--layer", "3", "--token", "dog"), "no token is 'dog'"),
+        (("--layer", "3", "--token", "99"), "token 99"),
+        (("--layer", "3", "--token", "0", "--head", "4"), "head 4"),
+        (("--layer", "3", "--token", "0", "--number", "2"), "the text has one image, 0"),
+        (("--layer", "3", "--token", "0", "--image", "gone.png"), "gone.png"),
+        (("--layer", "3", "--token", "0", "-o", "m.gif"), "as .png, .svg or .pdf"),
+    ],
+)
+def test_what_it_refuses(
+    trace: Path, tmp_path: Path, weft_main: Command, words: tuple[str, ...], says: str
+) -> None:
+    out = () if "-o" in words else ("-o", tmp_path / "m.png")
+    assert says in weft_main("map", trace, *words, *out).one_line()
+    assert not (tmp_path / "m.png").exists()
