@@ -53,6 +53,8 @@ def damaged(folder: Path, change: Any) -> None:
         lambda manifest: manifest.pop("images"),
         lambda manifest: manifest["images"][0].update(size=[0, 5]),
         lambda manifest: manifest["images"][0].update(fit="squeeze"),
+        lambda manifest: manifest["images"][0].update(size=None),
+        lambda manifest: manifest["images"][0]["tiles"][0].update(grid=[60, 60]),
         lambda manifest: manifest["images"][0]["tiles"][0].update(box=[0, 0, 0, 4]),
         lambda manifest: manifest["images"][0]["tiles"][0].update(grid=[1, 1]),
         lambda manifest: manifest["images"][0].update(tiles=[]),
@@ -79,8 +81,6 @@ def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_images_of_a_text_are_told_apart(name: str) -> None:
-    if name == "internvl":
-        pytest.skip("two sizes have two orders of tiles; one map is of one")
     made = family(name)
     sizes = [(37, 61), (66, 30)]
     pictures = [picture(size, seed) for seed, size in enumerate(sizes)]
@@ -240,3 +240,18 @@ def test_traces_without_images_say_so() -> None:
     gpt2 = weft.trace(model, torch.tensor([[1, 2, 3]]))
     with pytest.raises(InputError, match=r"a gpt2 would have them .* Trace one of idefics3"):
         gpt2.image_map(0, 0, -1)
+
+
+def test_sql_knows_where_patches_are() -> None:
+    made = family("idefics3")
+    trace = traced(made, made.inputs([picture(SIZE)], TEXT))
+    number = language(trace)[-1]
+    found = trace.sql(
+        f"""SELECT t.image, t.tile, t.patch_row, t.patch_column, e.weight
+        FROM edges e JOIN tokens t ON t.position = e.key AND t.sequence = 'tokens'
+        WHERE e.layer = {number} AND e.head = 0 AND e.query = 53 AND t.image IS NOT NULL
+        ORDER BY e.weight DESC LIMIT 1"""
+    )
+    best = max(trace.image_map(number, 0, 53).patches, key=lambda patch: patch[4])
+    assert tuple(found.iloc[0])[:4] == (0, *best[1:4])
+    assert found.iloc[0]["weight"] == pytest.approx(best[4], abs=1e-6)

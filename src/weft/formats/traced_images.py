@@ -213,6 +213,9 @@ def are_images(value: Any, known: Mapping[str, Mapping[str, list[int]]]) -> bool
             continue
         if not all(name in entries for name in NAMES):
             return False
+        # More patches than tokens there cannot be.
+        if any(rows * columns > len(entries["images"]) for grid in grids for rows, columns in grid):
+            return False
         for image, tile, row, column in zip(*(entries[name] for name in NAMES), strict=True):
             if image == -1:
                 continue
@@ -237,8 +240,15 @@ def _is_image(value: Any) -> bool:
         and isinstance(tiles, list)
         and 0 < len(tiles) <= _MOST
         and all(map(_is_tile, tiles))
-        and (value["size"] is not None or len(tiles) > 1)
+        and (value["size"] is not None or _are_unarranged(tiles))
     )
+
+
+def _are_unarranged(tiles: list[JsonObject]) -> bool:
+    """Whether tiles of an order that is not known are several, of one size."""
+    first = tiles[0]["box"]
+    alike = all(tile["box"] == first for tile in tiles)
+    return len(tiles) > 2 and alike and first[:2] == [0, 0] and min(first[2:]) >= 1
 
 
 def _is_tile(value: Any) -> bool:

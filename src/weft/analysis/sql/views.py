@@ -3,9 +3,10 @@
     edges     layer, head, query, key, score, weight: the kept edges
     rows      layer, head, query, lse, entropy, rest, count
     keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
-    tokens    sequence, position, token, text, special, start, end, seconds: token as the
-              vocabulary spells it, text what it says; end is exclusive; seconds are those of a
-              place of a sound; null where the trace does not know it
+    tokens    sequence, position, token, text, special, start, end, seconds, image, tile,
+              patch_row, patch_column: token as the vocabulary spells it, text what it says; end is
+              exclusive; seconds are those of a place of a sound, the last four of a patch of an
+              image; null where the trace does not know it
     layers    layer, name, kind, index, heads, queries, keys, queries_from, keys_from, scale,
               positions, mask, softcap, deviation
     heads     layer, head, role, score, ...: what `Trace.heads` says; made when it is asked for
@@ -204,10 +205,14 @@ def _heads(trace: TraceData) -> pa.Table:
     return pa.Table.from_pandas(heads(trace), preserve_index=False)
 
 
+#: Columns of the view tokens, and what `Trace.positions` calls them.
+_PATCHES = {"image": "images", "tile": "tiles", "patch_row": "rows", "patch_column": "columns"}
+
+
 def _tokens(trace: TraceData) -> pa.Table:
     columns: dict[str, list[Any]] = {
         name: [] for name in ("sequence", "position", "token", "text", "special", "start", "end",
-                              "seconds")
+                              "seconds", *_PATCHES)
     }  # fmt: skip
     for name, tokens in trace.sequences.items():
         known = trace.positions.get(name, {})
@@ -221,10 +226,13 @@ def _tokens(trace: TraceData) -> pa.Table:
         columns["start"] += nothing if offsets is None else [pair[0] for pair in offsets]
         columns["end"] += nothing if offsets is None else [pair[1] for pair in offsets]
         columns["seconds"] += known.get("seconds", nothing)
+        for column, what in _PATCHES.items():
+            # -1 of a token that is no patch.
+            columns[column] += [None if n == -1 else n for n in known.get(what, nothing)]
     types = {
         "sequence": pa.string(), "position": pa.int32(), "token": pa.string(),
         "text": pa.string(), "special": pa.bool_(), "start": pa.int64(), "end": pa.int64(),
-        "seconds": pa.float64(),
+        "seconds": pa.float64(), **dict.fromkeys(_PATCHES, pa.int32()),
     }  # fmt: skip
     return pa.table({name: pa.array(columns[name], kind) for name, kind in types.items()})
 
