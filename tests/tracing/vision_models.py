@@ -117,6 +117,21 @@ def _called(processor: Any) -> Callable[[list[Picture], str], dict[str, Any]]:
     return read
 
 
+def written(kind: str, seen: Any, pictures: int, text: str, **known: Any) -> str:
+    """A text with the tokens of its images, as the processor of a family writes them.
+
+    Of those whose processor needs that of videos too, and so torchvision: it is not made, but asked
+    for what it writes.
+    """
+    processor = object.__new__(getattr(transformers, f"{kind}Processor"))
+    for name, value in known.items():
+        setattr(processor, name, value)
+    parts = [processor.replace_image_token(seen, number) for number in range(pictures)]
+    for part in parts:
+        text = text.replace(MARK, part.replace(MARK, "\0"), 1)
+    return text.replace("\0", MARK)
+
+
 def qwen(kind: str) -> Family:
     """Qwen2VL, Qwen2_5_VL or Qwen3VL."""
     words = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -141,12 +156,12 @@ def qwen(kind: str) -> Family:
                                                               "longest_edge": 2304})  # fmt: skip
 
     def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        # Its processor needs that of videos too, and so torchvision; this is what it does.
         seen = dict(images(pictures, return_tensors="pt"))
-        for grid in seen["image_grid_thw"]:
-            pad = "\0" * (int(grid.prod()) // 4)
-            text = text.replace(MARK, f"<|vision_start|>{pad}<|vision_end|>", 1)
-        read = words(text.replace("\0", "<|image_pad|>"), return_tensors="pt")
+        # What stands beside it is of the family's chat template.
+        text = text.replace(MARK, f"<|vision_start|>{MARK}<|vision_end|>")
+        text = written(kind, seen, len(pictures), text, image_processor=images,
+                       image_token="<|image_pad|>")  # fmt: skip
+        read = words(text, return_tensors="pt")
         kinds = (read["input_ids"] == ids["<|image_pad|>"]).int()
         return {
             "input_ids": read["input_ids"], "attention_mask": read["attention_mask"],
@@ -230,13 +245,22 @@ def idefics(kind: str) -> Family:
         vision_config=vision, text_config=_llama(), image_token_id=token, scale_factor=2,
         pad_token_id=0,
     )  # fmt: skip
+    model = _built(f"{kind}ForConditionalGeneration", config)
     if kind == "Idefics3":
-        processor: Any = transformers.Idefics3Processor(images, words, image_seq_len=4)
-        return Family(_built(f"{kind}ForConditionalGeneration", config), _called(processor),
-                      processor, ("out_proj",), token)  # fmt: skip
-    written = transformers.Idefics3Processor(images, words, image_seq_len=4)
-    return Family(_built(f"{kind}ForConditionalGeneration", config), _called(written), written,
-                  ("out_proj",), token)  # fmt: skip
+        processor = transformers.Idefics3Processor(images, words, image_seq_len=4)
+        return Family(model, _called(processor), processor, ("out_proj",), token)
+
+    def made(pictures: list[Picture], text: str) -> dict[str, Any]:
+        seen = dict(images([pictures], return_tensors="pt", return_row_col_info=True))
+        text = written(
+            kind, seen, len(pictures), text, image_seq_len=4, image_token=MARK,
+            fake_image_token="<fake_token_around_image>", global_image_token="<global-img>",
+        )  # fmt: skip
+        for name in ("rows", "cols"):
+            seen.pop(name)
+        return {**words(text, return_tensors="pt"), **seen}
+
+    return Family(model, made, words, ("out_proj",), token)
 
 
 def internvl() -> Family:
@@ -255,11 +279,13 @@ def internvl() -> Family:
     )  # fmt: skip
 
     def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        # Its processor needs that of videos too, and so torchvision; this is what it does.
         seen = dict(images(pictures, return_tensors="pt"))
-        for number in seen.pop("num_patches"):
-            text = text.replace(MARK, "<img>" + "\0" * (4 * int(number)) + "</img>", 1)
-        return {**words(text.replace("\0", "<IMG_CONTEXT>"), return_tensors="pt"), **seen}
+        text = written(
+            "InternVL", seen, len(pictures), text, start_image_token="<img>",
+            end_image_token="</img>", image_token="<IMG_CONTEXT>", image_seq_length=4,
+        )  # fmt: skip
+        seen.pop("num_patches")
+        return {**words(text, return_tensors="pt"), **seen}
 
     model = _built("InternVLForConditionalGeneration", config)
     return Family(model, made, words, ("projection_layer", ".attn.proj"), token)
@@ -302,18 +328,17 @@ def llava_onevision(most: int) -> Family:
         video_token_id=token + 1, vision_feature_select_strategy="full", vision_feature_layer=-1,
         image_grid_pinpoints=_POINTS, vision_aspect_ratio=f"anyres_max_{most}",
     )  # fmt: skip
-    model: Any = _built("LlavaOnevisionForConditionalGeneration", config)
+    model = _built("LlavaOnevisionForConditionalGeneration", config)
 
     def made(pictures: list[Picture], text: str) -> dict[str, Any]:
-        # Its processor needs that of videos too, and so torchvision. How many tokens an image has,
-        # the model says.
         asked = [pictures] if len(pictures) > 1 else pictures
         seen = dict(images(asked, return_tensors="pt"))
-        with torch.no_grad():
-            features = model.model.get_image_features(**seen).pooler_output
-        for each in features:
-            text = text.replace(MARK, "\0" * len(each), 1)
-        return {**words(text.replace("\0", MARK), return_tensors="pt"), **seen}
+        text = written(
+            "LlavaOnevision", seen, len(pictures), text, image_processor=images, image_token=MARK,
+            num_image_tokens=16, vision_aspect_ratio=f"anyres_max_{most}",
+            vision_feature_select_strategy="full",
+        )  # fmt: skip
+        return {**words(text, return_tensors="pt"), **seen}
 
     return Family(model, made, words, ("out_proj",), token)
 

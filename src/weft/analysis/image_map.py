@@ -227,8 +227,15 @@ def _painted(
         wide = _shares(tile.box[1::2], frame[1::2], tile.columns, size[1])
         inside = high.any(1)[:, None] & wide.any(1)
         outside += float(cells[~inside].sum())
-        total += high.T @ torch.where(inside, cells, 0) @ wide
+        rows, columns = _span(high), _span(wide)
+        total[rows, columns] += high[:, rows].T @ torch.where(inside, cells, 0) @ wide[:, columns]
     return total, outside
+
+
+def _span(shares: Tensor) -> slice:
+    """The pixels of which patches have a share."""
+    places = shares.any(0).nonzero()[:, 0]
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0, 0)
 
 
 def _shares(box: tuple[float, ...], frame: tuple[float, ...], patches: int, pixels: int) -> Tensor:

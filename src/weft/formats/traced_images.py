@@ -16,7 +16,18 @@ from typing import Any
 from weft.errors import InputError
 from weft.formats.files import JsonMapping, JsonObject
 
-__all__ = ["FITS", "NAMES", "Box", "Size", "Tile", "TracedImage", "are_images"]
+__all__ = [
+    "FITS",
+    "NAMES",
+    "Box",
+    "Size",
+    "Tile",
+    "TracedImage",
+    "are_images",
+    "contained",
+    "cropped",
+    "tile_box",
+]
 
 Size = tuple[int, int]
 Box = tuple[float, float, float, float]

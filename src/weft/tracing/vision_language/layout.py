@@ -16,7 +16,16 @@ from torch import Tensor
 from weft.formats.traced_images import Box, Size, Tile, TracedImage
 from weft.tracing.arguments import Inputs
 
-__all__ = ["Feature", "Layout", "Request", "SeenImage", "image_of_tiles", "runs", "square"]
+__all__ = [
+    "Feature",
+    "Layout",
+    "Request",
+    "SeenImage",
+    "image_of_tiles",
+    "runs",
+    "sides_of",
+    "square",
+]
 
 #: The tile, the row and the column of a patch; None: a feature that is no patch, as a newline.
 Feature = tuple[int, int, int] | None
