@@ -11,7 +11,7 @@ from weft.analysis.image_map import image_map
 from weft.formats.files import JsonObject
 from weft.formats.images import image_array, open_image
 from weft.formats.tokens import shown, visible
-from weft.formats.trace import TraceData
+from weft.formats.trace import TraceData, TraceLayer
 
 __all__ = ["DrawnMap", "draw_word_map"]
 
@@ -60,9 +60,7 @@ def draw_word_map(
         trace, _number(layer), head, _number(token), image=number,
         size=None if picture is None else (picture.shape[0], picture.shape[1]),
     )  # fmt: skip
-    chosen = next(
-        each for place, each in enumerate(trace.layers) if _number(layer) in (place, each.name)
-    )
+    chosen = _layer(trace, layer)
     word = visible(shown(chosen.query_tokens)[seen.query])
     of_head = "the mean of all heads" if head is None else f"head {head}"
     figure = word_map(
@@ -88,6 +86,12 @@ def draw_word_map(
         "picture": str(output),
     }  # fmt: skip
     return DrawnMap(line, content)
+
+
+def _layer(trace: TraceData, layer: str) -> TraceLayer:
+    """The layer that was asked for, which there is."""
+    asked = _number(layer)
+    return next(each for place, each in enumerate(trace.layers) if asked in (place, each.name))
 
 
 def _number(word: str) -> int | str:
