@@ -288,7 +288,7 @@ def test_two_trainings_of_one_run(weft_main: Command, data: Path, tmp_path: Path
     run = tmp_path / "run"
     with RunFolder.training_lock(run):
         result = weft_main("train", data / "language.toml", "--run", run)
-        assert_one_line(result, f"{run}: is being trained by another process")
+        assert_one_line(result, f"{run}: is being trained already")
         assert [file.name for file in run.iterdir()] == ["lock"]
     assert weft_main("train", data / "language.toml", "--run", run).code == 0
 

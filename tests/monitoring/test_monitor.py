@@ -201,7 +201,7 @@ def test_trainings_are_not_mixed(tmp_path: Path, gpt2: Any, batches: list[Tensor
     assert steps_of(folder) == [0]
     assert (folder / "mine.txt").read_text() == "mine"
     with (
-        pytest.raises(InputError, match="being trained by another process"),
+        pytest.raises(InputError, match="being trained already"),
         weft.monitor(gpt2(), folder, probe=probe, overwrite=True),
         weft.monitor(gpt2(), folder, probe=probe, overwrite=True),
     ):
@@ -369,3 +369,26 @@ def test_what_cannot_be_watched(tmp_path: Path, gpt2: Any, batches: list[Tensor]
     # Nothing stays behind that stands in the way of a second try.
     with weft.monitor(gpt2(), tmp_path / "run", probe={"input_ids": batches[0][:1]}):
         pass
+    with (
+        pytest.raises(InputError, match=r"heads has \(9, 9\); there are 2 layers"),
+        weft.monitor(gpt2(), tmp_path / "other", heads=[(9, 9)], probe=probe_of(batches)),
+    ):
+        pass
+
+
+def probe_of(batches: list[Tensor]) -> dict[str, Tensor]:
+    """The first text."""
+    return {"input_ids": batches[0][:1]}
+
+
+def test_a_loss_that_is_no_number_is_warned_of_once(
+    tmp_path: Path, gpt2: Any, batches: list[Tensor]
+) -> None:
+    model, text = gpt2(), probe_of(batches)
+    with (
+        pytest.warns(UserWarning, match="step 20: loss is nan") as warned,
+        weft.monitor(model, tmp_path / "run", probe=text, budget=None) as monitor,
+    ):
+        for _ in range(40):
+            monitor.step(math.nan)
+    assert len([w for w in warned if "loss is nan" in str(w.message)]) == 1

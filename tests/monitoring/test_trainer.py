@@ -18,7 +18,14 @@ transformers = pytest.importorskip("transformers", reason="needs Transformers")
 pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 
 
-def train(folder: Path, callback: Any = None, *, resume: str | None = None, **options: Any) -> Any:
+def train(
+    folder: Path,
+    callback: Any = None,
+    *,
+    resume: str | None = None,
+    more: list[Any] | None = None,
+    **options: Any,
+) -> Any:
     """Train a small Llama on texts that repeat themselves; returns it."""
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
@@ -38,7 +45,7 @@ def train(folder: Path, callback: Any = None, *, resume: str | None = None, **op
     )  # fmt: skip
     trainer = transformers.Trainer(
         model, arguments, train_dataset=data, eval_dataset=data[:4],
-        callbacks=[] if callback is None else [callback],
+        callbacks=[*([] if callback is None else [callback]), *(more or [])],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
     return model
@@ -115,6 +122,28 @@ def test_a_training_that_fails_leaves_its_folder_to_the_next(tmp_path: Path) -> 
         failing.train()
     assert RunFolder.open(tmp_path / "run").state == "training"
     train(tmp_path / "out", callback, max_steps=2)
+    assert RunFolder.open(tmp_path / "run").state == "finished"
+
+
+class Fails(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Ends a training in an error after five steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        if state.global_step == 5:
+            raise OSError("disk full")
+
+
+def test_a_training_that_failed_goes_on_in_the_same_process(tmp_path: Path) -> None:
+    """By another callback of the same folder, while the first is still there."""
+    monitor = weft.MonitorCallback(tmp_path / "run", every=2, budget=None)
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    with pytest.raises(OSError, match="disk full"):
+        train(tmp_path / "out", monitor, more=[Fails()], **options)
+    again = weft.MonitorCallback(tmp_path / "run", every=2, budget=None)
+    train(tmp_path / "out", again, resume=str(tmp_path / "out" / "checkpoint-4"), **options)
+    assert monitor.monitor is not None and again.monitor is not None
+    steps = [r["step"] for r in Reports(tmp_path / "run" / "measures.jsonl", "measures").read()]
+    assert steps == [0, 1, 2, 4, 6, 8, 10, 12]
     assert RunFolder.open(tmp_path / "run").state == "finished"
 
 

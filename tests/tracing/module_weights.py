@@ -115,3 +115,8 @@ def of_projections(
         ahead = torch.full(shape, -torch.inf).triu(1) if causal else torch.zeros(shape)
         expected[layer + inside] = weights_of(queries, keys, ahead.double())[0]
     return expected
+
+
+def encoder(batch_first: bool = True) -> nn.TransformerEncoder:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=batch_first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=batch_first).eval()

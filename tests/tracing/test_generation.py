@@ -127,7 +127,7 @@ def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
     grown = weft.trace(model, inputs, generate={**BEAMS, "max_new_tokens": 6}, keep=weft.All())
     assert len(grown) == 4
     with torch.no_grad():
-        own = model.generate(**inputs, **BEAMS, max_new_tokens=7, do_sample=False)
+        own = model.generate(**inputs, **BEAMS, max_new_tokens=6, do_sample=False)
     for number, trace in enumerate(grown):
         ids, text = ids_of(trace)[0].tolist(), own[number].tolist()
         start = 3 if number > 1 and name in DECODERS else 0
@@ -140,6 +140,27 @@ def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
             alone = {key: value[[number // 2]] for key, value in inputs.items()}
             given = {**alone, "decoder_input_ids": ids_of(trace)}
         assert_equal(trace, weft.trace(model, given, keep=weft.All()))
+
+
+def test_beams_are_those_of_the_search_that_was_asked_for() -> None:
+    """A search that is one token longer ends with other texts."""
+    options = {"num_beams": 4, "num_return_sequences": 3, "do_sample": False, "eos_token_id": None}
+    settings = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings, **heads)).eval()
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.15
+    options["pad_token_id"] = 0
+    others = 0
+    for seed in range(4):
+        ids = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(seed))
+        traces = weft.trace(model, ids, generate={**options, "max_new_tokens": 8})
+        own = model.generate(ids, **options, max_new_tokens=8)
+        longer = model.generate(ids, **options, max_new_tokens=9)
+        assert torch.equal(torch.cat([ids_of(trace) for trace in traces]), own[:, :-1])
+        others += not torch.equal(own, longer[:, :-1])
+    assert others
 
 
 def test_beams_are_watched_and_the_result_is_left_as_it_is(family_named, tmp_path) -> None:
@@ -197,7 +218,7 @@ def test_whisper_writes_by_beams(family_named) -> None:
     settings.max_length = 60
     options = {"num_beams": 3, "decoder_input_ids": inputs["decoder_input_ids"]}
     grown = weft.trace(model, inputs, generate={**options, "max_new_tokens": 6}, keep=weft.All())
-    assert len(grown.sequences["target"]) == 8
+    assert len(grown.sequences["target"]) == 7
     whole = weft.trace(model, {**inputs, "decoder_input_ids": ids_of(grown)}, keep=weft.All())
     assert_equal(grown, whole)
     own = model.generate(**inputs, num_beams=3, max_new_tokens=7)

@@ -186,11 +186,11 @@ class RunFolder:
     @classmethod
     @contextmanager
     def training_lock(cls, path: Path) -> Iterator[None]:
-        """Makes this process the only one that trains the run; the folder is made if need be.
+        """Makes this training the only one that writes the run; the folder is made if need be.
 
         The system takes the lock back when the process ends, however it ends.
 
-        Raises: InputError: another process trains it, or there is something else.
+        Raises: InputError: it is being trained already, or there is something else.
         """
         if not (path / "run.json").exists():
             _refuse_something_else(path)
@@ -211,8 +211,8 @@ class RunFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
-                    f"{path}: is being trained by another process. Let it end, or choose another "
-                    "folder with --run."
+                    f"{path}: is being trained already, by another process or in this one. Let "
+                    "that training end, or choose another folder."
                 ) from None
             except OSError as error:
                 raise DataError(

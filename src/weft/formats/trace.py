@@ -263,9 +263,10 @@ class TraceData:
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch; of those of
-                a sound "seconds", where each has its middle; of the patches of images among the
-                tokens of a text "images", "tiles", "rows" and "columns", all -1 of a token that is
-                no patch
+                a sound "seconds", where each has its middle; of a layer that reads its input in
+                parts, as windows of an image, "parts", the number of the part of each position; of
+                the patches of images among the tokens of a text "images", "tiles", "rows" and
+                "columns", all -1 of a token that is no patch
     verification  how the model with weft was held against the model without: see
                 `weft.formats.verification`. None: it was not
     not_traced  attention modules that ran and are not among the layers: the "name" (path), the

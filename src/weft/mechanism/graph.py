@@ -95,7 +95,8 @@ class AttentionGraph:
 
         keys, scores, weights   (heads, queries, k): key index, score before and weight after the
                                 softmax, strongest first; past the last edge -1, -inf and 0
-        lse                     (heads, queries): log-sum-exp of the row's scores
+        lse                     (heads, queries): log-sum-exp of the row's scores; NaN where one of
+                                them is: then every weight of the row is, whatever edges it has
         entropy                 (heads, queries): of the row's weights, in nats
         rest                    (heads, queries): mass that is on no kept edge (a sink's included)
         count                   (heads, queries): number of keys that could be looked at
@@ -248,6 +249,8 @@ class AttentionGraph:
     def dense(self, force: bool = False) -> Tensor:
         """The kept weights as a dense tensor, 0 elsewhere, of the graph's `shape`.
 
+        A row whose scores are not all numbers is NaN, as softmax gives it.
+
         force: build it even where it takes more than 1 GiB.
         """
         cells = int(np.prod(self.shape))
@@ -260,7 +263,8 @@ class AttentionGraph:
         # Empty places write into one extra column, which is cut off.
         columns = torch.where(self.keys >= 0, self.keys, self.length).long()
         matrix = self.weights.new_zeros(*self.shape[:-1], self.length + 1)
-        return matrix.scatter(-1, columns, self.weights)[..., :-1]
+        matrix = matrix.scatter(-1, columns, self.weights)[..., :-1]
+        return matrix.masked_fill(self.lse.isnan()[..., None], torch.nan)
 
     def strength(self) -> Tensor:
         """In-strength: what each key receives over the kept edges, (heads, keys).

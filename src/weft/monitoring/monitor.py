@@ -8,6 +8,7 @@ the same bits.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -215,6 +216,7 @@ class Monitor:
         record, settings = self._the_record(), self._settings
         with self._measuring():
             seen = self._seen(probe, first=True)
+            settings.check_heads([entry.layer.shape[0] for entry in seen])
             self._probe = probe
             keeps = settings.matrices
             self._keeps = bytes_of(seen) <= LARGE if keeps is None else keeps
@@ -277,14 +279,11 @@ class Monitor:
                 self.report(**values)
             if step % REPORT_EVERY == 0:
                 self._report()
-            snapshot = is_snapshot_step(step, self._settings.growth)
-            if snapshot or (step % self._settings.every == 0 and self._can_afford()):
+            settings = self._settings
+            affordable = settings.budget is None or self.overhead <= settings.budget
+            snapshot = is_snapshot_step(step, settings.growth)
+            if snapshot or (step % settings.every == 0 and affordable):
                 self._measure(snapshot=snapshot)
-
-    def _can_afford(self) -> bool:
-        """Whether the measures so far took no more than they may."""
-        budget = self._settings.budget
-        return budget is None or self.overhead <= budget
 
     def report(self, **values: float) -> None:
         """Add numbers of the step to the metrics: loss=, validation_loss=, learning_rate=."""
@@ -292,7 +291,9 @@ class Monitor:
             return
         with self._going_on("a report"):
             numbers = {name: float(value) for name, value in values.items()}
-            finite = {name: value for name, value in numbers.items() if abs(value) < float("inf")}
+            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+            for name in numbers.keys() - finite.keys():
+                self._say_once(name, f"step {self._steps:,}: {name} is {numbers[name]}")
             self._loss = finite.get("loss", self._loss)
             if finite:
                 self._the_record().folder.append_metrics({"step": self._steps, **finite})

@@ -61,6 +61,17 @@ class Settings:
         object.__setattr__(self, "layers", checked_layers(self.layers, "monitor"))
         object.__setattr__(self, "heads", _checked_heads(self.heads))
 
+    def check_heads(self, heads: Sequence[int]) -> None:
+        """Raise an InputError where heads are asked for that the layers do not have."""
+        if self.heads is None or self.heads == "all":
+            return
+        for layer, head in sorted(self.heads):
+            if not (0 <= layer < len(heads) and 0 <= head < heads[layer]):
+                raise InputError(
+                    f"monitor: heads has {(layer, head)}; there are {len(heads)} layers, of "
+                    f"{min(heads, default=0)} to {max(heads, default=0)} heads, both from 0."
+                )
+
     def wants(self, layer: int, head: int) -> bool:
         """Whether sinks are told of a head by itself."""
         return self.heads == "all" or (self.heads is not None and (layer, head) in self.heads)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import InputError
 from weft.monitoring.monitor import Monitor, monitor
@@ -51,6 +53,9 @@ class MonitorCallback(TrainerCallback):
     Raises: InputError: Transformers is not installed, or an option that cannot be used.
     """
 
+    #: The callbacks that began a training, by the folder, and the thread that it is in.
+    _begun: ClassVar[dict[Path, tuple[weakref.ref[MonitorCallback], int]]] = {}
+
     def __init__(self, folder: Path | str, **options: Any) -> None:
         self._folder = check_folder(folder)
         known = [name for name in inspect.signature(monitor).parameters if name not in _TAKEN]
@@ -67,6 +72,14 @@ class MonitorCallback(TrainerCallback):
         self._leave()
         if not state.is_world_process_zero:
             return
+        folder, thread = self._folder.resolve(), get_ident()
+        before = self._begun.get(folder)
+        other = None if before is None or before[1] != thread else before[0]()
+        if other is not None:
+            # A thread has one training at a time: that one ended in an error, of which a Trainer
+            # tells nobody.
+            other._leave()
+        self._begun[folder] = weakref.ref(self), thread
         options: dict[str, Any] = {"tokenizer": event.get("processing_class")} | self._options
         options["step"] = state.global_step or None
         self.monitor = monitor(event["model"], self._folder, **options)

@@ -141,7 +141,9 @@ def _layer(
         weights = np.rint(255 * root).astype(np.uint8).tobytes()
         found["weights"] = True
     if all("product" in entry for entry in entries):
-        joined = np.stack([_joined(_array(entry["product"]), layer) for entry in entries])
+        products_of_heads = [_joined(_array(entry["product"]), layer) for entry in entries]
+        # Of a training that came to nothing; neither has a colour.
+        joined = np.nan_to_num(np.stack(products_of_heads), posinf=0, neginf=0)
         scale = float(np.quantile(np.abs(joined), 0.999)) or 1.0
         root = np.sqrt(np.abs(joined / scale).clip(0, 1)) * np.sign(joined)
         products = np.rint(127 * root).astype(np.int8).tobytes()

@@ -140,7 +140,9 @@ def _one_pass(
         verification = verification if untouched is None else untouched.report()
         if maker.writer is not None:
             maker.writer.verification = verification
-        maker.finish(untraced(model, notice, recorder.paths, maker.refused, dense))
+        maker.finish(
+            untraced(model, notice, recorder.paths, maker.refused, dense, recorder.left_out)
+        )
     if options.save is not None:
         return TraceData.open(options.save)
     return options.result(maker.traces(described, verification))
@@ -180,7 +182,10 @@ def _tell(
 
 
 def _generation(model: nn.Module, arguments: Arguments, generate: int | Inputs) -> Arguments:
-    """The options of the model's `generate`, so that it reads every token that was asked for."""
+    """The options of the model's `generate`, so that it reads every token that was asked for.
+
+    Of a beam search, every token but the last.
+    """
     if not isinstance(generate, Mapping) and whole_number(generate) is None:
         raise InputError(
             f"trace: generate={generate!r}; expected a number of tokens, or a dict of the options "
@@ -215,8 +220,10 @@ def _generation(model: nn.Module, arguments: Arguments, generate: int | Inputs) 
             "at most. Shorten the text, or generate fewer."
         )
     arguments.pop("use_cache", None)
-    # One more than asked for: the last token that is written is not read, and has no row.
-    return {**options, "use_cache": True, "max_new_tokens": new + 1}
+    # One more than asked for: the last token that is written is not read, and has no row. A longer
+    # beam search may end with other texts.
+    unread = 1 if options["num_beams"] == 1 else 0
+    return {**options, "use_cache": True, "max_new_tokens": new + unread}
 
 
 def _as_inputs(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
@@ -111,6 +111,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put back what a model's modules hold, by name, and their hooks, when the block ends.
 
+    Buffers that were changed in place are put back too.
+
     Transformers installs hooks in the first pass that asks for hidden states, and marks the model:
     of the one without the other it would install them twice.
     """
@@ -121,9 +123,15 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in inner})
         for module in model.modules()
     ]
+    contents = [(own, _version(own), own.detach().clone()) for own in model.buffers()]
     try:
         yield
     finally:
+        with torch.inference_mode():
+            # Also a buffer of a model that was made in this mode.
+            for buffer, version, content in contents:
+                if version is None or version != _version(buffer):
+                    buffer.copy_(content)
         for module, attributes, entries in before:
             own = vars(module)
             own.clear()
@@ -131,6 +139,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for name, registered in entries.items():
                 own[name].clear()
                 own[name].update(registered)
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None: torch does not count it."""
+    return None if tensor.is_inference() else tensor._version
 
 
 @contextmanager

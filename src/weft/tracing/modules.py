@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -85,14 +86,23 @@ class ModuleRun:
     Args:
         model: any module. inputs: what it is given, by name.
         keep, layers: as for `weft.trace`.
+        untouched: what the run is held against; None: nothing.
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Inputs, keep: Keep, layers: Sequence[int | str] | None
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        keep: Keep,
+        layers: Sequence[int | str] | None,
+        untouched: UntouchedRun | None = None,
     ) -> None:
         self._model, self._inputs = model, inputs
         self._calls: list[RecordedCall] = []
-        self.recorder = CallRecorder(self._calls.append, keep, layers)
+        receive: Callable[[RecordedCall], None] = self._calls.append
+        if untouched is not None:
+            receive = untouched.comparing(receive)
+        self.recorder = CallRecorder(receive, keep, layers)
 
     def traces(
         self,
@@ -104,12 +114,15 @@ class ModuleRun:
     ) -> list[TraceData]:
         """The trace of each input; none where no attention was recorded."""
         samples = samples_of(self._inputs, self._calls)
-        sequences = ModuleSequences(self._model, self._inputs, samples, tokenizer)
+        sequences = ModuleSequences(self._model, self._inputs, samples, self._calls, tokenizer)
         made = LayerMaker(sequences, samples, queries_keys)
         for call in self._calls:
             made(call)
         made.refused.update(refused)
-        made.finish(untraced(self._model, notice, self.recorder.paths, made.refused))
+        recorder = self.recorder
+        made.finish(
+            untraced(self._model, notice, recorder.paths, made.refused, left_out=recorder.left_out)
+        )
         return made.traces(describe(self._model), verification) if self._calls else []
 
 
@@ -128,9 +141,15 @@ def trace_module(
         )
     check_visible(model, "trace")
     arguments = module_arguments(model, inputs)
+    for argument, value in arguments.items():
+        if isinstance(value, Tensor) and value.is_nested:
+            raise InputError(
+                f"trace: {argument} is a nested tensor, whose rows no graph has. Pad it, as by "
+                "torch.nested.to_padded_tensor, and give a mask of the padding."
+            )
     with recording_alone(model, "trace"), explained(model, arguments):
         untouched = untouched_module(model, arguments, options.verify)
-        run = ModuleRun(model, arguments, options.keep, options.layers)
+        run = ModuleRun(model, arguments, options.keep, options.layers, untouched)
         again = as_recorded(model, options.keep)
         with (
             untouched.verifying(again) if untouched else nullcontext(),
@@ -262,7 +281,7 @@ def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouc
                 lengths.append(part[name].shape[1])
         return part, max(lengths)
 
-    with eager_functions(), without_fast_paths():
+    with eager_functions(), _fast_paths.off():
         return run_untouched(model, inputs, verify, {}, cut)
 
 
@@ -277,12 +296,29 @@ def as_recorded(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], 
     return traced
 
 
-@contextmanager
-def without_fast_paths() -> Iterator[None]:
-    """Let torch's own encoder layers compute as they do in training, while the block runs."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+class _FastPaths:
+    """torch's switch for the fast paths of its encoder layers, which all threads share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._before = True
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Off while the block runs; as it was when the last block of any thread has ended."""
+        with self._lock:
+            if not self._blocks:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:
+                    torch.backends.mha.set_fastpath_enabled(self._before)
+
+
+_fast_paths = _FastPaths()

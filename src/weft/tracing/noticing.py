@@ -20,10 +20,12 @@ from weft.mechanism.function import attend, attention
 from weft.mechanism.watching import layers_of
 from weft.tracing.sources.transformers import is_transformers_model
 
-__all__ = ["AttentionNotice", "noticing", "takes_attention", "untraced"]
+__all__ = ["NOT_ASKED_FOR", "AttentionNotice", "noticing", "takes_attention", "untraced"]
 
 #: Words in the names of classes that take attention, in small letters.
 _WORDS = ("attention", "attn")
+#: Why a layer is not in a trace of some layers.
+NOT_ASKED_FOR = "it was not asked for"
 _OWN = "it takes attention by itself, not by {}"
 #: Functions of torch, by name: attention as a whole, and what softmax(scores) V is made of.
 _ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention")
@@ -179,6 +181,7 @@ def untraced(
     recorded: Collection[str],
     refused: Mapping[str, str],
     returned: bool = False,
+    left_out: Collection[str] = (),
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
 
@@ -193,6 +196,7 @@ def untraced(
         refused: why a call was recorded and not kept, by the paths of modules.
         returned: whether what was recorded is what modules computed or returned themselves, not
             what weft computed for them.
+        left_out: paths of those that were not asked for: named, but not in a warning.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
@@ -227,7 +231,10 @@ def untraced(
             "The trace names them in not_traced.",
             stacklevel=4,
         )
-    return entries
+    return entries + [
+        {"name": path, "class": classes.get(path, path), "reason": NOT_ASKED_FOR}
+        for path in left_out
+    ]
 
 
 def _usual(model: nn.Module) -> str:

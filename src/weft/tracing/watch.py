@@ -115,7 +115,13 @@ class WatchedTransformer(Watched):
         maker = LayerMaker(sequences, samples, self._options.queries_keys)
         for call in layers:
             maker(call)
-        maker.finish(untraced(self._model, self.notice, text.recorder.paths, maker.refused))
+        recorder = text.recorder
+        maker.finish(
+            untraced(
+                self._model, self.notice, recorder.paths, maker.refused,
+                left_out=recorder.left_out,
+            )
+        )  # fmt: skip
         self.notice.clear()
         self.traces.extend(maker.traces(self._description, self._verification))
         if self._verification is not None and not self._one_text:
@@ -310,8 +316,8 @@ def watch(
     options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify)
     if model.training:
         raise InputError(
-            "watch: the model is in training mode, in which attention drops weights at random. "
-            "Call model.eval() first."
+            "watch: the model is in training mode, in which its layers may act at random. Call "
+            "model.eval() first."
         )
     with recording_alone(model, "watch"):
         if not is_transformers_model(model):

@@ -72,8 +72,15 @@ class Watched:
         Raises: InputError: there is none, or there are several.
         """
         if len(self.traces) != 1:
-            count = "nothing was run" if not self.traces else f"there are {len(self.traces)} traces"
-            raise InputError(f"watch: {count}; expected one. All of them are in `traces`.")
+            if not self.traces:
+                raise InputError(
+                    "watch: there is no trace; expected one. The model was not called in the "
+                    "block, or a warning says why its attention was not seen."
+                )
+            raise InputError(
+                f"watch: there are {len(self.traces)} traces; expected one. All of them are in "
+                "`traces`."
+            )
         return self.traces[0]
 
 

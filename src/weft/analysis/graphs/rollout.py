@@ -13,6 +13,9 @@ cross-attention layer gives half of the target's positions what W mixes of the s
 where E is the encoder's rollout, C what the target holds of the source and D what it holds of
 itself. Each row of [C D] sums to 1, as those of R.
 
+Layers that are not in the trace are passed over; `passed_over` says which. Two layers that read
+their input in parts, as windows of an image, are not multiplied: they may be other parts.
+
 Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence.
 
 A row is one product with a transposed matrix a layer, from the last layer down; a column one
@@ -42,6 +45,7 @@ __all__ = [
     "Rollout",
     "chosen_layers",
     "ends",
+    "passed_over",
     "rollout",
     "rollout_columns",
     "rollout_rows",
@@ -237,10 +241,46 @@ def chosen_layers(
     if kind != "cross":
         # A model of text and images has layers of one kind for both.
         layers = [layer for layer in layers if layer.queries_from == last.queries_from]
+    _check_parts(trace, layers)
     sizes: dict[str, int] = {}
     for layer in layers:
         sizes[layer.queries_from], sizes[layer.keys_from] = layer.shape[1], layer.shape[2]
     return layers, last.queries_from, last.keys_from, sizes
+
+
+def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
+    """Raise an InputError where two layers may have cut what they read into other parts."""
+    for name in {layer.keys_from: None for layer in layers}:
+        over = [layer.name for layer in layers if name in (layer.queries_from, layer.keys_from)]
+        if len(over) > 1 and "parts" in trace.positions.get(name, {}):
+            raise InputError(
+                f"{len(over)} layers read {name} in parts, as windows of an image, and nothing "
+                f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
+                f"by layers=[{over[0]!r}]."
+            )
+
+
+def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
+    """What a rollout or a flow leaves out, in words; None: nothing that is known.
+
+    Layers that ran and are not in the trace, and layers over other sequences.
+    """
+    layers, queries, _, _ = chosen_layers(trace, kind)
+    parts = []
+    if trace.not_traced:
+        names = ", ".join(entry["name"] for entry in trace.not_traced[:3])
+        more = " ..." if len(trace.not_traced) > 3 else ""
+        parts.append(f"{len(trace.not_traced)} that ran and are not in the trace: {names}{more}")
+    others = [
+        layer.name
+        for layer in trace.layers
+        if layer.kind == layers[-1].kind and layer.queries_from != queries
+    ]
+    if others:
+        parts.append(f"{len(others)} over other positions than {queries}: {others[0]} ...")
+    if not parts:
+        return None
+    return f"Through {len(layers)} layers, not through " + " and ".join(parts) + "."
 
 
 def _positions(positions: int | Sequence[int], length: int) -> Tensor:

@@ -6,6 +6,9 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
+
+from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError
@@ -27,7 +30,8 @@ class Moment:
     """A measure of every head at one step.
 
     loss: of the step, where it is known.
-    scores: by (layer, head), both from 0; NaN where the measure does not apply.
+    scores: by (layer, head), both from 0; NaN where the measure does not apply, or weights are no
+    numbers.
     """
 
     step: int
@@ -98,8 +102,10 @@ def formation(history: History, measure: str) -> list[Moment]:
         layers = trace_of_snapshot(snapshot).layers
         sinks = sink_keys(layers) if measure == "sink" else [None] * len(layers)
         for number, layer in enumerate(layers):
-            of_layer = layer_scores(layer, sinks=sinks[number]).get(measure)
-            for head in range(layer.heads):
-                scores[number, head] = math.nan if of_layer is None else float(of_layer.score[head])
+            weights = LayerWeights(layer)
+            of_layer = layer_scores(weights, sinks=sinks[number]).get(measure)
+            values = torch.full((layer.heads,), math.nan) if of_layer is None else of_layer.score
+            values = values.masked_fill(weights.broken, math.nan)
+            scores |= {(number, head): value for head, value in enumerate(values.tolist())}
         moments.append(Moment(snapshot.step, snapshot.loss, scores))
     return moments

@@ -62,6 +62,11 @@ class LayerWeights:
         if exact and not self.complete and self.matrix is None:
             raise self._not_exact()
 
+    @property
+    def broken(self) -> Tensor:
+        """Which heads have a row of weights that are no numbers (NaN), (heads,)."""
+        return self.graph.lse.isnan().any(-1)
+
     def _not_exact(self) -> InputError:
         return InputError(
             f"layer {self.layer.name}: its weights are not known exactly: {self.layer.no_matrix}. "

@@ -182,7 +182,7 @@ def head_roles(
             special = special_keys(trace, layer.keys_from)
             scores = layer_scores(weights, special=special, reach=reach, sinks=sinks[number])
             sources[number].add(weights.source)
-            broken[number] |= weights.graph.lse.isnan().any(-1)
+            broken[number] |= weights.broken
             before = summed[number]
             summed[number] = {
                 name: before[name] + of_layer if name in before else of_layer

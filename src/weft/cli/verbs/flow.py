@@ -20,12 +20,12 @@ Targets = Annotated[
 
 
 def flow(
-    path: TracePath, token: Position = 0, to: Targets = None, kind: Kind = None,
+    path: TracePath, token: Position = -1, to: Targets = None, kind: Kind = None,
     exact: Exact = None, top: Top = 20, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much can flow from a position to input positions, through all layers."""
     from weft.analysis.graphs.flow import attention_flow
-    from weft.analysis.graphs.rollout import ends
+    from weft.analysis.graphs.rollout import ends, passed_over
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -43,6 +43,17 @@ def flow(
         least, most = float(flows.lower[place]), float(flows.upper[place])
         key = targets[place]
         print(f"{least:8.4f}  {most:8.4f}  {key % len(keys):6}  {visible(keys[key])}")
+    left = passed_over(trace, kind)
+    if left is not None:
+        print(left)
     if as_json:
         lower, upper = flows.lower.tolist(), flows.upper.tolist()
-        print_json({"trace": str(path), "targets": targets, "lower": lower, "upper": upper})
+        print_json(
+            {
+                "trace": str(path),
+                "targets": targets,
+                "lower": lower,
+                "upper": upper,
+                "passed_over": left,
+            }
+        )

@@ -15,11 +15,11 @@ Column = Annotated[
 
 
 def rollout(
-    path: TracePath, token: Position = 0, column: Column = False, kind: Kind = None,
+    path: TracePath, token: Position = -1, column: Column = False, kind: Kind = None,
     exact: Exact = None, top: Top = 20, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much of each input position an output position holds, through all layers."""
-    from weft.analysis.graphs.rollout import ends, rollout_columns, rollout_rows
+    from weft.analysis.graphs.rollout import ends, passed_over, rollout_columns, rollout_rows
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -31,6 +31,9 @@ def rollout(
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
     print_places(values, others, top)
     bound = float(result.bound.max())
-    print(f"No entry is more than {bound:.1e} too low.")
+    left = passed_over(trace, kind)
+    if left is not None:
+        print(left)
+    print(f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.")
     if as_json:
-        print_json({"trace": str(path), "values": values, "bound": bound})
+        print_json({"trace": str(path), "values": values, "bound": bound, "passed_over": left})

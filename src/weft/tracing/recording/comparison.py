@@ -104,6 +104,9 @@ class Comparison:
         self.weights: float | None = None
         #: How many calls of attention layers were compared.
         self.layers = 0
+        #: The largest tolerance of a layer: its attention may be in half precision (autocast), and
+        #: what the model gives in float32 all the same.
+        self._coarsest = 0.0
 
     def layer(self, path: str, output: Tensor) -> Tensor | None:
         """Compare the next call of an attention module; returns what the model goes on with.
@@ -123,6 +126,8 @@ class Comparison:
 
         Raises: VerificationError: they differ.
         """
+        if call.queries is not None:
+            self._coarsest = max(self._coarsest, tolerance(call.queries.dtype))
         own = self._expected(call.path)
         weights = None if own is None else own[1]
         if weights is None or not self._fits(weights, call.graph):
@@ -133,7 +138,7 @@ class Comparison:
         known = (keys >= 0) & (keys < length)
         again = weights.float().gather(-1, keys.clamp(0, length - 1).long())
         largest = largest_difference(torch.where(known, again, 0), torch.where(keys >= 0, kept, 0))
-        if largest > tolerance(weights.dtype):
+        if largest > max(tolerance(weights.dtype), self._coarsest):
             raise VerificationError(
                 f"trace: the weights of layer {call.path} differ by {largest:.1e} from those of "
                 f"the model's own attention ({self._where}). {REMEDY}"
@@ -177,7 +182,7 @@ class Comparison:
         for hidden in self._hidden:
             if own.ndim > 2 and own.shape[:2] == hidden.shape:
                 own, other = (tensor[~hidden.to(tensor.device)] for tensor in (own, other))
-        share = tolerance(own.dtype)
+        share = max(tolerance(own.dtype), self._coarsest)
         own, other = own.double(), other.double()
         warn_of_nan(what, own, other)
         largest = largest_difference(own, other)

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.layer_call import RecordedCall
 
-__all__ = ["cut", "part_names", "proven_mask", "side_by_side"]
+__all__ = ["cut", "part_names", "part_numbers", "proven_mask", "side_by_side"]
 
 
 def cut(graph: AttentionGraph, queries: slice, keys: slice) -> AttentionGraph:
@@ -70,6 +70,15 @@ def proven_mask(graph: AttentionGraph) -> str | None:
         complete = bool((graph.k >= graph.count).all())
         return "causal" if complete else None
     return None
+
+
+def part_numbers(parts: int, length: int) -> list[int]:
+    """The part of each position of parts that lie side by side.
+
+    >>> part_numbers(2, 2)
+    [0, 0, 1, 1]
+    """
+    return [part for part in range(parts) for _ in range(length)]
 
 
 def part_names(parts: int, length: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.formats.trace_writer import TraceWriter
 from weft.mechanism.graph import AttentionGraph
-from weft.tracing.recording.cutting import cut, part_names, proven_mask, side_by_side
+from weft.tracing.recording.cutting import cut, part_names, part_numbers, proven_mask, side_by_side
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.score_terms import cut_terms
 from weft.tracing.recording.sequences import InputSequence, NamesOfSequences
@@ -130,7 +131,9 @@ class LayerMaker:
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]
         if name not in named and parts > 1:
-            named[name] = InputSequence(slice(0, parts * length), part_names(parts, length))
+            known: dict[str, list[Any]] = {"parts": part_numbers(parts, length)}
+            span = slice(0, parts * length)
+            named[name] = InputSequence(span, part_names(parts, length), known)
         elif name not in named:
             named[name] = self._sequences.of(name, length, sample)
         return named[name]

@@ -2,8 +2,9 @@
 
 All that there is are the tensors the model was given and the shapes of its attention calls. A
 length that one input has, and no other, names a sequence; positions of any other length are a
-sequence of their own, named by it. Nothing is guessed: where two inputs are as long, positions are
-told apart by what looks at what.
+sequence of their own, named by it. Where two inputs are as long, positions are told apart by what
+looks at what. Where a cross layer looks from as many positions as the one input has at as many, as
+latents do that are as many as the tokens, nothing says which are the input's, and none are.
 """
 
 from __future__ import annotations
@@ -56,12 +57,20 @@ class ModuleSequences:
     Args:
         model: any module. inputs: what it was given, by name.
         samples: inputs of the batch.
+        calls: those of its attention layers.
         tokenizer: who names token ids, or one for each argument by its name.
     """
 
     plain = False
 
-    def __init__(self, model: nn.Module, inputs: Inputs, samples: int, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        samples: int,
+        calls: Sequence[RecordedCall],
+        tokenizer: Any,
+    ) -> None:
         self._tokenizer, self._samples = tokenizer, samples
         self._lengths: dict[str, int] = {}
         self._ids: dict[str, Tensor] = {}
@@ -71,6 +80,12 @@ class ModuleSequences:
             if once[id(tensor)] == name:
                 self._add(name, tensor)
         self._grids = _grids(model, inputs)
+        #: Lengths of the positions of a cross layer on both sides.
+        self._both = {
+            call.graph.shape[2]
+            for call in calls
+            if call.kind == "cross" and call.graph.shape[2] == call.graph.shape[3]
+        }
         #: A model that reads one text calls its positions tokens, whatever its argument is called.
         self._one_text = len(self._lengths) == 1 and bool(self._ids)
 
@@ -115,7 +130,7 @@ class ModuleSequences:
         if any(grid.length == length for grid in self._grids):
             return "patches" if self._grids[0].length == length else f"patches-{length}"
         names = [name for name, own in self._lengths.items() if own == length]
-        if len(names) == 1:
+        if len(names) == 1 and length not in self._both:
             return "tokens" if self._one_text else names[0]
         if len(names) > 1:
             return "target" if kind == "decoder" else "source"

@@ -46,6 +46,8 @@ class CallRecorder:
         self._passed: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._used: set[int | str] = set()
+        #: The paths of layers that have run and were not asked for, in the order of the run.
+        self.left_out: dict[str, None] = {}
         # With the mask itself, so that no other takes its id meanwhile.
         self._ranges: dict[tuple[int, int, tuple[int, int]], tuple[Any, Tensor | None]] = {}
 
@@ -136,6 +138,8 @@ class CallRecorder:
             if (wanted == number if isinstance(wanted, int) else fnmatchcase(path, wanted))
         ]
         self._used.update(matches)
+        if not matches:
+            self.left_out[path] = None
         return bool(matches)
 
     def _ranges_of(self, call: LayerCall) -> tuple[Tensor | None, ...]:

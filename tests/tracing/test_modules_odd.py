@@ -1,0 +1,145 @@
+"""Modules of torch that do something unusual: parts, latents, half precision, counters, threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+from tests.tracing.module_weights import encoder, traced
+from torch import Tensor, nn
+
+import weft
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.rollout import passed_over
+
+
+class Axial(nn.Module):
+    """Attention along the rows of a square, then along its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.columns = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, square: Tensor) -> Tensor:
+        (parts,) = square
+        parts = parts + self.rows(parts, parts, parts)[0]
+        turned = parts.transpose(0, 1)
+        return turned + self.columns(turned, turned, turned)[0]
+
+
+def test_layers_that_cut_their_input_into_other_parts_are_not_multiplied() -> None:
+    torch.manual_seed(0)
+    model, square = Axial().eval(), torch.randn(1, 5, 5, 16)
+    trace = traced(model, square)
+    assert {layer.queries_from for layer in trace.layers} == {"positions-5x5"}
+    assert trace.positions["positions-5x5"]["parts"][:7] == [0, 0, 0, 0, 0, 1, 1]
+    for analysis in (trace.rollout, lambda: attention_flow(trace, 0, 1)):
+        with pytest.raises(weft.InputError, match=r"2 layers read positions-5x5 in parts"):
+            analysis()
+    alone = weft.trace(model, square, layers=["rows"])
+    assert isinstance(alone, weft.Trace)
+    # Of one layer, a position holds what its own part gives it: a fifth of the square.
+    assert ((alone.rollout() > 0).sum(-1) == 5).all()
+    assert [dict(entry) for entry in alone.not_traced] == [
+        {"name": "columns", "class": "MultiheadAttention", "reason": "it was not asked for"}
+    ]
+    assert "not through 1 that ran and are not in the trace: columns" in str(passed_over(alone))
+
+
+def test_latents_as_many_as_the_tokens_are_no_tokens() -> None:
+    class Latents(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 16)
+            self.latents = nn.Parameter(torch.randn(4, 16))
+            self.reads = nn.MultiheadAttention(16, 2, batch_first=True)
+            self.thinks = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embedding(input_ids)
+            latents = self.latents.expand(len(x), -1, -1)
+            latents = latents + self.reads(latents, x, x)[0]
+            return latents + self.thinks(latents, latents, latents)[0]
+
+    trace = traced(Latents().eval(), torch.tensor([[3, 9, 27, 31]]))
+    assert [layer.kind for layer in trace.layers] == ["cross", "encoder"]
+    names = {name for layer in trace.layers for name in (layer.queries_from, layer.keys_from)}
+    assert names == {"positions-4", "source-4"}
+    assert "#3" not in trace.layers[1].query_tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_inside_is_no_difference(dtype: torch.dtype) -> None:
+    """By autocast, or by casts; what the model gives is float32."""
+
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = encoder().to(dtype)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.to(dtype)).float()
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 16)
+    weft.trace(Casts().eval(), x)
+    with torch.autocast("cpu", dtype=dtype):
+        weft.trace(encoder(), x)
+
+
+def test_a_buffer_that_counts_calls_counts_one() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = encoder()
+            self.calls: Tensor
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.inner(x)
+
+    model = Counts().eval()
+    trace = traced(model, torch.randn(1, 5, 16))
+    assert trace.verification is not None
+    assert int(model.calls) == 1
+
+
+def test_two_threads_leave_the_fast_path_as_it_was() -> None:
+    models, x = [encoder(), encoder()], torch.randn(2, 6, 16)
+    assert torch.backends.mha.get_fastpath_enabled()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(4):
+            threads = [threading.Thread(target=weft.trace, args=(model, x)) for model in models]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert torch.backends.mha.get_fastpath_enabled()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_row_that_is_no_number_is_none_in_the_dense_graph() -> None:
+    x = torch.randn(1, 5, 16)
+    x[0, 2] = torch.nan
+    with pytest.warns(UserWarning, match="NaN"):
+        trace = traced(encoder(), x)
+    assert trace.layers[0].graph.dense().isnan().all()
+
+
+def test_a_watch_without_a_trace_says_why() -> None:
+    class ByHand(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(-1) @ x
+
+    model = ByHand().eval()
+    with pytest.warns(UserWarning, match="by hand"), weft.watch(model) as watched:
+        model(torch.randn(1, 3, 4))
+    with pytest.raises(weft.InputError, match="there is no trace; expected one"):
+        _ = watched.trace
