@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -263,10 +264,9 @@ class TraceData:
                 characters of the text, [0, 0] of a token that is not in it; "texts" are what the
                 tokens say, where their vocabulary spells them otherwise; of the patches of an
                 image there are "rows" and "columns", -1 of a token that is no patch; of those of
-                a sound "seconds", where each has its middle; of a layer that reads its input in
-                parts, as windows of an image, "parts", the number of the part of each position; of
-                the patches of images among the tokens of a text "images", "tiles", "rows" and
-                "columns", all -1 of a token that is no patch
+                a sound "seconds", where each has its middle; of parts, as windows of an image,
+                "parts", the number of each position's part; of the patches of images among the
+                tokens of a text "images", "tiles", "rows", "columns", -1 of a token that is none
     verification  how the model with weft was held against the model without: see
                 `weft.formats.verification`. None: it was not
     not_traced  attention modules that ran and are not among the layers: the "name" (path), the
@@ -291,9 +291,7 @@ class TraceData:
         return next(iter(self.sequences.values()), [])
 
     def __repr__(self) -> str:
-        kinds: dict[str, int] = {}
-        for layer in self.layers:
-            kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
+        kinds = Counter(layer.kind for layer in self.layers)
         layers = " + ".join(f"{count} {kind}" for kind, count in kinds.items())
         noun = "layer" if len(self.layers) == 1 else "layers"
         tokens = ", ".join(f"{name}: {len(of)}" for name, of in self.sequences.items())
@@ -301,8 +299,7 @@ class TraceData:
         if self.verification is not None:
             verified += f", {in_words(self.verification)}"
         without = f", {len(self.not_traced)} not traced" if self.not_traced else ""
-        bits = self.model.get("quantization")
-        weights = f", weights of {bits}" if bits else ""
+        weights = f", weights of {bits}" if (bits := self.model.get("quantization")) else ""
         return f"Trace({layers or 'no'} {noun}{without}, {tokens} tokens{weights}{verified})"
 
     @property

@@ -245,7 +245,10 @@ class RunModel:
                 )
             return {"tokens": torch.tensor([ids])}
         if target is None:
-            (target,) = translate(self.run.model, words, [text], beam=self.beam)
+            (target,) = translate(
+                self.run.model, words, [text], beam=self.beam,
+                length_penalty=self.run.length_penalty,
+            )  # fmt: skip
         return {
             "source": torch.tensor([[*ids, words.end]]),
             "target": torch.tensor([[words.start, *words.encode(target)]]),

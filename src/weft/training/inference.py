@@ -19,6 +19,7 @@ from weft.models.transformer import Transformer
 from weft.training.checkpoint import load_weights
 from weft.training.config import RunConfig, check_config
 from weft.training.data import DataDescription
+from weft.training.task_sections import TranslationConfig
 from weft.training.tasks import build_model, make_task
 from weft.training.text import Vocabulary
 
@@ -49,6 +50,12 @@ class TrainedRun:
     def translates(self) -> bool:
         """Whether the model reads one text and writes another."""
         return isinstance(self.model, Transformer)
+
+    @property
+    def length_penalty(self) -> float:
+        """How much beam search prefers long translations, as the run was configured."""
+        task = self.config.task
+        return task.length_penalty if isinstance(task, TranslationConfig) else 1.0
 
 
 def open_run(path: Path | str) -> TrainedRun:

@@ -68,6 +68,9 @@ class TranslationConfig(TaskSection):
         lt=1,
         description="probability of leaving out a merge of the encoding in training",
     )
+    length_penalty: float = Field(
+        1.0, ge=-10, le=10, description="how much beam search prefers long translations"
+    )
 
 
 class LanguageConfig(TaskSection):

@@ -10,9 +10,11 @@ import torch
 
 from weft.errors import DataError, InputError
 from weft.models.configuration import Architecture
+from weft.models.decoding import Hypothesis, beam_search
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.config import TranslationConfig
+from weft.training.tasks import pairs
 from weft.training.tasks.pairs import translate
 from weft.training.tasks.translation import (
     TranslationTask,
@@ -160,6 +162,23 @@ def test_evaluation(folder: Path, model: Transformer) -> None:
     assert measures["loss"] == pytest.approx(total / count, rel=1e-4)
     with pytest.raises(InputError, match="this run has no test data; name it in the config"):
         made.evaluate(model, split="test", beam=1, progress=lambda done, total: None)
+
+
+def test_the_length_penalty_of_the_task_is_that_of_its_search(
+    folder: Path, model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def search(*args: Any, length_penalty: float, **options: Any) -> list[Hypothesis]:
+        asked.append(length_penalty)
+        return beam_search(*args, length_penalty=length_penalty, **options)
+
+    monkeypatch.setattr(pairs, "beam_search", search)
+    for changes in ({}, {"length_penalty": 1.5}):
+        made = task(folder, **changes)
+        made.evaluate(model, split="valid", beam=2, progress=lambda done, total: None)
+    assert set(asked[: len(asked) // 2]) == {1.0}
+    assert set(asked[len(asked) // 2 :]) == {1.5}
 
 
 @pytest.mark.parametrize("beam", [1, 3])

@@ -53,9 +53,10 @@ class PairsTask(TextTask):
         valid: TextPairs,
         test: TextPairs,
         piece_dropout: float = 0.0,
+        length_penalty: float = 1.0,
     ) -> None:
         super().__init__(vocabulary)
-        self.seed = seed
+        self.seed, self._length_penalty = seed, length_penalty
         self.texts = {"train": train, "valid": valid, "test": test}
         self._dropout = PieceDropout(vocabulary, piece_dropout, seed) if piece_dropout else None
         self._train, self._valid = self._encode(train), self._encode(valid)
@@ -144,7 +145,10 @@ class PairsTask(TextTask):
         pairs = self.pairs(split)
         sources, expected = ([pair[side] for pair in pairs] for side in (0, 1))
         loss = self._loss(model, self._encode(pairs))
-        written = translate(model, self.vocabulary, sources, beam=beam, progress=progress)
+        written = translate(
+            model, self.vocabulary, sources, beam=beam, length_penalty=self._length_penalty,
+            progress=progress,
+        )  # fmt: skip
         repeated = repetition([text.split() for text in written])
         facts = {"examples": len(pairs), "beam": beam, "repetition": repeated}
         measures = [*self.measures(written, expected), loss]

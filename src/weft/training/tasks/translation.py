@@ -99,4 +99,6 @@ def translation_task(
         raise InputError(
             f"every training pair is longer than task.max_length = {config.max_length} tokens."
         )
-    return TranslationTask(vocabulary, seed, fitting, valid, test, config.piece_dropout)
+    return TranslationTask(
+        vocabulary, seed, fitting, valid, test, config.piece_dropout, config.length_penalty
+    )
