@@ -10,6 +10,8 @@ Three models read the same tokens of the same drawn splits, a split and a start 
     python benchmarks/evidence/reviews.py --folder PATH       (sentence_polarity.tsv and
                                                                movie_reviews.tsv.gz)
 
+Finished trainings stay in --runs and are not trained again.
+
 Sources: Wang and Manning 2012, "Baselines and Bigrams", table 2 (SVM on words, by
 cross-validation); Kim 2014, "Convolutional Neural Networks for Sentence Classification", table 2
 (CNN-rand); Wiegreffe and Pinter 2019, "Attention is not not Explanation", section 3.2 (uniform
@@ -19,7 +21,6 @@ weights as the baseline of learned ones). The data: Pang and Lee 2004 and 2005.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +29,15 @@ from typing import Any
 import numpy as np
 import torch
 from record import Claim, mean_and_spread, record
+from runs import ROOT, results_of, trained, value_of
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
-from weft.training.config import RunConfig, load_config
-from weft.training.inference import evaluate_run, open_run
-from weft.training.loop import train
-from weft.training.progress import SilentListener
+from weft.training.config import load_config
 from weft.training.tasks import make_task
 from weft.training.tasks.labels import LabelsTask
 
-ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "polarity.toml"
 #: Inverse strengths of the penalty of the logistic regression.
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 MODELS = ("bag of words", "uniform", "learned")
@@ -76,15 +75,12 @@ SETS = (
 )
 
 
-def config_of(folder: Path, data: Data, seed: int, weights: str) -> RunConfig:
-    """The example's configuration, on one split of one set."""
-    return load_config(
-        ROOT / "examples" / "polarity.toml",
-        [
-            f"task.folder={folder}", *data.changes, f"task.split_seed={seed}",
-            f"training.seed={seed}", f"model.weights={weights}", "training.history=false",
-        ],
-    )  # fmt: skip
+def changes_of(folder: Path, data: Data, seed: int, weights: str) -> list[str]:
+    """What is changed of the example, for one split of one set."""
+    return [
+        f"task.folder={folder}", *data.changes, f"task.split_seed={seed}",
+        f"training.seed={seed}", f"model.weights={weights}",
+    ]  # fmt: skip
 
 
 def occurrences(task: LabelsTask, part: str) -> tuple[csr_array, np.ndarray[Any, Any]]:
@@ -107,25 +103,24 @@ def bag_of_words(task: LabelsTask) -> float:
     return 100 * float(best.score(*parts["test"]))
 
 
-def encoder(config: RunConfig) -> float:
+def encoder(run_folder: Path, changes: list[str]) -> float:
     """Likewise, of weft's classifier."""
-    with tempfile.TemporaryDirectory() as folder:
-        train(config, Path(folder) / "run", SilentListener())
-        run = open_run(Path(folder) / "run")
-        measures = evaluate_run(run, split="test", beam=1, progress=lambda done, total: None)
-    return 100 * float(measures["accuracy"])
+    run, _ = trained(run_folder, EXAMPLE, changes)
+    return 100 * value_of(results_of(run, beam=1), "accuracy")
 
 
-def measure(folder: Path, data: Data, seeds: int) -> dict[str, list[float]]:
+def measure(folder: Path, runs: Path, data: Data, seeds: int) -> dict[str, list[float]]:
     """The accuracies of each model, seed by seed."""
     results: dict[str, list[float]] = {name: [] for name in MODELS}
     for seed in range(1, seeds + 1):
-        task = make_task(config_of(folder, data, seed, "learned"))
+        task = make_task(load_config(EXAMPLE, changes_of(folder, data, seed, "learned")))
         if not isinstance(task, LabelsTask):
             raise TypeError("examples/polarity.toml is a task of labels")
         results["bag of words"].append(bag_of_words(task))
         for weights in ("uniform", "learned"):
-            results[weights].append(encoder(config_of(folder, data, seed, weights)))
+            name = f"{data.name.replace(',', '').replace(' ', '-')}-{weights}-{seed}"
+            changes = changes_of(folder, data, seed, weights)
+            results[weights].append(encoder(runs / name, changes))
         latest = ", ".join(f"{name} {values[-1]:.2f}" for name, values in results.items())
         print(f"{data.name}, seed {seed}: {latest} ({time.process_time():.0f} s)", flush=True)
     return results
@@ -134,6 +129,7 @@ def measure(folder: Path, data: Data, seeds: int) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -142,7 +138,7 @@ def main() -> None:
             "|---|---|---|---|---|---|"]  # fmt: skip
     ours = []
     for data in SETS:
-        results = measure(options.folder, data, options.seeds)
+        results = measure(options.folder, options.runs, data, options.seeds)
         cells = [mean_and_spread(results[name], "%") for name in MODELS]
         pairs = zip(results["learned"], results["uniform"], strict=True)
         differences = [learned - uniform for learned, uniform in pairs]

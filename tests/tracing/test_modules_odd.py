@@ -133,6 +133,17 @@ def test_a_row_that_is_no_number_is_none_in_the_dense_graph() -> None:
     assert trace.layers[0].graph.dense().isnan().all()
 
 
+def test_a_mask_with_nan_is_refused_by_name() -> None:
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.zeros(4, 4)
+            mask[1, 2] = torch.nan
+            return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+    with pytest.raises(weft.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"):
+        weft.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
+
+
 def test_a_watch_without_a_trace_says_why() -> None:
     class ByHand(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -134,6 +134,9 @@ class AttentionCalls(TorchFunctionMode):
         tensors = _in_one_type(call.query, call.key, call.value)
         queries, keys, values = _of_four_dimensions(call, *tensors)
         cells = None if call.attn_mask is None else _mask_of_four(call, call.attn_mask)
+        if cells is not None and cells.is_floating_point() and bool(cells.isnan().any()):
+            self._refuse(path, "its mask holds numbers that are none (NaN)")
+            return func(*args, **kwargs)
         read = None if cells is None else score_mask(
             cells, queries.shape[2], keys.shape[2], _lowest(cells)
         )  # fmt: skip
