@@ -140,7 +140,10 @@ def test_a_mask_with_nan_is_refused_by_name() -> None:
             mask[1, 2] = torch.nan
             return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
-    with pytest.raises(weft.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"):
+    with (
+        pytest.warns(UserWarning, match="NaN"),
+        pytest.raises(weft.InputError, match=r"of Masked .*its mask holds .* \(NaN\)"),
+    ):
         weft.trace(Masked().eval(), torch.randn(1, 2, 4, 8))
 
 
