@@ -140,3 +140,25 @@ def test_grey_through_colours_and_back_is_the_same(tmp_path) -> None:
     every = np.arange(256, dtype=np.uint8).reshape(16, 16)
     Image.fromarray(every).save(tmp_path / "x.png")
     np.testing.assert_array_equal(np.asarray(open_image(tmp_path / "x.png").convert("L")), every)
+
+
+def test_a_grey_picture_of_16_bits_is_not_cut_off(tmp_path: Path) -> None:
+    Image.fromarray(GREY.astype(np.uint16) * 257).save(tmp_path / "x.png")
+    for mode in (None, "L", "RGB"):
+        read = image_array(open_image(tmp_path / "x.png", mode))
+        np.testing.assert_allclose(read[0], GREY / 255, atol=1e-6)
+
+
+def test_a_picture_is_turned_as_its_camera_was_held(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.repeat(COLOURS, 2, 0)).save(tmp_path / "x.png", exif=exif)
+    turned = np.asarray(open_image(tmp_path / "x.png"))
+    assert turned.shape == (3, 2, 3)
+    assert (turned[0] == [255, 0, 0]).all() and (turned[2] == [0, 0, 255]).all()
+
+
+def test_a_picture_of_other_numbers_is_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((2, 2), 0.5, dtype=np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(DataError, match="no whole numbers of 8 or 16 bits"):
+        open_image(tmp_path / "x.tiff")

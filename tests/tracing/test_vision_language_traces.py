@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -116,7 +117,9 @@ def test_a_model_whose_first_pass_is_traced_keeps_one_set_of_hooks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be traced")
-@pytest.mark.parametrize("name", ["qwen2_vl", "llava crop", "idefics3", "internvl"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "llava crop", "idefics3", "internvl", "llava_onevision"]
+)
 def test_a_batch_gives_a_trace_with_its_image_for_each_text(name: str) -> None:
     made = family(name)
     one = made.inputs([picture(SIZE)], TEXT)
@@ -194,6 +197,9 @@ def test_how_a_picture_was_cut_is_not_guessed() -> None:
         ({"image": -1}, "image -1"),
         ({"size": (0, 5)}, "expected the rows and columns of pixels"),
         ({"size": (5,)}, "expected the rows and columns of pixels"),
+        ({"size": 37}, "size=37; expected the rows and columns of pixels"),
+        ({"token": 1.5}, "token=1.5; expected the position of a token, or its text"),
+        ({"token": True}, "token=True; expected the position"),
         ({"size": (10**6, 10**6)}, "more than a map has room for"),
     ],
 )
@@ -215,13 +221,26 @@ def test_a_word_may_be_named_by_its_text() -> None:
     assert one.query == place and torch.equal(one.weights, other.weights)
     mean = sum(trace.image_map(2, head, place).weights for head in range(4)) / 4
     assert torch.allclose(trace.image_map(2, None, place).weights, mean)
+    for position in (torch.tensor(place), np.int64(place)):
+        assert trace.image_map(2, 0, position).query == place  # type: ignore[arg-type]
+
+
+def test_a_picture_of_another_size_than_the_model_was_told_is_refused() -> None:
+    trace = traced(family("llava_next"), family("llava_next").inputs([picture(SIZE)], TEXT))
+    layer = language(trace)[0]
+    whole = trace.image_map(layer, 0, -1)
+    assert whole.of_original and whole.weights.shape == SIZE
+    with pytest.raises(InputError, match=r"61 x 37 pixels .*the model was told one of 37 x 61"):
+        trace.image_map(layer, 0, -1, size=(61, 37))
 
 
 def test_weights_that_are_not_known_exactly_are_refused() -> None:
     made = family("llava stretch")
     inputs = made.inputs([picture(SIZE)], TEXT)
     thin = traced(made, inputs, keep=weft.Top(4), queries_keys=False)
-    with pytest.raises(InputError, match="keeps 4 edges of each query, and no exact weights"):
+    with pytest.raises(
+        InputError, match="at most 4 of the edges of each query, and no exact weights"
+    ):
         thin.image_map(2, 0, -1)
     whole = traced(made, inputs, keep=weft.All(), queries_keys=False)
     exact = traced(made, inputs, keep=weft.Top(4))

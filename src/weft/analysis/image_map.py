@@ -10,7 +10,9 @@ whole, a pixel has a part of both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.traced_images import Box, Size, TracedImage
+from weft.tracing.options import whole_number
 from weft.tracing.vision_language.positions import LAYOUTS
 
 __all__ = ["ImageMap", "image_map"]
@@ -83,7 +86,7 @@ def image_map(
         count = len(trace.images)
         there = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
         raise InputError(f"image_map: image {image}; the text has {there}.")
-    original = _checked(size) or trace.images[image].original
+    original = _original(size, trace.images[image])
     picture = trace.images[image].arranged(original)
     row = _row(chosen, head, query)
     known = trace.positions[sequence]
@@ -106,7 +109,7 @@ def _sequence(trace: TraceData) -> str:
     if kind in LAYOUTS:
         raise InputError(
             f"image_map: no token of this trace is a part of an image. Give weft.trace what the "
-            f"processor of the {kind} makes of a text and its images together, with input_ids and "
+            f"processor of {kind} makes of a text and its images together, with input_ids and "
             "pixel_values."
         )
     what = f"a {kind}" if isinstance(kind, str) else "its model"
@@ -149,13 +152,18 @@ def _numbers(numbers: list[int]) -> str:
 def _query(layer: TraceLayer, token: int | str) -> int:
     """The row of a token."""
     tokens = shown(layer.query_tokens)
-    if isinstance(token, int):
-        if not -len(tokens) <= token < len(tokens):
+    number = whole_number(token)
+    if number is not None:
+        if not -len(tokens) <= number < len(tokens):
             raise InputError(
-                f"image_map: token {token}; layer {layer.name} has rows for the tokens 0 to "
+                f"image_map: token {number}; layer {layer.name} has rows for the tokens 0 to "
                 f"{len(tokens) - 1}."
             )
-        return token % len(tokens)
+        return number % len(tokens)
+    if not isinstance(token, str):
+        raise InputError(
+            f"image_map: token={token!r}; expected the position of a token, or its text."
+        )
     for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
         places = [place for place, own in enumerate(spelled) if own == token]
         if len(places) == 1:
@@ -172,13 +180,24 @@ def _query(layer: TraceLayer, token: int | str) -> int:
     )
 
 
-def _checked(size: Size | None) -> Size | None:
-    if size is not None and (len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size)):
+def _original(size: Any, image: TracedImage) -> Size | None:
+    """The rows and columns of the original picture, as they are asked for or known."""
+    if size is None:
+        return image.original
+    sides = [whole_number(side) for side in size] if isinstance(size, Sequence) else []
+    rows, columns = sides if len(sides) == 2 else (None, None)
+    if rows is None or columns is None or rows < 1 or columns < 1:
         raise InputError(
             f"image_map: size={size!r}; expected the rows and columns of pixels of the original "
             "picture, as (480, 640)."
         )
-    return size
+    if image.original is not None and (rows, columns) != image.original:
+        raise InputError(
+            f"image_map: a picture of {rows} x {columns} pixels (rows x columns); the model was "
+            f"told one of {image.original[0]} x {image.original[1]}. Give the picture that it "
+            "read, or leave size out."
+        )
+    return rows, columns
 
 
 def _row(layer: TraceLayer, head: int | None, query: int) -> Tensor:
@@ -194,9 +213,9 @@ def _row(layer: TraceLayer, head: int | None, query: int) -> Tensor:
     matrix = layer.matrix
     if matrix is None:
         raise InputError(
-            f"image_map: layer {layer.name} keeps {layer.graph.k} edges of each query, and no "
-            f"exact weights: {layer.no_matrix}. Trace the model again with keep=weft.All(), or "
-            "with queries and keys."
+            f"image_map: layer {layer.name} keeps at most {layer.graph.k} of the edges of each "
+            f"query, and no exact weights: {layer.no_matrix}. Trace the model again with "
+            "keep=weft.All(), or with queries and keys."
         )
     rows = [matrix[number, query : query + 1, :].double()[0] for number in heads]
     return torch.stack(rows).mean(0)

@@ -56,7 +56,7 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
     Raises: DataError: no such file, or no picture; InputError: Pillow is missing.
     """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise InputError(
             'an image needs Pillow, which is not installed. pip install "weft[hf]"'
@@ -67,7 +67,10 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
     check_file(path, "image")
     try:
         with Image.open(path) as opened:
-            return opened.convert(mode or ("L" if opened.mode in _GREY else "RGB"))
+            # As viewers show it, where the camera says how it was held.
+            turned = ImageOps.exif_transpose(opened)
+            picture = _of_bytes(turned) if turned.mode[0] in "IF" else turned
+            return picture.convert(mode or ("L" if picture.mode in _GREY else "RGB"))
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image that Pillow can read"
         if isinstance(error, Image.DecompressionBombError):
@@ -75,6 +78,19 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
         elif not isinstance(error, UnidentifiedImageError):
             reason = f"damaged, or not readable ({str(error).splitlines()[0].rstrip('.')})"
         raise DataError(f"{path}: {reason}. Give a PNG or JPEG file.") from None
+
+
+def _of_bytes(picture: Image) -> Image:
+    """A grey picture of 16 bits as one of 8, which Pillow would cut off instead.
+
+    Raises: ValueError: its numbers have another range.
+    """
+    from PIL import Image
+
+    pixels = np.asarray(picture)
+    if pixels.dtype.kind == "f" or pixels.min(initial=0) < 0 or pixels.max(initial=0) >= 2**16:
+        raise ValueError("its pixels are no whole numbers of 8 or 16 bits")
+    return Image.fromarray(np.rint(pixels / 257).astype(np.uint8))
 
 
 def _of_arrays(path: Path, number: str) -> Image:

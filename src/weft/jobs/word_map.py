@@ -65,13 +65,16 @@ def draw_word_map(
     of_head = "the mean of all heads" if head is None else f"head {head}"
     figure = word_map(
         seen, picture, title=f"What “{word}” looks at",
-        caption=f"{chosen.name}, {of_head}: {seen.mass:.1%} of its weight is on the image",
+        caption=f"{chosen.name}, {of_head}: {seen.mass:.1%} of its weight is on the image"
+        + (f", {seen.outside:.1%} on bars beside the picture" if seen.outside >= 0.0005 else ""),
     )  # fmt: skip
     save_picture(figure, output)
     best = sorted(seen.patches, key=lambda patch: -patch[4])[:_NAMED]
     names = shown(chosen.key_tokens)
     line = (
-        f"{word} ({seen.query}) gives {seen.mass:.4f} of its weight to the image, most to "
+        f"{word} ({seen.query}) gives {seen.mass:.4f} of its weight to the image"
+        + (f" ({seen.outside:.4f} to bars beside the picture)" if seen.outside else "")
+        + ", most to "
         + ", ".join(f"{names[patch[0]]} ({patch[4]:.4f})" for patch in best)
         + f". Picture: {output}"
     )

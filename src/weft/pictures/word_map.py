@@ -106,5 +106,5 @@ def _scale(figure: Figure, norm: PowerNorm, colours: Palette, light: float | Non
     axes.set_xticks([float(norm(tick)) for tick in ticks], [f"{tick:.3g}" for tick in ticks])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6.5, color=colours.faint,
                      labelcolor=colours.faint)  # fmt: skip
-    axes.set_title("weight of a pixel, in times an even spread over the image", fontsize=7,
+    axes.set_title("weight of a pixel, in times the mean of all pixels (square roots)", fontsize=7,
                    color=colours.faint, pad=3, loc="left")  # fmt: skip

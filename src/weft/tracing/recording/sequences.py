@@ -315,6 +315,10 @@ class Sequences:
         return grid.names(), {**grid.places()}
 
 
+#: Beginnings of the names of arguments that hold a number for each image or text, and no tokens.
+_NO_SEQUENCES = ("image", "pixel", "video", "audio", "batch_num")
+
+
 def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     """The inputs where the model is, token ids with a batch dimension."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -322,7 +326,8 @@ def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             value = value.to(device)
-            if value.ndim == 1 and not value.is_floating_point():
+            beside = str(name).startswith(_NO_SEQUENCES)
+            if value.ndim == 1 and not value.is_floating_point() and not beside:
                 value = value[None]
         arguments[str(name)] = value
     return arguments
