@@ -36,10 +36,11 @@ from weft.training.progress import SilentListener
 STEPS = 2_000
 #: Steps of a timing: the first ones are left out.
 TIMED, LEFT_OUT = 100, 20
-MUON = (
-    "training.optimiser=muon", "training.matrix_learning_rate=0.03",
-    "training.peak_learning_rate=4e-3",
-)  # fmt: skip
+#: What is changed of the example, which has Muon.
+KINDS = {
+    "AdamW": ("training.optimiser=adamw", "training.peak_learning_rate=2e-3"),
+    "Muon": (),
+}
 
 
 class Peer:
@@ -131,11 +132,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peer = Peer(options.peer, options.file, Path(folder))
         ours = Ours(options.file.resolve(), Path(folder))
-        kinds: dict[str, tuple[str, ...]] = {"AdamW": (), "Muon": MUON}
-        seconds: dict[str, list[float]] = {name: [] for name in ("nanoGPT", *kinds)}
+        seconds: dict[str, list[float]] = {name: [] for name in ("nanoGPT", *KINDS)}
         for _ in range(options.rounds):
             seconds["nanoGPT"].append(peer.step_seconds())
-            for name, changes in kinds.items():
+            for name, changes in KINDS.items():
                 seconds[name].append(ours.step_seconds(*changes))
             print({name: round(times[-1] * 1000, 1) for name, times in seconds.items()}, flush=True)
         step = {name: statistics.median(times) for name, times in seconds.items()}
@@ -144,7 +144,7 @@ def main() -> None:
         print(f"nanoGPT after {STEPS} steps: {peer_loss:.4f}", flush=True)
         lengths = [("AdamW", STEPS), ("Muon", STEPS), ("Muon", fitting), ("Muon", options.short)]
         trials = [
-            (name, steps, ours.losses(steps, options.seeds, *kinds[name]))
+            (name, steps, ours.losses(steps, options.seeds, *KINDS[name]))
             for name, steps in lengths
         ]
     record_all(step, seconds, peer_loss, trials)
