@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from weft.analysis.heads.formation import formation
 from weft.formats.history import History
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.monitoring.probe import Probe
@@ -83,3 +85,16 @@ def test_a_module_of_torch(tmp_path: Path, batch_first: bool) -> None:
     assert seen.graph.shape == (2, 6, 6)
     own = watched.layers[1].self_attn.in_proj_weight.detach()[8:16]  # type: ignore[index,union-attr]
     assert torch.equal(seen.matrices["W_K"], own.T.unflatten(1, (2, 4)).transpose(0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*NaN|.*not a number")
+def test_a_head_of_numbers_that_are_none_has_no_score(tmp_path: Path) -> None:
+    """Not 0, which would be a head that looks elsewhere."""
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    with weft.monitor(model, tmp_path / "run", probe=torch.randn(1, 5, 8)) as monitor:
+        model.layers[1].self_attn.in_proj_weight.data.fill_(torch.nan)  # type: ignore[union-attr,operator]
+        monitor.step()
+    before, after = formation(History(tmp_path / "run" / "history"), "previous")
+    assert not any(map(math.isnan, before.scores.values()))
+    assert {head for head, score in after.scores.items() if math.isnan(score)} == {(1, 0), (1, 1)}

@@ -196,7 +196,7 @@ def cropped(original: Size, shortest: int, size: Size) -> Box:
             "the processor read."
         )
     top, left = float((high - size[0]) // 2), float((wide - size[1]) // 2)
-    return -top, -left, high - top, wide - left
+    return 0.0 - top, 0.0 - left, high - top, wide - left
 
 
 def contained(original: Size, size: Size) -> Box:
