@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.formats.forging import forge
 
 import weft
 from weft.errors import DataError
@@ -25,7 +25,6 @@ from weft.formats.history import History
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.formats.trace import LayerInMemory, TraceLayer
-from weft.formats.trace_writer import manifest_digest
 from weft.traces import Trace
 
 
@@ -142,14 +141,6 @@ def test_json_without_end(tmp_path: Path) -> None:
             read_json(path, "trace")
 
 
-def _forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a manifest and make its digest fit again."""
-    manifest = json.loads((path / "trace.json").read_text())
-    change(manifest)
-    manifest["sha256"] = manifest_digest(manifest)
-    (path / "trace.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -170,7 +161,7 @@ def _forge(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     ],
 )
 def test_forged_numbers(trace_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    _forge(trace_path, change)
+    forge(trace_path, change)
     with pytest.raises(DataError, match="this trace is damaged"):
         _read_all(trace_path)
 
@@ -186,7 +177,7 @@ def test_a_column_stored_as_another_type(trace_path: Path) -> None:
     assert metadata.row_group(0).column(0).physical_type == "DOUBLE"
     path.write_bytes(forged)
     digest = hashlib.sha256(forged).hexdigest()
-    _forge(trace_path, lambda m: m["files"]["edges.parquet"].update(sha256=digest))
+    forge(trace_path, lambda m: m["files"]["edges.parquet"].update(sha256=digest))
     with pytest.raises(DataError, match="its column layer is of INT32, and stored as DOUBLE"):
         _read_all(trace_path)
 
@@ -196,7 +187,7 @@ def test_a_forged_kind_of_number(trace_path: Path) -> None:
     # As many bytes as before, taken for whole numbers.
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    _forge(trace_path, lambda m: m["files"]["queries_keys.safetensors"].update(sha256=digest))
+    forge(trace_path, lambda m: m["files"]["queries_keys.safetensors"].update(sha256=digest))
     with pytest.raises(DataError, match="do not fit the layer"):
         _read_all(trace_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.formats.forging import forge
 from tests.tracing.test_vision_language import TEXT, boxes, family, language, picture, traced
 from tests.tracing.vision_models import FAMILIES, MARK
 
 import weft
 from weft.errors import DataError, InputError
-from weft.formats.trace_writer import manifest_digest
 from weft.tracing.vision_language.positions import LAYOUTS
 
 SIZE = (37, 61)
@@ -41,13 +40,6 @@ def test_a_trace_on_disk_is_the_same(name: str, tmp_path: Path) -> None:
     assert direct.images == trace.images
 
 
-def damaged(folder: Path, change: Any) -> None:
-    manifest = json.loads((folder / "trace.json").read_text())
-    change(manifest)
-    manifest["sha256"] = manifest_digest(manifest)
-    (folder / "trace.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -70,10 +62,10 @@ def test_a_manifest_that_says_other_things_of_images_is_refused(change, tmp_path
     made = family("llava stretch")
     inputs = made.inputs([picture(SIZE)], MARK)
     traced(made, inputs, save=tmp_path / "a.weft")
-    damaged(tmp_path / "a.weft", lambda manifest: None)
+    forge(tmp_path / "a.weft", lambda manifest: None)
     weft.open(tmp_path / "a.weft")
     before = (tmp_path / "a.weft" / "trace.json").read_text()
-    damaged(tmp_path / "a.weft", change)
+    forge(tmp_path / "a.weft", change)
     if change.__code__.co_consts and (tmp_path / "a.weft" / "trace.json").read_text() == before:
         raise AssertionError("nothing was changed")
     with pytest.raises(DataError, match="images that do not fit"):

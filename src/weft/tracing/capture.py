@@ -167,7 +167,11 @@ def _trace_layers(
     made = LayerMaker(sequences, samples, options.queries_keys)
     for call in calls:
         made(call)
-    made.finish(untraced(model, notice, recorder.paths, made.refused, True, recorder.left_out))
+    made.finish(
+        untraced(
+            model, notice, recorder.paths, made.refused, returned=True, left_out=recorder.left_out
+        )
+    )
     verification = None if untouched is None else untouched.report()
     return options.result(made.traces(describe(model), verification))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
-from weft.tracing.arguments import Arguments, Inputs
+from weft.tracing.arguments import BESIDE, Arguments, Inputs
 
 __all__ = [
     "batch_of",
@@ -32,8 +32,6 @@ _OF_MODELS = (
     *(RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError),
     *(ImportError, OSError),
 )
-#: Beginnings of the names of arguments that stand for tokens beyond the vocabulary.
-_BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values")
 
 
 def batch_of(inputs: Inputs) -> int:
@@ -94,7 +92,7 @@ def _check_ids(model: nn.Module, argument: str, ids: Tensor, tensors: Mapping[st
     mask = tensors.get(mask_name)
     if mask is not None and ids.ndim == 2 and mask.ndim == 2:
         # With a cache, or beside images, a mask may have more places than there are ids.
-        alone = not any(name.startswith((*_BESIDE, "past")) for name in tensors)
+        alone = not any(name.startswith((*BESIDE, "past")) for name in tensors)
         other = mask.shape[1] < ids.shape[1] or (alone and mask.shape[1] > ids.shape[1])
         if other or len(mask) != len(ids):
             raise InputError(
@@ -108,7 +106,7 @@ def _check_ids(model: nn.Module, argument: str, ids: Tensor, tensors: Mapping[st
                 "and a 0 for padding."
             )
     words = _vocabulary(model)
-    beside = any(name.startswith(_BESIDE) for name in tensors)
+    beside = any(name.startswith(BESIDE) for name in tensors)
     if words is None or beside or not ids.numel():
         return
     low, high = int(ids.min()), int(ids.max())

@@ -16,7 +16,7 @@ from weft.errors import InputError
 from weft.formats.tokens import Tokens, shown
 from weft.formats.traced_images import TracedImage
 from weft.mechanism.grid import Grid
-from weft.tracing.arguments import Arguments, Inputs
+from weft.tracing.arguments import BESIDE, Arguments, Inputs
 from weft.tracing.names import texts_known, token_names
 from weft.tracing.recording.sound import SoundAxis, is_sound
 from weft.tracing.vision_language.positions import ImagesOfText, images_of_texts
@@ -315,10 +315,6 @@ class Sequences:
         return grid.names(), {**grid.places()}
 
 
-#: Beginnings of the names of arguments that hold a number for each image or text, and no tokens.
-_NO_SEQUENCES = ("image", "pixel", "video", "audio", "batch_num")
-
-
 def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     """The inputs where the model is, token ids with a batch dimension."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -326,7 +322,7 @@ def on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:
     for name, value in inputs.items():
         if isinstance(value, Tensor):
             value = value.to(device)
-            beside = str(name).startswith(_NO_SEQUENCES)
+            beside = str(name).startswith(BESIDE)
             if value.ndim == 1 and not value.is_floating_point() and not beside:
                 value = value[None]
         arguments[str(name)] = value
