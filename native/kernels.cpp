@@ -102,9 +102,10 @@ extern const NeighbourKernels neighbour_kernels;
 extern const PassKernels pass_kernels;
 #if defined(WEFT_HAS_PAIRS)
 extern const LinearKernels linear_kernels;
-#define WEFT_LINEAR_KERNELS &linear_kernels
+extern const ProjectedKernels projected_kernels;
+#define WEFT_PAIR_KERNELS(name) &name
 #else
-#define WEFT_LINEAR_KERNELS nullptr
+#define WEFT_PAIR_KERNELS(name) nullptr
 #endif
 
 // Named by the instruction set's namespace, so that every build of this file has its own.
@@ -118,7 +119,8 @@ const Kernels kernels = {
     backward,
     &neighbour_kernels,
     &pass_kernels,
-    WEFT_LINEAR_KERNELS,
+    WEFT_PAIR_KERNELS(linear_kernels),
+    WEFT_PAIR_KERNELS(projected_kernels),
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -11,6 +11,7 @@
 #include "linear_call.h"
 #include "neighbours_call.h"
 #include "passes_call.h"
+#include "projected_call.h"
 
 namespace weft {
 
@@ -33,7 +34,9 @@ struct Kernels {
 
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
     const PassKernels* passes;           // losses, dropout, rotary positions
-    const LinearKernels* linear;         // nullptr where no pairs of bfloat16 are multiplied
+    // nullptr where no pairs of bfloat16 are multiplied:
+    const LinearKernels* linear;
+    const ProjectedKernels* projected;  // the loss of a last linear map
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

@@ -10,6 +10,7 @@
 #include "linear.h"
 #include "neighbours.h"
 #include "passes.h"
+#include "projected.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -247,6 +248,32 @@ void bind_linear(nb::module_& module) {
     def("linear_backward", &linear_backward, "Fill the gradients; whether all factors are finite.");
 }
 
+void bind_projected(nb::module_& module) {
+    using Owner = ProjectedCall;
+    nb::class_<Owner> owner(module, "ProjectedCall", "See native/projected_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(rows);
+    WEFT_FIELD(width);
+    WEFT_FIELD(choices);
+    WEFT_FIELD(inputs);
+    WEFT_FIELD(matrix);
+    WEFT_FIELD(targets);
+    WEFT_FIELD(smoothing);
+    WEFT_FIELD(losses);
+    WEFT_FIELD(by_inputs);
+    WEFT_FIELD(by_matrix);
+    module.def(
+        "projected_losses",
+        [](const ProjectedCall& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            if (!kernels.projected) throw nb::value_error("native: no kernels for linear layers");
+            nb::gil_scoped_release unlocked;
+            return projected_losses(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the losses and gradients; whether all factors are finite.");
+}
+
 template <typename Asked>
 void bind_pass(nb::module_& module, const char* name,
                void (*run)(const Kernels&, const Asked&, int), const char* what) {
@@ -322,6 +349,7 @@ NB_MODULE(_native, module) {
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
+    bind_projected(module);
     bind_passes(module);
     module.def(
         "forward",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.backends import native, native_passes
-from weft.mechanism.linear import products
+from weft.mechanism.backends import native, native_linear, native_passes
+from weft.mechanism.linear import Products, products
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 from weft.training import loss as module
@@ -62,6 +62,85 @@ def test_products_in_bfloat16_change_little() -> None:
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=2e-4)
     for gradient, by in zip(gradients, by_exact, strict=True):
         assert float((gradient - by).norm() / by.norm()) < 0.01
+
+
+def rounded(*tensors: Tensor) -> list[Tensor]:
+    """Numbers that bfloat16 has, so that their products in it are exact."""
+    return [tensor.detach().bfloat16().float().requires_grad_() for tensor in tensors]
+
+
+pairs = [name for name in native.instruction_sets() if native_linear.kernels.has_linear(name)]
+
+
+@pytest.mark.parametrize("instruction_set", pairs)
+@pytest.mark.parametrize(
+    ("rows", "width", "choices"),
+    [(16, 1, 1), (17, 5, 2), (33, 33, 33), (129, 40, 257), (200, 64, 1000), (300, 130, 290)],
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_bfloat16_rounds_the_weights_of_a_product_and_no_more(
+    rows: int, width: int, choices: int, smoothing: float, instruction_set: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(native_linear, "INSTRUCTION_SET", instruction_set)
+    *drawn_rows, targets = drawn(rows, width, choices)
+    outputs, matrix = rounded(*drawn_rows)
+    with products("bfloat16"):
+        loss = projected_loss(outputs, matrix, None, targets, smoothing=smoothing)
+    by_outputs, by_matrix = torch.autograd.grad(loss, [outputs, matrix])
+    x, w = outputs.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()
+    exact = formula(x, w, targets, smoothing)
+    by_x, by_w = torch.autograd.grad(exact, [x, w])
+    # Each weight is off by 2^-8 of itself at most; sums in float32 add little to that.
+    p = (x @ w.T).softmax(1).detach()
+    p[torch.arange(rows), targets] = 0
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=1e-6, abs=1e-6 * rows)
+    assert ((by_outputs - by_x).abs() <= 2**-8 * (p @ w.detach().abs()) + 2e-5).all()
+    assert ((by_matrix - by_w).abs() <= 2**-8 * (p.T @ x.detach().abs()) + 2e-5).all()
+
+
+@pytest.mark.skipif(not pairs, reason="the processor multiplies no bfloat16")
+def test_gradients_in_bfloat16_of_a_model_that_is_sure() -> None:
+    # p(target) = 1 - 1e-4 or so: rounded to bfloat16, nothing or 40 times as much would be left.
+    outputs, matrix = torch.eye(32).repeat(4, 1) * 12, torch.eye(32)
+    targets = torch.arange(32).repeat(4)
+    outputs, matrix = rounded(outputs, matrix)
+    with products("bfloat16"):
+        loss = projected_loss(outputs, matrix, None, targets, smoothing=0.0)
+    x, w = outputs.detach().double().requires_grad_(), matrix.detach().double().requires_grad_()
+    exact = torch.autograd.grad(formula(x, w, targets, 0.0), [x, w])
+    for ours, by in zip(torch.autograd.grad(loss, [outputs, matrix]), exact, strict=True):
+        assert torch.allclose(ours.double(), by, rtol=4e-3, atol=0)
+
+
+def test_losses_in_bfloat16_do_not_depend_on_threads() -> None:
+    outputs, matrix, targets = drawn(700, 48, 3000)
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        with products("bfloat16"):
+            loss = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+        results.append([loss.detach(), *torch.autograd.grad(loss, [outputs, matrix])])
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        for ours, first in zip(other, results[0], strict=True):
+            assert torch.equal(ours, first)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_gradient_alone_is_the_same(kind: Products) -> None:
+    outputs, matrix, targets = drawn(150, 24, 600)
+    with products(kind):
+        both = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+        by_both = torch.autograd.grad(both, [outputs, matrix])
+        by_rows = projected_loss(outputs, matrix.detach(), None, targets, smoothing=0.1)
+        by_words = projected_loss(outputs.detach(), matrix, None, targets, smoothing=0.1)
+        with torch.no_grad():
+            neither = projected_loss(outputs, matrix, None, targets, smoothing=0.1)
+    assert torch.equal(torch.autograd.grad(by_rows, [outputs])[0], by_both[0])
+    assert torch.equal(torch.autograd.grad(by_words, [matrix])[0], by_both[1])
+    assert torch.equal(neither, both.detach())
 
 
 def test_a_bias_and_only_one_gradient() -> None:

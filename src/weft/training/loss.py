@@ -3,9 +3,10 @@
     logits = x W^T + b
     loss = sum over rows of -(1 - s) log p(target) - s mean_v log p(v),    p = softmax(logits)
 
-Some hundred rows at a time are multiplied, scored, and, while their logits are near, turned into
-the gradients by x and W: of a vocabulary of thousands, the logits of a batch and of their gradients
-fill hundreds of megabytes, most of a training step's memory traffic.
+Of a vocabulary of thousands, the logits of a batch and their gradients fill hundreds of megabytes,
+most of a training step's memory traffic. In float32, some hundred rows at a time are multiplied,
+scored, and, while their logits are near, turned into the gradients by x and W. In bfloat16, logits
+are never in memory at all (native/projected_block.h).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def projected_loss(
             f"ids from 0 to {len(matrix) - 1}. Leave rows without a target out."
         )
     if bias is None and native_passes.serves(outputs, matrix):
-        fast = current_products() == "bfloat16" and native_linear.serves_matrix(outputs, matrix)
+        fast = current_products() == "bfloat16" and native_linear.serves_loss(outputs, matrix)
         return _projected_loss(outputs.contiguous(), matrix, targets, smoothing, fast)
     logits = torch.nn.functional.linear(outputs, matrix, bias)
     return smoothed_cross_entropy(logits, targets, smoothing=smoothing, ignore=NO_TARGET)
@@ -71,6 +72,33 @@ def predictor_loss(
     )
 
 
+def _losses_in_pieces(
+    outputs: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    by_outputs: Tensor | None,
+    by_matrix: Tensor | None,
+) -> Tensor:
+    """The sum of the rows' losses; fills its gradients where they are wanted. In float32."""
+    step = max(32, LOGITS_AT_ONCE // max(len(matrix), 1))
+    room = outputs.new_empty(min(step, len(outputs)), len(matrix))
+    gradient = by_outputs is not None or by_matrix is not None
+    total = outputs.new_zeros(())
+    if by_matrix is not None:
+        by_matrix.zero_()
+    for first in range(0, len(outputs), step):
+        rows = slice(first, first + step)
+        x, logits = outputs[rows], room[: len(outputs[rows])]
+        torch.mm(x, matrix.T, out=logits)
+        total += native_passes.losses(logits, targets[rows], smoothing, gradient=gradient).sum()
+        if by_outputs is not None:
+            torch.mm(logits, matrix, out=by_outputs[rows])
+        if by_matrix is not None:
+            by_matrix.addmm_(logits.T, x)
+    return total
+
+
 class _ProjectedLoss(torch.autograd.Function):
     """The gradients are computed with the loss, and scaled by what comes back."""
 
@@ -80,27 +108,11 @@ class _ProjectedLoss(torch.autograd.Function):
     ) -> Tensor:
         by_outputs, by_matrix = (
             torch.empty_like(outputs) if ctx.needs_input_grad[0] else None,
-            torch.zeros_like(matrix) if ctx.needs_input_grad[1] else None,
+            torch.empty_like(matrix) if ctx.needs_input_grad[1] else None,
         )
-        gradient = by_outputs is not None or by_matrix is not None
-        step = max(32, LOGITS_AT_ONCE // max(len(matrix), 1))
-        room = outputs.new_empty(min(step, len(outputs)), len(matrix))
-        total = outputs.new_zeros(())
-        for first in range(0, len(outputs), step):
-            rows = slice(first, first + step)
-            x, logits = outputs[rows], room[: len(outputs[rows])]
-            exact = not fast or not native_linear.multiply(x, matrix, logits)
-            if exact:
-                torch.mm(x, matrix.T, out=logits)
-            losses = native_passes.losses(logits, targets[rows], smoothing, gradient=gradient)
-            total += losses.sum()
-            part = None if by_outputs is None else by_outputs[rows]
-            if not exact and native_linear.multiply_back(x, matrix, logits, part, by_matrix):
-                continue
-            if part is not None:
-                torch.mm(logits, matrix, out=part)
-            if by_matrix is not None:
-                by_matrix.addmm_(logits.T, x)
+        arguments = outputs, matrix, targets, smoothing, by_outputs, by_matrix
+        losses = native_linear.projected_losses(*arguments) if fast else None
+        total = _losses_in_pieces(*arguments) if losses is None else losses.sum()
         ctx.smoothing = smoothing
         ctx.save_for_backward(outputs, matrix, targets, by_outputs, by_matrix)
         return total

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["linear_maps", "multiply", "multiply_back", "serves", "serves_matrix"]
+__all__ = ["linear_maps", "projected_losses", "serves", "serves_loss"]
 
 #: Maps of one input that a call takes.
 MOST_MAPS = 3
@@ -39,47 +39,38 @@ def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
     )
 
 
-def serves_matrix(rows: Tensor, matrix: Tensor) -> bool:
-    """Whether `multiply` and `multiply_back` take these."""
+def serves_loss(rows: Tensor, matrix: Tensor) -> bool:
+    """Whether `projected_losses` takes these."""
     return (
         kernels is not None
         and kernels.has_linear(INSTRUCTION_SET)
+        and rows.shape[1] > 0
         and len(rows) >= LEAST_ROWS
         and rows.is_contiguous()
         and matrix.is_contiguous()
     )
 
 
-def multiply(rows: Tensor, matrix: Tensor, output: Tensor) -> bool:
-    """``output = rows matrix^T``; False where a factor is not finite."""
-    call = _call(rows, relu=False)
-    call.add(len(matrix), matrix.data_ptr(), 0, output.data_ptr())
-    served: bool = kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET)
-    return served
-
-
-def multiply_back(
+def projected_losses(
     rows: Tensor,
     matrix: Tensor,
-    by_output: Tensor,
+    targets: Tensor,
+    smoothing: float,
     by_rows: Tensor | None,
     by_matrix: Tensor | None,
-) -> bool:
-    """``by_rows = by_output matrix``, ``by_matrix += by_output^T rows``, where these are wanted.
+) -> Tensor | None:
+    """The losses of ``logits = rows matrix^T``, (rows,); their sum's gradients where wanted.
 
-    Returns: False where a factor is not finite; then by_matrix is as it was.
+    Returns: None where a factor is not finite; then the gradients hold nothing of worth.
     """
-    call, more = _call(rows, relu=False), None if by_matrix is None else torch.empty_like(matrix)
-    call.by_input = _address(by_rows)
-    call.add(
-        len(matrix), matrix.data_ptr(), 0, 0, by_output.data_ptr(), by_output.stride(0),
-        _address(more),
-    )  # fmt: skip
-    if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
-        return False
-    if by_matrix is not None and more is not None:
-        by_matrix += more
-    return True
+    targets, losses = targets.contiguous(), rows.new_empty(len(rows))
+    call = kernels.ProjectedCall()
+    (call.rows, call.width), call.choices = rows.shape, len(matrix)
+    call.inputs, call.matrix = rows.data_ptr(), matrix.data_ptr()
+    call.targets, call.smoothing, call.losses = targets.data_ptr(), smoothing, losses.data_ptr()
+    call.by_inputs, call.by_matrix = _address(by_rows), _address(by_matrix)
+    served = kernels.projected_losses(call, torch.get_num_threads(), INSTRUCTION_SET)
+    return losses if served else None
 
 
 def _is_plain(tensor: Tensor) -> bool:

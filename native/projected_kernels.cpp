@@ -1,0 +1,43 @@
+// The loss of a last linear map, compiled once for every instruction set; see kernels.cpp. Those
+// that do not multiply pairs of bfloat16 leave it to torch.
+#include "kernels.h"
+#include "projected_block.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+#if defined(WEFT_HAS_PAIRS)
+
+static ProjectedSpace space(const ProjectedCall& call) {
+    const ProjectedBlock block(call, nullptr, nullptr);
+    return {block.shared.used(), block.worker.used()};
+}
+
+static ProjectedTasks tasks(const ProjectedCall& call) {
+    return ProjectedBlock(call, nullptr, nullptr).tasks();
+}
+
+static bool pack(const ProjectedCall& call, int64_t task, char* shared) {
+    const SmallNumbersAreZero small_numbers_are_zero{};
+    return ProjectedBlock(call, shared, nullptr).pack(task);
+}
+
+static void rows(const ProjectedCall& call, int64_t task, char* shared, char* worker) {
+    const SmallNumbersAreZero small_numbers_are_zero{};
+    const MatrixUnit unit(true);
+    ProjectedBlock(call, shared, worker).rows(task);
+}
+
+static void choices(const ProjectedCall& call, int64_t task, char* shared, char* worker) {
+    const SmallNumbersAreZero small_numbers_are_zero{};
+    const MatrixUnit unit(true);
+    ProjectedBlock(call, shared, worker).choices(task);
+}
+
+extern const ProjectedKernels projected_kernels;
+const ProjectedKernels projected_kernels = {space, tasks, pack, rows, choices};
+
+#endif
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft
