@@ -29,6 +29,13 @@ class Replacement(StrEnum):
     uniform = "uniform"
 
 
+class Program(StrEnum):
+    """Which program shall open a trained model."""
+
+    huggingface = "huggingface"
+    ctranslate2 = "ctranslate2"
+
+
 class StoredType(StrEnum):
     """The number types of stored queries and keys."""
 
@@ -71,6 +78,19 @@ TracePath = Annotated[
 SecondTrace = Annotated[
     Path,
     typer.Argument(metavar="TRACE", callback=_is_there, help="Another, with as many tokens."),
+]
+TraceOrRun = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE", callback=_is_there, help="A trace folder; with --to, a training run."
+    ),
+]
+ForProgram = Annotated[
+    Program | None,
+    typer.Option(help="Write the model of a training run, for this program; needs --output."),
+]
+ModelOutput = Annotated[
+    Path | None, typer.Option("-o", "--output", help="The folder to write the model to.")
 ]
 TraceOrFolder = Annotated[
     Path,

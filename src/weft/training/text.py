@@ -193,6 +193,11 @@ class Vocabulary:
         """Whether tokens are pieces of words rather than characters."""
         return isinstance(self.tokenizer.model, models.BPE)
 
+    def token_names(self) -> list[str]:
+        """Every token as the tokenizer has it, in the order of their ids."""
+        names = self.tokenizer.get_vocab()
+        return sorted(names, key=lambda name: names[name])
+
     def token_strings(self, ids: Sequence[int]) -> list[str]:
         """Each token as a person reads it; specials by name, bytes that are no text as <0xE2>."""
         strings = []

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import TracePath
+from weft.cli.options import ForProgram, ModelOutput, TraceOrRun
+from weft.errors import InputError
 
 PLACE = ("See", 2)
 
@@ -25,13 +26,28 @@ Head = Annotated[int, typer.Option(min=0, help="The head of the graph.")]
 
 
 def export(
-    path: TracePath, html: Page = None, picture: Picture = None, parquet: Table = None,
-    graphml: Graph = None, layer: Layer = 0, head: Head = 0,
+    path: TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
+    graphml: Graph = None, layer: Layer = 0, head: Head = 0, to: ForProgram = None,
+    output: ModelOutput = None,
 ) -> None:  # fmt: skip
-    """Write a trace as a page, a picture, a table or a graph for other programs."""
-    from weft.jobs.export import export_trace
+    """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
+    if to is None and output is None:
+        from weft.jobs.export import export_trace
 
-    for file in export_trace(
-        path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer, head=head
-    ):
-        print(file)
+        for file in export_trace(
+            path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
+            head=head,
+        ):  # fmt: skip
+            print(file)
+        return
+    if to is None or output is None or any((html, picture, parquet, graphml)):
+        raise InputError(
+            "export: a model is written by --to and --output alone, a trace by --html, --picture, "
+            "--parquet or --graphml. Give one kind."
+        )
+    from weft.jobs.model_export import export_model
+
+    written = export_model(path, output, to.value)
+    print(written.folder)
+    print(f"{written.kind}: {written.numbers} within {written.difference:.1e} of the run's.")
+    print(f"Open it in Python: {written.loading}")

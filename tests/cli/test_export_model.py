@@ -1,0 +1,156 @@
+"""`weft export RUN --to`: what other programs make of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+from weft.jobs import model_export
+from weft.jobs.model_export import export_model
+from weft.models.decoding import greedy
+from weft.models.transformer import Transformer
+from weft.training.inference import TrainedRun, open_run
+
+TEXTS = ["A dog runs.", "Two men talk", "<end> is no end", "ein häßlicher Hund"]
+
+
+def greedy_tokens(run: TrainedRun, texts: list[str]) -> list[list[int]]:
+    """What a run writes, 8 tokens at most."""
+    words = run.vocabulary
+    model = run.model
+    assert isinstance(model, Transformer)
+    written = []
+    for text in texts:
+        source = torch.tensor([[*words.encode(text), words.end]])
+        (hypothesis,) = greedy(
+            model, model.start(source), 1, start=words.start, end=words.end, max_length=8
+        )
+        written.append(hypothesis.tokens)
+    return written
+
+
+@pytest.mark.parametrize("task", ["dates", "translation"])
+def test_transformers_translates_as_the_run_does(
+    task: str, runs: Path, weft_main: Command, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    result = weft_main("export", runs / task, "--to", "huggingface", "--output", folder)
+    assert result.code == 0
+    assert "PegasusForConditionalGeneration: logits within" in result.out
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    run = open_run(runs / task)
+    batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    for row, text in zip(batch["input_ids"].tolist(), TEXTS, strict=True):
+        assert [i for i in row if i != 0] == [*run.vocabulary.encode(text), run.vocabulary.end]
+    written = model.generate(**batch, num_beams=1, max_new_tokens=8)[:, 1:].tolist()
+    for row, tokens in zip(written, greedy_tokens(run, TEXTS), strict=True):
+        assert row[: len(tokens)] == tokens
+        assert len(tokens) == 8 or row[len(tokens)] == run.vocabulary.end
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+
+
+def test_transformers_continues_texts(runs: Path, weft_main: Command, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    assert weft_main("export", runs / "language", "--to", "huggingface", "-o", folder).code == 0
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    run = open_run(runs / "language")
+    batch = tokenizer("A man", return_tensors="pt")
+    assert batch["input_ids"].tolist() == [run.vocabulary.encode("A man")]
+    with torch.no_grad():
+        difference = model(**batch).logits - run.model(batch["input_ids"])
+    assert float(difference.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("task", ["dates", "language"])
+def test_ctranslate2_scores_as_the_run_does(
+    task: str, runs: Path, weft_main: Command, tmp_path: Path
+) -> None:
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    folder = tmp_path / "model"
+    result = weft_main("export", runs / task, "--to", "ctranslate2", "--output", folder)
+    assert result.code == 0
+    assert "log-probabilities within" in result.out
+    run = open_run(runs / task)
+    names = run.vocabulary.token_names()
+    if task == "dates":
+        source = [names[i] for i in run.vocabulary.encode("A dog")] + ["<end>"]
+        translator = ctranslate2.Translator(str(folder))
+        (theirs,) = translator.translate_batch([source], beam_size=1, max_decoding_length=8)
+        assert theirs.hypotheses[0] == [names[i] for i in greedy_tokens(run, ["A dog"])[0]]
+    else:
+        generator = ctranslate2.Generator(str(folder))
+        text = run.vocabulary.encode("A man runs")
+        (scored,) = generator.score_batch([[names[i] for i in text]])
+        with torch.no_grad():
+            ours = run.model(torch.tensor([text])).log_softmax(-1)[0, :-1]
+        ours = ours.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(scored.log_probs), ours, atol=1e-4)
+
+
+SETTINGS = [
+    ("dates", {"positions": "shaw"}),
+    ("dates", {"positions": "shaw-keys", "norm": "post"}),
+    ("dates", {"positions": "learned", "norm": "post", "max_length": 64}),
+    ("dates", {"tied": False, "kv_heads": 1, "activation": "gelu"}),
+    ("language", {"positions": "rotary"}),
+    ("language", {"positions": "shaw"}),
+    ("language", {"positions": "sinusoidal", "norm": "post"}),
+]
+
+
+@pytest.mark.parametrize(("task", "choices"), SETTINGS)
+def test_ctranslate2_knows_more(
+    task: str, choices: dict[str, Any], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(model_export, "open_run", lambda path: changed(path, choices))
+    written = export_model(runs / task, tmp_path / "model", "ctranslate2")
+    assert 0 < written.difference < 1e-4
+
+
+def changed(path: Path, choices: dict[str, Any]) -> TrainedRun:
+    """A run whose model is built otherwise, of random weights."""
+    import dataclasses
+
+    from weft.training.tasks import build_model
+
+    run = open_run(path)
+    model = run.config.model.model_copy(update=choices)
+    config = run.config.model_copy(update={"model": model})
+    torch.manual_seed(2)
+    return dataclasses.replace(run, config=config, model=build_model(config, run.data).eval())
+
+
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])
+def test_a_model_that_differs_is_not_written(
+    to: Any, runs: Path, tmp_path: Path, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_export, "TOLERANCE", -1.0)
+    result = weft_main("export", runs / "dates", "--to", to, "--output", tmp_path / "model")
+    assert result.code == 2 and "differ from the run's by" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input(runs: Path, weft_main: Command, tmp_path: Path) -> None:
+    run, folder = runs / "dates", tmp_path / "model"
+    folder.mkdir()
+    assert (
+        "exists already" in weft_main("export", run, "--to", "huggingface", "-o", folder).one_line()
+    )
+    assert "Give one kind" in weft_main("export", run, "--to", "huggingface").one_line()
+    assert "Give one kind" in weft_main("export", run, "-o", folder).one_line()
+    both = weft_main("export", run, "--to", "huggingface", "-o", folder, "--html", tmp_path / "p")
+    assert "Give one kind" in both.one_line()
+    missing = weft_main("export", tmp_path / "no", "--to", "huggingface", "-o", tmp_path / "m")
+    assert "no such trace" in missing.one_line()
+    assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

@@ -1,0 +1,134 @@
+"""Models as architectures of Transformers: its own code gives the same logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from weft.errors import InputError
+from weft.models.classifier import Classifier
+from weft.models.configuration import Architecture
+from weft.models.language_model import LanguageModel
+from weft.models.predictor import Predictor
+from weft.models.stock import stock_model
+from weft.models.transformer import Transformer
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "width": 16, "heads": 4, "feed_forward": 64, "encoder_layers": 2, "decoder_layers": 3,
+    "max_length": 40,
+}  # fmt: skip
+
+
+def drawn(kind: type[Transformer] | type[LanguageModel], **choices: Any) -> Any:
+    """A model with no weight at 0 or 1, so that each must be at its place."""
+    torch.manual_seed(0)
+    model = kind(50, Architecture(**SIZES | choices)).eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def theirs(model: Predictor) -> Any:
+    """The model of Transformers, filled by the names alone."""
+    stock = stock_model(model)
+    kind = getattr(transformers, stock.architecture)
+    other = kind(kind.config_class(**stock.settings, pad_token_id=0)).eval()
+    missing, unexpected = other.load_state_dict(dict(stock.weights), strict=False)
+    assert not unexpected
+    assert {name.rpartition(".")[0] for name in missing} <= {"lm_head", "embed_out", ""}
+    other.get_output_embeddings().weight = nn.Parameter(stock.output.detach().clone())
+    return other
+
+
+def ids(rows: int, length: int) -> Tensor:
+    return torch.randint(4, 50, (rows, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("kv_heads", [None, 2, 1])
+@pytest.mark.parametrize(
+    ("norm", "positions", "architecture"),
+    [
+        ("pre", "sinusoidal", "PegasusForConditionalGeneration"),
+        ("pre", "learned", "PegasusForConditionalGeneration"),
+        ("pre", "none", "PegasusForConditionalGeneration"),
+        ("post", "sinusoidal", "MarianMTModel"),
+    ],
+)
+def test_translators(
+    norm: str, positions: str, architecture: str, kv_heads: int | None, activation: str
+) -> None:
+    model = drawn(
+        Transformer, norm=norm, positions=positions, kv_heads=kv_heads, activation=activation
+    )
+    assert stock_model(model).architecture == architecture
+    source, target = ids(3, 11), ids(3, 9)
+    source[1, 6:] = 0
+    mask = (source != 0).long()
+    with torch.no_grad():
+        logits = theirs(model)(
+            input_ids=source, attention_mask=mask, decoder_input_ids=target
+        ).logits
+        assert torch.allclose(logits, model(source, target), atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kv_heads", [None, 2])
+@pytest.mark.parametrize(
+    ("norm", "positions", "activation", "architecture"),
+    [
+        ("pre", "sinusoidal", "relu", "GPT2LMHeadModel"),
+        ("pre", "learned", "gelu", "GPT2LMHeadModel"),
+        ("pre", "none", "gelu", "GPT2LMHeadModel"),
+        ("pre", "rotary", "gelu", "GPTNeoXForCausalLM"),
+        ("pre", "rotary", "relu", "GPTNeoXForCausalLM"),
+        ("post", "sinusoidal", "relu", "OpenAIGPTLMHeadModel"),
+        ("post", "learned", "relu", "OpenAIGPTLMHeadModel"),
+    ],
+)
+def test_language_models(
+    norm: str, positions: str, activation: str, architecture: str, kv_heads: int | None, tied: bool
+) -> None:
+    model = drawn(
+        LanguageModel, norm=norm, positions=positions, kv_heads=kv_heads, activation=activation,
+        tied=tied,
+    )  # fmt: skip
+    assert stock_model(model).architecture == architecture
+    with torch.no_grad():
+        logits = theirs(model)(input_ids=ids(3, 30)).logits
+        assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "what"),
+    [
+        (Transformer, {"positions": "rotary"}, 'model.positions "rotary". With a counterpart: sin'),
+        (Transformer, {"norm": "post", "positions": "learned"}, "With a counterpart: sinusoidal."),
+        (Transformer, {"tied": False}, "three embedding matrices"),
+        (Transformer, {"weights": "uniform"}, 'model.weights "uniform"'),
+        (LanguageModel, {"positions": "alibi"}, "sinusoidal, learned, none, rotary"),
+        (
+            LanguageModel,
+            {"norm": "post", "activation": "gelu"},
+            'the exact model.activation "gelu"',
+        ),
+        (LanguageModel, {"norm": "post", "feed_forward": 24}, "model.feed_forward is 24, not 4"),
+    ],
+)
+def test_what_has_no_counterpart_is_named(
+    kind: type[Transformer] | type[LanguageModel], choices: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(InputError, match="no architecture of Transformers has") as error:
+        stock_model(drawn(kind, **choices))
+    assert what in str(error.value)
+
+
+def test_other_models_have_none() -> None:
+    model = Classifier(9, 2, Architecture(**SIZES))
+    with pytest.raises(InputError, match="no architecture of Transformers computes the same"):
+        stock_model(model)
