@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.formats.tensors import load_tensors
+from weft.mechanism.backends import native_linear
+from weft.mechanism.linear import Products
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 from weft.training.config import RunConfig, TrainingConfig
@@ -101,3 +103,16 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> No
     assert any(name.endswith("/momentum") for name in whole)
     assert whole.keys() == halves.keys()
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+@pytest.mark.parametrize(("multiplies", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_matrices_are_made_orthogonal_in_bfloat16_where_the_processor_has_it(
+    multiplies: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_linear, "multiplies_bfloat16", lambda: multiplies)
+    model = LanguageModel(11, Architecture(width=8, heads=2, feed_forward=8, decoder_layers=1))
+    kinds: list[tuple[Products, torch.dtype]] = [("bfloat16", dtype), ("float32", torch.float32)]
+    for products, expected in kinds:
+        settings = TrainingConfig(optimiser="muon", products=products)
+        muon, _ = make_optimisers(model, settings)
+        assert isinstance(muon, Muon) and muon.dtype == expected

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.mechanism.backends import native_linear
 from weft.models.predictor import Predictor
 from weft.training.config import TrainingConfig
 
@@ -132,7 +133,9 @@ def make_optimisers(model: Predictor, settings: TrainingConfig) -> list[torch.op
     rest = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
     optimisers: list[torch.optim.Optimizer] = []
     if matrices:
-        dtype = torch.bfloat16 if settings.products == "bfloat16" else torch.float32
+        # Elsewhere torch computes bfloat16 number by number.
+        fast = settings.products == "bfloat16" and native_linear.multiplies_bfloat16()
+        dtype = torch.bfloat16 if fast else torch.float32
         muon = Muon(
             matrices,
             lr=settings.matrix_learning_rate,

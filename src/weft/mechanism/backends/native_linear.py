@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["linear_maps", "projected_losses", "serves", "serves_loss"]
+__all__ = ["linear_maps", "multiplies_bfloat16", "projected_losses", "serves", "serves_loss"]
 
 #: Maps of one input that a call takes.
 MOST_MAPS = 3
@@ -21,9 +21,14 @@ MOST_MAPS = 3
 LEAST_ROWS = 16
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16, and the kernels are there."""
+    return kernels is not None and bool(kernels.has_linear(INSTRUCTION_SET))
+
+
 def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
     """Whether the kernels take these maps."""
-    if kernels is None or not kernels.has_linear(INSTRUCTION_SET):
+    if not multiplies_bfloat16():
         return False
     weights = [linear.weight for linear in maps]
     biases = [linear.bias for linear in maps if linear.bias is not None]
@@ -42,8 +47,7 @@ def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
 def serves_loss(rows: Tensor, matrix: Tensor) -> bool:
     """Whether `projected_losses` takes these."""
     return (
-        kernels is not None
-        and kernels.has_linear(INSTRUCTION_SET)
+        multiplies_bfloat16()
         and rows.shape[1] > 0
         and len(rows) >= LEAST_ROWS
         and rows.is_contiguous()

@@ -1,0 +1,147 @@
+"""Claim: a beam of 5 takes weft at most half the time that it takes Transformers.
+
+Peers: the same weights, exported by weft, in Transformers' generate and in CTranslate2 (float32).
+All translate the same sentences in the same batches, in turn. Prints seconds, how many translations
+are the same, and the ratios, weft / peer, last.
+
+    python benchmarks/bench_beam.py --run RUN                # a translator that you have trained
+    python benchmarks/bench_beam.py --folder PATH/multi30k   # 6 + 6 layers of width 512, untrained,
+                                                             # each translation of 40 tokens
+
+Needs `pip install "weft[hf,ctranslate2]"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import ctranslate2
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from weft.jobs.model_export import export_model
+from weft.models.decoding import beam_search
+from weft.models.transformer import Transformer
+from weft.training.batches import padded
+from weft.training.config import load_config
+from weft.training.inference import TrainedRun, open_run
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.tasks import make_task
+from weft.training.tasks.pairs import PairsTask
+
+ROOT = Path(__file__).parents[1]
+BEAM = 5
+
+
+def untrained(data: Path, folder: Path) -> None:
+    """A run of one step: 6 + 6 layers of width 512, 8 heads, 10,000 tokens."""
+    changes = [
+        f"task.folder={data}", "model.width=512", "model.heads=8", "model.feed_forward=2048",
+        "model.encoder_layers=6", "model.decoder_layers=6", "training.max_steps=1",
+        "training.batch_tokens=512", "training.history=false", "training.optimiser=adamw",
+    ]  # fmt: skip
+    train(load_config(ROOT / "examples" / "multi30k.toml", changes), folder, SilentListener())
+
+
+def ours(run: TrainedRun, batch: list[list[int]], limit: int, *, forced: bool) -> list[list[int]]:
+    """What weft writes."""
+    words, model = run.vocabulary, run.model
+    assert isinstance(model, Transformer)
+    found = beam_search(
+        model, model.start(padded(batch, words.pad)), len(batch), start=words.start,
+        end=-1 if forced else words.end, max_length=limit, beam=BEAM,
+        length_penalty=run.length_penalty,
+    )  # fmt: skip
+    return [hypothesis.tokens for hypothesis in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--folder", type=Path, help="of Multi30k, task 1 raw")
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    if (options.run is None) == (options.folder is None):
+        parser.error("give --run or --folder")
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as name:
+        place, forced = Path(name), options.run is None
+        if forced:
+            untrained(options.folder, place / "run")
+        path = place / "run" if forced else options.run
+        run = open_run(path)
+        words = run.vocabulary
+        export_model(path, place / "huggingface", "huggingface")
+        export_model(path, place / "ctranslate2", "ctranslate2")
+        stock = AutoModelForSeq2SeqLM.from_pretrained(place / "huggingface")
+        engine = ctranslate2.Translator(
+            str(place / "ctranslate2"), intra_threads=options.threads, compute_type="float32"
+        )
+        task = make_task(run.config, run.data)
+        assert isinstance(task, PairsTask)
+        texts = [source for source, _ in task.pairs("test")][: options.sentences]
+        sources = sorted(([*ids, words.end] for ids in words.encode_all(texts)), key=len)
+        names = words.token_names()
+
+        def by_transformers(batch: list[list[int]], limit: int) -> list[list[int]]:
+            ids = padded(batch, words.pad)
+            settings = {"eos_token_id": None} if forced else {}
+            written = stock.generate(
+                input_ids=ids, attention_mask=(ids != words.pad).long(), num_beams=BEAM,
+                max_new_tokens=limit, length_penalty=run.length_penalty, **settings,
+            )  # fmt: skip
+            return [[i for i in row if i > words.end or forced] for row in written[:, 1:].tolist()]
+
+        def by_ctranslate2(batch: list[list[int]], limit: int) -> list[list[int]]:
+            results = engine.translate_batch(
+                [[names[i] for i in ids] for ids in batch], beam_size=BEAM,
+                max_decoding_length=limit, min_decoding_length=limit if forced else 1,
+                length_penalty=run.length_penalty,
+            )  # fmt: skip
+            numbers = {name: index for index, name in enumerate(names)}
+            return [[numbers[token] for token in result.hypotheses[0]] for result in results]
+
+        sides: dict[str, Callable[[list[list[int]], int], list[list[int]]]] = {
+            "weft": lambda batch, limit: ours(run, batch, limit, forced=forced),
+            "Transformers": by_transformers,
+            "CTranslate2": by_ctranslate2,
+        }
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        written: dict[str, list[list[int]]] = {side: [] for side in sides}
+        for first in range(0, len(sources), options.batch):
+            batch = sources[first : first + options.batch]
+            limit = 40 if forced else 2 * len(batch[-1]) + 32
+            for side, translate in sides.items():
+                if not first:
+                    translate(batch[:4], 4)  # warms up
+                start = time.perf_counter()
+                with torch.no_grad():
+                    written[side] += translate(batch, limit)
+                seconds[side].append(time.perf_counter() - start)
+    tokens = sum(map(len, written["weft"]))
+    for side, values in seconds.items():
+        same = sum(a == b for a, b in zip(written[side], written["weft"], strict=True))
+        print(
+            f"{side:<14}{sum(values):8.2f} s  {tokens / sum(values):7,.0f} tokens/s  the same as "
+            f"weft's: {same} of {len(sources)}"
+        )
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, all")
+    for side in ("Transformers", "CTranslate2"):
+        ratios = [a / b for a, b in zip(seconds["weft"], seconds[side], strict=True)]
+        print(
+            f"ratio {statistics.median(ratios):.2f} (weft / {side}; batches {min(ratios):.2f} to "
+            f"{max(ratios):.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
