@@ -29,7 +29,7 @@ class Written(BlockCache):
         super().__init__()
         self.tokens = torch.zeros(batch, 0, dtype=torch.long)
 
-    def reorder(self, order: Tensor) -> None:
+    def reorder(self, order: Tensor, sources: Tensor | None) -> None:
         self.tokens = self.tokens[order]
 
 
@@ -55,9 +55,10 @@ class Tabulated:
         assert state.source is not None
         self.sizes.append(len(tokens))
         cache.tokens = torch.cat((cache.tokens, tokens), 1)
+        tables = state.source.repeat_interleave(len(tokens) // len(state.source))
         rows = [
             self.tables[table][tuple(written[1:])]
-            for table, written in zip(state.source.tolist(), cache.tokens.tolist(), strict=True)
+            for table, written in zip(tables.tolist(), cache.tokens.tolist(), strict=True)
         ]
         return torch.stack(rows)[:, None]
 

@@ -47,7 +47,7 @@ def test_after_beams_died_split_and_left(architecture: Architecture) -> None:
     model.step(TARGET[:, :2], state)
     # Sequence 1 dies, 2 splits into two, 0 stays: the batch grows to four.
     order = torch.tensor([2, 0, 2, 2])
-    state.reorder(order)
+    state.reorder(order, order)
     source, target = SOURCE[order], TARGET[order].clone()
     target[2, 2:] = torch.tensor([9, 9, 10, 11])
     target[3, 2:] = torch.tensor([6, 5, 4, 3])
@@ -55,7 +55,7 @@ def test_after_beams_died_split_and_left(architecture: Architecture) -> None:
     torch.testing.assert_close(first, model(source, target[:, :4])[:, 2:], **close)
     # Two sequences end: the batch shrinks.
     left = torch.tensor([3, 1])
-    state.reorder(left)
+    state.reorder(left, left)
     last = model.step(target[left, 4:], state)
     torch.testing.assert_close(last, model(source[left], target[left])[:, 4:], **close)
 
@@ -158,3 +158,26 @@ def test_source_mask() -> None:
     assert mask is not None
     found: Tensor = mask.dense(1, 5)[:, 0, 0]
     assert torch.equal(found, SOURCE != 0)
+
+
+@torch.no_grad()
+def test_hypotheses_of_one_source_share_it(architecture: Architecture) -> None:
+    model = model_of(architecture)
+    state = model.start(SOURCE)
+    count = len(SOURCE)
+    each = torch.arange(count).repeat_interleave(2)
+    first = TARGET[each, :2]
+    model.step(first[:, :1], state)
+    model.step(first[:, 1:], state)
+    # The hypotheses of the last source change places; then the first source is done.
+    order = torch.arange(2 * count)
+    order[-2:] = order[-2:].flip(0)
+    state.reorder(order)
+    more = torch.randint(4, VOCABULARY, (2 * count, 1), generator=torch.Generator().manual_seed(3))
+    written = torch.cat((first[order], more), 1)
+    logits = model.step(more, state)
+    torch.testing.assert_close(logits, model(SOURCE[each], written)[:, 2:], **close)
+    state.reorder(torch.arange(2, 2 * count), torch.arange(1, count))
+    last = model.step(more[2:], state)
+    whole = model(SOURCE[each[2:]], torch.cat((written[2:], more[2:]), 1))
+    torch.testing.assert_close(last, whole[:, 3:], **close)

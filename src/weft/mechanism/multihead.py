@@ -57,7 +57,8 @@ class KeyValueCache:
         order: indices into the batch, (new_batch,).
         """
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = self.keys[order], self.values[order]
+            self.keys = self.keys.index_select(0, order)
+            self.values = self.values.index_select(0, order)
 
 
 class MultiHeadAttention(AttentionLayer):

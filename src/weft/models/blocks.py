@@ -30,10 +30,11 @@ class BlockCache:
     own: KeyValueCache = field(default_factory=KeyValueCache)
     source: KeyValueCache = field(default_factory=KeyValueCache)
 
-    def reorder(self, order: Tensor) -> None:
-        """Take sequence ``order[b]`` as sequence b."""
+    def reorder(self, order: Tensor, sources: Tensor | None) -> None:
+        """Take sequence ``order[b]`` as sequence b, and likewise sources; None: all stay."""
         self.own.reorder(order)
-        self.source.reorder(order)
+        if sources is not None:
+            self.source.reorder(sources)
 
 
 class FeedForward(nn.Module):
@@ -130,7 +131,8 @@ class DecoderBlock(_Block):
         Args:
             inputs: (batch, positions, width).
             mask: of the self-attention.
-            source: what the encoder gave, (batch, source positions, width).
+            source: what the encoder gave, (sources, source positions, width). The batch is as
+                many, or a multiple: as many sequences that follow each other write from each.
             source_mask: which of it may be looked at.
             cache: what earlier steps left, for step-by-step decoding.
 
@@ -145,9 +147,15 @@ class DecoderBlock(_Block):
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
-            outputs = self._add(
-                outputs,
-                cross_norm,
-                lambda x: cross_attention(x, source, mask=source_mask, cache=from_source),
-            )
+            sources = len(inputs) if source is None else len(source)
+
+            def look(x: Tensor) -> Tensor:
+                # Hypotheses of one source are its queries: it is read once for all of them.
+                queries = x.reshape(sources, -1, x.shape[-1])
+                found: Tensor = cross_attention(
+                    queries, source, mask=source_mask, cache=from_source
+                )
+                return found.reshape(x.shape)
+
+            outputs = self._add(outputs, cross_norm, look)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)

@@ -24,8 +24,9 @@ class DecodingState:
     """What a model remembers between steps.
 
     caches: keys and values of each block.
-    source: what the encoder gave, (batch, source positions, width), if there is one.
-    source_real: bool, (batch, source positions), False at padding; None: no padding.
+    source: what the encoder gave, (sources, source positions, width), if there is one. Each may
+        have several sequences of the batch, which follow each other: the hypotheses of a beam.
+    source_real: bool, (sources, source positions), False at padding; None: no padding.
     position: how many tokens have been seen.
     """
 
@@ -34,14 +35,17 @@ class DecodingState:
     source_real: Tensor | None = None
     position: int = 0
 
-    def reorder(self, order: Tensor) -> None:
-        """Take sequence ``order[b]`` as sequence b; the batch may grow or shrink."""
+    def reorder(self, order: Tensor, sources: Tensor | None = None) -> None:
+        """Take sequence ``order[b]`` as sequence b; the batch may grow or shrink.
+
+        sources: likewise of the sources; None: all stay.
+        """
         for cache in self.caches:
-            cache.reorder(order)
-        if self.source is not None:
-            self.source = self.source[order]
-        if self.source_real is not None:
-            self.source_real = self.source_real[order]
+            cache.reorder(order, sources)
+        if sources is not None and self.source is not None:
+            self.source = self.source[sources]
+        if sources is not None and self.source_real is not None:
+            self.source_real = self.source_real[sources]
 
 
 class Stepper(Protocol):
@@ -102,7 +106,7 @@ def greedy(
         going_on = (chosen != end).nonzero()[:, 0]
         if len(going_on) < len(alive):
             alive = [alive[place] for place in going_on.tolist()]
-            state.reorder(going_on)
+            state.reorder(going_on, going_on)
         last = chosen[going_on][:, None]
     return [Hypothesis(*pair) for pair in zip(tokens, scores, strict=True)]
 
@@ -178,7 +182,8 @@ def beam_search(
             if not _settled(finished[sequence], float(scores[row, 0]), length, beam, length_penalty)
         ]
         keep = torch.tensor(going_on, dtype=torch.long, device=device)
-        state.reorder((keep[:, None] * beam + parents[keep]).flatten())
+        all_stay = len(going_on) == count
+        state.reorder((keep[:, None] * beam + parents[keep]).flatten(), None if all_stay else keep)
         alive = [alive[row] for row in going_on]
         scores, written = scores[keep], written[keep]
 
