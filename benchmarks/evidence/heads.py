@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1_500)
+    parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     bleu: dict[int, list[float]] = {heads: [] for heads in HEADS}
     loss: dict[int, list[float]] = {heads: [] for heads in HEADS}

@@ -60,7 +60,8 @@ def measure(options: argparse.Namespace, kind: str, seed: int) -> dict[str, floa
         ROOT / "src" / "weft" / "training" / "demo.toml",
         [
             positions, f"training.seed={seed}", f"training.max_steps={options.dates_steps}",
-            "training.products=bfloat16",
+            "training.products=bfloat16", "training.optimiser=muon",
+            "training.peak_learning_rate=4e-3", "training.warmup=100",
         ],
     )  # fmt: skip
     changes = [positions, *captions(options.folder, seed, options.steps)]
@@ -83,8 +84,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1_500, help="of each training on captions")
-    parser.add_argument("--dates-steps", type=int, default=1_000)
+    parser.add_argument("--steps", type=int, default=600, help="of each training on captions")
+    parser.add_argument("--dates-steps", type=int, default=600)
     options = parser.parse_args()
     figures: dict[str, dict[str, list[float]]] = {
         kind: {column: [] for column in COLUMNS} for kind in KINDS

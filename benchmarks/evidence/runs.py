@@ -22,11 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def captions(folder: Path, seed: int, steps: int) -> list[str]:
-    """Changes of examples/multi30k.toml to compare many trainings: 2 + 2 layers, few steps."""
+    """Changes of examples/multi30k.toml to compare many trainings: 2 + 2 layers, fewer words and
+    steps.
+    """
     return [
-        f"task.folder={folder}", "model.encoder_layers=2", "model.decoder_layers=2",
-        f"training.seed={seed}", f"training.max_steps={steps}", f"training.warmup={steps // 5}",
-        "training.average=0.99", "training.products=bfloat16",
+        f"task.folder={folder}", "task.vocabulary=4000", "model.encoder_layers=2",
+        "model.decoder_layers=2", f"training.seed={seed}", f"training.max_steps={steps}",
+        f"training.warmup={steps // 5}", "training.average=0.99",
+        f"training.validate_every={steps // 2}", f"training.checkpoint_every={steps // 2}",
     ]  # fmt: skip
 
 
