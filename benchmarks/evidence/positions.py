@@ -60,8 +60,6 @@ def measure(options: argparse.Namespace, kind: str, seed: int) -> dict[str, floa
         ROOT / "src" / "weft" / "training" / "demo.toml",
         [
             positions, f"training.seed={seed}", f"training.max_steps={options.dates_steps}",
-            "training.products=bfloat16", "training.optimiser=muon",
-            "training.peak_learning_rate=4e-3", "training.warmup=100",
         ],
     )  # fmt: skip
     changes = [positions, *captions(options.folder, seed, options.steps)]
