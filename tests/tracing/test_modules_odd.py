@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import weft
 from weft.analysis.graphs.flow import attention_flow
 from weft.analysis.graphs.rollout import passed_over
+from weft.tracing.modules import fast_paths
 
 
 class Axial(nn.Module):
@@ -123,6 +124,17 @@ def test_two_threads_leave_the_fast_path_as_it_was() -> None:
             assert torch.backends.mha.get_fastpath_enabled()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_the_fast_path_stays_off_until_the_last_trace_has_ended() -> None:
+    first, second = fast_paths.off(), fast_paths.off()
+    enabled = torch.backends.mha.get_fastpath_enabled
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    still_off = not enabled()
+    second.__exit__(None, None, None)
+    assert still_off and enabled()
 
 
 def test_a_row_that_is_no_number_is_none_in_the_dense_graph() -> None:

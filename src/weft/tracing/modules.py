@@ -281,7 +281,7 @@ def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouc
                 lengths.append(part[name].shape[1])
         return part, max(lengths)
 
-    with eager_functions(), _fast_paths.off():
+    with eager_functions(), fast_paths.off():
         return run_untouched(model, inputs, verify, {}, cut)
 
 
@@ -321,4 +321,5 @@ class _FastPaths:
                     torch.backends.mha.set_fastpath_enabled(self._before)
 
 
-_fast_paths = _FastPaths()
+#: Of this process.
+fast_paths = _FastPaths()
