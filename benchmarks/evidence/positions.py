@@ -81,14 +81,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=600, help="of each training on captions")
     parser.add_argument("--dates-steps", type=int, default=600)
     options = parser.parse_args()
     figures: dict[str, dict[str, list[float]]] = {
         kind: {column: [] for column in COLUMNS} for kind in KINDS
     }
-    for seed in range(1, options.seeds + 1):
+    for seed in options.seeds:
         for kind, columns in figures.items():
             for column, value in measure(options, kind, seed).items():
                 columns[column].append(value)
