@@ -189,3 +189,9 @@ def test_values_that_reach_a_model(
     _assert_ends_well(result, line)
     if result.code == 2:
         assert not (tmp_path / "f").exists()
+
+
+def test_a_text_without_its_option_gets_a_hint(weft_main: Command) -> None:
+    line = weft_main("trace", "runs/demo", "a text", "-o", "t.weft").one_line()
+    assert line.endswith("(a text). A text is given by --text. See weft trace --help.")
+    assert "--text" not in weft_main("heads", "a", "b", "c").one_line()

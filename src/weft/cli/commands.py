@@ -68,7 +68,10 @@ class _Verbs(TyperGroup):
         end = "" if message.endswith("?") else "."
         verb = getattr(getattr(error, "ctx", None), "info_name", None)
         help_of = f"weft {verb}" if verb in self.commands else "weft"
-        return InputError(f"{message}{end} See {help_of} --help.")
+        options = getattr(self.commands.get(verb or ""), "params", [])
+        takes_text = any("--text" in option.opts for option in options)
+        hint = " A text is given by --text." if takes_text and "unexpected extra" in message else ""
+        return InputError(f"{message}{end}{hint} See {help_of} --help.")
 
     def invoke(self, ctx: Any) -> Any:
         try:
