@@ -215,7 +215,7 @@ def texts(minilm_trace: Trace, minilm: Callable[..., Trace]) -> list[Trace]:
     return [minilm_trace, minilm(LONG)]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_texts_in_every_view(studio, texts: list[Trace], theme: str) -> None:
     page = studio.file(collect(texts, names=["short", "long"]), theme=theme)
     settle(page)

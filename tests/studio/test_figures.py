@@ -138,7 +138,7 @@ def check_print(studio, path: Path, width: int) -> None:
     assert crowded([text for text in printed if not text[6]]) == []
 
 
-@pytest.mark.parametrize("width", [85, 175])
+@pytest.mark.parametrize("width", [85, pytest.param(175, marks=pytest.mark.slow)])
 def test_letters_are_readable_at_the_width_that_is_printed(
     studio, minilm_trace, pair_trace, history_of, tmp_path, width: int
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_run_that_cannot_be_extended_keeps_its_configuration(
     assert (folder.config(), folder.state) == (config, "finished")
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_extended(tiny: ConfigMaker, tmp_path: Path) -> None:
     from tests.training.conftest import toml
 
