@@ -53,6 +53,8 @@ def test_transformers_translates_as_the_run_does(
     for row, tokens in zip(written, greedy_tokens(run, TEXTS), strict=True):
         assert row[: len(tokens)] == tokens
         assert len(tokens) == 8 or row[len(tokens)] == run.vocabulary.end
+    # Not cut after 20 tokens, as a model of Transformers is that says nothing of it.
+    assert model.generation_config.max_length == run.model.architecture.max_length
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
 
 
@@ -105,6 +107,7 @@ SETTINGS = [
     ("language", {"positions": "rotary"}),
     ("language", {"positions": "shaw"}),
     ("language", {"positions": "sinusoidal", "norm": "post"}),
+    ("language", {"positions": "learned", "max_length": 8}),
 ]
 
 
@@ -129,6 +132,16 @@ def changed(path: Path, choices: dict[str, Any]) -> TrainedRun:
     config = run.config.model_copy(update={"model": model})
     torch.manual_seed(2)
     return dataclasses.replace(run, config=config, model=build_model(config, run.data).eval())
+
+
+@pytest.mark.parametrize("task", ["dates", "language"])
+def test_few_positions_are_compared_as_far_as_they_go(
+    task: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = {"positions": "learned", "max_length": 6}
+    monkeypatch.setattr(model_export, "open_run", lambda path: changed(path, choices))
+    written = export_model(runs / task, tmp_path / "model", "huggingface")
+    assert written.difference < 1e-5
 
 
 @pytest.mark.parametrize("to", ["huggingface", "ctranslate2"])

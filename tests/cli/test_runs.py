@@ -40,6 +40,7 @@ def test_speed_is_that_between_the_last_two_reports(tmp_path: Path, runs: Path) 
     shutil.copytree(runs / "dates", run)
     reports = [
         {"step": 10, "loss": 2.0, "tokens": 1_000, "seconds": 2.0},
+        {"step": 10, "validation_loss": float("nan"), "seconds": 2.5},
         {"step": 20, "loss": 1.0, "tokens": 4_000, "seconds": 3.5},
         {"step": 20, "validation_loss": 1.5, "seconds": 9.0},
         {"step": 30, "validation_loss": 1.75, "seconds": 11.0},

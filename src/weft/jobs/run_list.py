@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,16 +81,18 @@ def _listed(path: Path) -> ListedRun:
         raise DataError(f"{path / 'config.json'}: this configuration is damaged.")
     steps = training.get("max_steps")
     reports = folder.read_metrics()
-    tried = [r for r in reports if _number(r, "validation_loss") is not None]
-    best = min(tried, key=lambda r: _number(r, "validation_loss") or 0.0, default=None)
+    losses = [(_number(report, "validation_loss"), report["step"]) for report in reports]
+    best, best_step = min(
+        ((loss, step) for loss, step in losses if loss is not None), default=(None, None)
+    )
     return ListedRun(
         path,
         str(task.get("kind", "-")),
         folder.state,
         step=reports[-1]["step"] if reports else None,
         steps=steps if isinstance(steps, int) else None,
-        best=None if best is None else _number(best, "validation_loss"),
-        best_step=None if best is None else best["step"],
+        best=best,
+        best_step=best_step,
         seconds=_number(reports[-1], "seconds") if reports else None,
         speed=_speed(reports),
         reported=folder.metrics.stat().st_mtime if reports else None,
@@ -108,8 +111,9 @@ def _watched(folder: RunFolder) -> ListedRun:
 
 
 def _number(report: JsonMapping, name: str) -> float | None:
+    """A number of a report; None where it has none, or one that is not finite."""
     value = report.get(name)
-    return float(value) if isinstance(value, (int, float)) else None
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def _speed(reports: Sequence[JsonMapping]) -> float | None:
