@@ -15,8 +15,8 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from side_by_side import extra_memory, side_by_side
 
+from side_by_side import extra_memory, side_by_side
 from weft.mechanism.linear import Products, products
 from weft.training.loss import projected_loss
 
