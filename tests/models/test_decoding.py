@@ -15,7 +15,13 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.models.blocks import BlockCache
 from weft.models.configuration import Architecture
-from weft.models.decoding import DecodingState, beam_search, greedy, sample
+from weft.models.decoding import (
+    DecodingState,
+    beam_hypotheses,
+    beam_search,
+    greedy,
+    sample,
+)
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 
@@ -116,6 +122,34 @@ def test_a_beam_that_holds_everything_finds_the_best(
         assert hypothesis.log_probability == pytest.approx(total, abs=1e-5)
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    length=st.integers(1, 4),
+    penalty=st.sampled_from((0.0, 1.0, 2.0)),
+    seed=st.integers(0, 2**20),
+)
+def test_a_beam_that_holds_everything_ranks_everything(
+    batch: int, length: int, penalty: float, seed: int
+) -> None:
+    tables = random_tables(batch, 4, length, seed)
+    model = Tabulated(tables)
+    found = beam_hypotheses(
+        model, model.start(), batch, start=START, end=END, max_length=length, beam=4**length,
+        length_penalty=penalty,
+    )  # fmt: skip
+    for table, hypotheses in zip(tables, found, strict=True):
+        expected = sorted(
+            ((total / (len(words) + 1) ** penalty, words)
+             for words, total in every_ending(table, 4, length)),
+            reverse=True,
+        )  # fmt: skip
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [words for _, words in expected]
+        assert all(hypothesis.ended for hypothesis in hypotheses)
+        scores = [hypothesis.score(penalty) for hypothesis in hypotheses]
+        assert scores == pytest.approx([score for score, _ in expected], abs=1e-5)
+
+
 def log(*shares: float) -> Tensor:
     return torch.tensor([max(share, 1e-9) for share in shares], dtype=torch.float64).log()
 
@@ -193,6 +227,41 @@ def test_a_sequence_that_never_ends_is_cut() -> None:
     (found,) = beam_search(model, model.start(), 1, beam=1, **options)
     assert found.tokens == [0, 0, 0, 0]
     assert found.log_probability == pytest.approx(4 * math.log(0.9), abs=1e-6)
+    assert not found.ended
+    # Four tokens, none of them the end.
+    assert found.score(1.0) == pytest.approx(math.log(0.9), abs=1e-6)
+    assert not greedy(model, model.start(), 1, **options)[0].ended
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_each_sequence_has_a_greatest_length_of_its_own(beam: int) -> None:
+    forever = {(0,) * size: log(0.9, 0.1, 0, 0) for size in range(5)}
+    others = {
+        prefix: log(0.9, 0.1, 0, 0)
+        for size in range(5)
+        for prefix in itertools.product(range(2), repeat=size)
+    }
+    model = Tabulated([others | forever] * 3)
+    options = {"start": START, "end": END, "max_length": [2, 4, 1]}
+    search = {"beam": beam} if beam > 1 else {}
+    found = (beam_search if beam > 1 else greedy)(model, model.start(), 3, **options, **search)
+    assert [hypothesis.tokens for hypothesis in found] == [[0, 0], [0] * 4, [0]]
+    # No step computes for those that were cut.
+    assert model.sizes == [3 * beam, 2 * beam, beam, beam]
+    for lengths in ([2, 4], [2, 4, 0], 0):
+        with pytest.raises(InputError, match="for 3 sequences; expected a number for each"):
+            greedy(model, model.start(), 3, **{**options, "max_length": lengths})
+
+
+def test_what_is_cut_is_ranked_too() -> None:
+    """Of two tokens, the first with 0.9: both sequences of length 1 are there, the likelier first.
+
+    Where one has ended, those that have not are left out."""
+    model = Tabulated([{(): log(0.9, 0.1, 0, 0)}, {(): log(0.6, 0, 0, 0.4)}])
+    found = beam_hypotheses(model, model.start(), 2, start=START, end=END, max_length=1, beam=2)
+    assert [(h.tokens, h.ended) for h in found[0]] == [([0], False), ([1], False)]
+    assert [(h.tokens, h.ended) for h in found[1]] == [([], True)]
+    assert found[1][0].log_probability == pytest.approx(math.log(0.4), abs=1e-6)
 
 
 def test_nothing_to_decode() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from weft.errors import InputError
 
-__all__ = ["given_text", "standard_input_lines"]
+__all__ = ["given_text", "iterate_standard_input", "standard_input_lines"]
 
 
 def given_text(text: str | None, file: Path | None, stdin: bool = False) -> str | None:
@@ -30,16 +31,17 @@ def given_text(text: str | None, file: Path | None, stdin: bool = False) -> str 
 
 
 def standard_input_lines() -> list[str]:
-    """Lines as other programs count them: they end in a line feed, and in nothing else."""
+    """The lines of standard input, all at once."""
+    return list(iterate_standard_input())
+
+
+def iterate_standard_input() -> Iterator[str]:
+    """The lines of standard input, as they come: see `decoded_lines`.
+
+    Raises: InputError: it is closed, or a line is not UTF-8.
+    """
+    from weft.formats.lines import decoded_lines
+
     if sys.stdin is None:
         raise InputError("standard input is closed; give the text by a file or a pipe.")
-    content = sys.stdin.buffer.read()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise InputError(
-            f"standard input: line {line} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
-            "utf-8."
-        ) from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+    return decoded_lines(sys.stdin.buffer, "standard input")

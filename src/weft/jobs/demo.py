@@ -92,7 +92,7 @@ def run_demo(path: Path, seed: int, console: Console) -> JsonObject:
 
 
 def _translate(run: TrainedRun, console: Console) -> float:
-    from weft.training.tasks.pairs import translate
+    from weft.training.translation import translate
 
     texts = [written(*example) for example in SHOWN]
     answers = translate(run.model, run.vocabulary, texts, beam=1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from weft.formats.tokens import visible
+from weft.training.text import Vocabulary
 
-__all__ = ["tell_quantized", "tell_unknown"]
+__all__ = ["UnknownParts", "tell_quantized", "tell_unknown"]
 
 
 def tell_unknown(what: str, parts: Sequence[str]) -> None:
@@ -20,6 +21,24 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
             f"that the model reads as unknown: {shown}",
             file=sys.stderr,
         )
+
+
+class UnknownParts:
+    """What a vocabulary lacks of lines that pass by."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._parts: dict[str, None] = {}
+
+    def watching(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines, as they are."""
+        for line in lines:
+            self._parts.update(dict.fromkeys(self.vocabulary.unknown_parts(line)))
+            yield line
+
+    def tell(self, what: str) -> None:
+        """Name what was lacking, if anything: see `tell_unknown`."""
+        tell_unknown(what, list(self._parts))
 
 
 def tell_quantized(model: str, bits: str | None) -> None:

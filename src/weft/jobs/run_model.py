@@ -34,8 +34,8 @@ from weft.training.batches import Batch, padded
 from weft.training.config import ClassifierConfig, GraphConfig, TransformerConfig
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
-from weft.training.tasks.pairs import translate
 from weft.training.text import Vocabulary
+from weft.training.translation import translate
 from weft.training.validation import evaluate_batches
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from weft.analysis.alignment.align import Alignment, AlignmentOptions, align_words, check_choice
 from weft.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
@@ -15,13 +16,13 @@ from weft.formats.files import read_text
 from weft.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from weft.formats.run import is_run
 from weft.jobs.head_table import find_traces
-from weft.jobs.model import Model, check_text
+from weft.jobs.model import Model, Pairs, check_text
 from weft.jobs.opening import open_model
 from weft.mechanism.graph import All
 from weft.tracing.capture import trace_as
 from weft.tracing.options import TraceOptions
 
-__all__ = ["AlignmentRequest", "align_files", "word_weights_of"]
+__all__ = ["AlignmentRequest", "PairReader", "align_files", "word_weights_of"]
 
 #: Pairs that are put in order of their length, and pairs that the model reads at once.
 _SORTED, _BATCH = 512, 32
@@ -92,13 +93,12 @@ def word_weights_of(
 
     Raises: InputError: a model that does not read pairs; no text at all.
     """
-    heads: tuple[AligningHead, ...] = ()
-    layers: list[int | str] | None = None
     full = [
         i for i, pair in enumerate(zip(sources, targets, strict=True)) if all(map(str.strip, pair))
     ]
     if not full:
         check_text("")
+    reader = PairReader(model.network, steps, norms)
     done = 0
     for start in range(0, len(sources), _SORTED):
         block = range(start, min(start + _SORTED, len(sources)))
@@ -110,22 +110,43 @@ def word_weights_of(
         for first in range(0, len(order), _BATCH):
             chosen = order[first : first + _BATCH]
             pairs = model.pairs([sources[i] for i in chosen], [targets[i] for i in chosen])
-            asked = TraceOptions(
-                keep=All(), queries_keys=False, layers=layers,
-                verify=None if layers is None else False, sampled=layers is None,
-            )  # fmt: skip
-            traced = trace_as(model.network, pairs.inputs, asked)
-            for i, trace, source, target in zip(
-                chosen, traced if isinstance(traced, list) else [traced], pairs.sources,
-                pairs.targets, strict=True,
-            ):  # fmt: skip
-                read[i] = word_weights(trace, source, target, steps=steps, norms=norms)
-                heads = read[i].heads
-                layers = [layer.name for layer in trace.layers if layer.kind == "cross"]
+            read.update(zip(chosen, reader.read(pairs), strict=True))
             done += len(chosen)
             progress(done, len(full))
         for i in block:
-            yield read.get(i) or _nothing(heads, sources[i], targets[i])
+            yield read.get(i) or _nothing(reader.heads, sources[i], targets[i])
+
+
+class PairReader:
+    """Lets a model read pairs; the first batch is held against the untouched model.
+
+    Args:
+        network: an encoder-decoder.
+        steps, norms: see `word_weights`.
+    """
+
+    def __init__(self, network: nn.Module, steps: Sequence[Step], norms: bool = False) -> None:
+        self.network, self.steps, self.norms = network, steps, norms
+        #: The heads, in the order of the weights; none before the first batch.
+        self.heads: tuple[AligningHead, ...] = ()
+        self._layers: list[int | str] | None = None
+
+    def read(self, pairs: Pairs) -> list[WordWeights]:
+        """The weights between the words of each pair."""
+        first = self._layers is None
+        asked = TraceOptions(
+            keep=All(), queries_keys=False, layers=self._layers,
+            verify=None if first else False, sampled=first,
+        )  # fmt: skip
+        traced = trace_as(self.network, pairs.inputs, asked)
+        traces = traced if isinstance(traced, list) else [traced]
+        self._layers = [layer.name for layer in traces[0].layers if layer.kind == "cross"]
+        weights = [
+            word_weights(trace, source, target, steps=self.steps, norms=self.norms)
+            for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
+        ]
+        self.heads = weights[0].heads
+        return weights
 
 
 def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:

@@ -6,7 +6,7 @@ compute a position twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,15 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.models.blocks import BlockCache
 
-__all__ = ["DecodingState", "Hypothesis", "Stepper", "beam_search", "greedy", "sample"]
+__all__ = [
+    "DecodingState",
+    "Hypothesis",
+    "Stepper",
+    "beam_hypotheses",
+    "beam_search",
+    "greedy",
+    "sample",
+]
 
 
 @dataclass(eq=False)
@@ -57,10 +65,27 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished sequence without its start and end tokens, and its log-probability."""
+    """A sequence without its start and end tokens, and its log-probability, in nats.
+
+    ended: whether the end token was written, and is part of the probability; else the sequence was
+        cut at the length that was asked for.
+    """
 
     tokens: list[int]
     log_probability: float
+    ended: bool = True
+
+    def score(self, length_penalty: float) -> float:
+        """What beams are ranked by: the log-probability over the length, the end token counted.
+
+            score = log p / length^length_penalty
+
+        Source: Wu et al. 2016, "Google's Neural Machine Translation System", in this simpler form.
+
+        >>> Hypothesis([5, 6, 7], -2.0).score(1.0)
+        -0.5
+        """
+        return self.log_probability / float(max(1, len(self.tokens) + self.ended) ** length_penalty)
 
 
 @torch.no_grad()
@@ -71,7 +96,7 @@ def greedy(
     *,
     start: int,
     end: int,
-    max_length: int,
+    max_length: int | Sequence[int],
     progress: Callable[[int], None] = lambda length: None,
 ) -> list[Hypothesis]:
     """The likeliest token at every step.
@@ -82,7 +107,7 @@ def greedy(
         batch: number of sequences.
         start: the id that every sequence begins with.
         end: the id that ends one.
-        max_length: tokens after which a sequence is cut.
+        max_length: tokens after which a sequence is cut: of all, or of each.
         progress: told how many tokens the sequences have that go on.
 
     Returns: one hypothesis a sequence.
@@ -91,24 +116,31 @@ def greedy(
     scores = [0.0] * batch
     alive = list(range(batch))
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
+    limits, length = _limits(max_length, batch), 0
+    ended = [False] * batch
     last = torch.full((batch, 1), start, dtype=torch.long, device=device)
-    for length in range(1, max_length + 1):
-        if not alive:
-            break
+    while alive:
+        length += 1
         progress(length)
         log_probabilities = model.step(last, state)[:, -1].log_softmax(-1)
         best, chosen = log_probabilities.max(-1)
         for sequence, token, score in zip(alive, chosen.tolist(), best.tolist(), strict=True):
             scores[sequence] += score
+            ended[sequence] = token == end
             if token != end:
                 tokens[sequence].append(token)
         # Finished sequences leave the batch, so that no step computes for them.
-        going_on = (chosen != end).nonzero()[:, 0]
-        if len(going_on) < len(alive):
-            alive = [alive[place] for place in going_on.tolist()]
+        rows = [
+            row
+            for row, sequence in enumerate(alive)
+            if not ended[sequence] and length < limits[sequence]
+        ]
+        going_on = torch.tensor(rows, dtype=torch.long, device=device)
+        if len(rows) < len(alive):
+            alive = [alive[row] for row in rows]
             state.reorder(going_on, going_on)
         last = chosen[going_on][:, None]
-    return [Hypothesis(*pair) for pair in zip(tokens, scores, strict=True)]
+    return [Hypothesis(*parts) for parts in zip(tokens, scores, ended, strict=True)]
 
 
 @torch.no_grad()
@@ -119,14 +151,37 @@ def beam_search(
     *,
     start: int,
     end: int,
-    max_length: int,
+    max_length: int | Sequence[int],
     beam: int = 5,
     length_penalty: float = 1.0,
     progress: Callable[[int], None] = lambda length: None,
 ) -> list[Hypothesis]:
-    """The likeliest sequence that a beam finds.
+    """The likeliest sequence that a beam finds, of each source: see `beam_hypotheses`."""
+    ranked = beam_hypotheses(
+        model, state, batch, start=start, end=end, max_length=max_length, beam=beam,
+        length_penalty=length_penalty, progress=progress,
+    )  # fmt: skip
+    return [hypotheses[0] for hypotheses in ranked]
 
-    Hypotheses are ranked by ``log_probability / length^length_penalty``, the end token counted.
+
+@torch.no_grad()
+def beam_hypotheses(
+    model: Stepper,
+    state: DecodingState,
+    batch: int,
+    *,
+    start: int,
+    end: int,
+    max_length: int | Sequence[int],
+    beam: int = 5,
+    length_penalty: float = 1.0,
+    progress: Callable[[int], None] = lambda length: None,
+) -> list[list[Hypothesis]]:
+    """The likeliest sequences that a beam finds, the best first.
+
+    Hypotheses are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
+    beam holds, and none that goes on leads; where none has ended at the greatest length, they are
+    cut there.
 
     Args:
         model: what gives logits.
@@ -134,16 +189,17 @@ def beam_search(
         batch: number of sequences.
         start: the id that every sequence begins with.
         end: the id that ends one.
-        max_length: tokens after which a sequence is cut.
+        max_length: tokens after which a sequence is cut: of all, or of each.
         beam: hypotheses kept at every step.
         length_penalty: 0 ranks by probability alone and so prefers short ones.
         progress: told how many tokens the hypotheses have that go on.
 
-    Returns: the best hypothesis of each sequence.
+    Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
+        greatest length came first.
     """
     if beam < 1:
         raise InputError(f"beam_search: beam {beam}; expected 1 or more.")
-    finished: list[list[tuple[float, Hypothesis]]] = [[] for _ in range(batch)]
+    finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
     # Every sequence starts as one hypothesis; the others are impossible until the first step.
     state.reorder(torch.arange(batch, device=device).repeat_interleave(beam))
@@ -152,10 +208,10 @@ def beam_search(
     scores[:, 0] = 0
     written = torch.full((batch, beam, 1), start, dtype=torch.long, device=device)
 
-    for length in range(1, max_length + 1):
-        count = len(alive)
-        if count == 0:
-            break
+    limits, length = _limits(max_length, batch), 0
+
+    while alive:
+        count, length = len(alive), length + 1
         progress(length)
         logits = model.step(written[:, :, -1].reshape(count * beam, 1), state)[:, -1]
         vocabulary = logits.shape[-1]
@@ -169,52 +225,66 @@ def beam_search(
         for row, rank in (ends & best.isfinite())[:, :beam].nonzero().tolist():
             total = float(best[row, rank])
             words = written[row, parents[row, rank], 1:].tolist()
-            finished[alive[row]].append((total / length**length_penalty, Hypothesis(words, total)))
+            finished[alive[row]].append(Hypothesis(words, total))
         scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         written = torch.cat(
             (written.gather(1, parents[..., None].expand(-1, -1, length)), tokens[..., None]), 2
         )
 
-        going_on = [
-            row
-            for row, sequence in enumerate(alive)
-            if not _settled(finished[sequence], float(scores[row, 0]), length, beam, length_penalty)
-        ]
+        going_on = []
+        for row, sequence in enumerate(alive):
+            if length >= limits[sequence]:
+                finished[sequence] = finished[sequence] or _cut(written[row], scores[row])
+            elif not _settled(
+                finished[sequence], float(scores[row, 0]), length, length_penalty, beam
+            ):
+                going_on.append(row)
         keep = torch.tensor(going_on, dtype=torch.long, device=device)
         all_stay = len(going_on) == count
         state.reorder((keep[:, None] * beam + parents[keep]).flatten(), None if all_stay else keep)
         alive = [alive[row] for row in going_on]
         scores, written = scores[keep], written[keep]
 
-    _cut(finished, alive, written, scores)
-    return [max(candidates, key=lambda pair: pair[0])[1] for candidates in finished]
+    return [
+        sorted(ended, key=lambda hypothesis: -hypothesis.score(length_penalty))[:beam]
+        for ended in finished
+    ]
 
 
-def _cut(
-    finished: list[list[tuple[float, Hypothesis]]],
-    alive: list[int],
-    written: Tensor,
-    scores: Tensor,
-) -> None:
-    """Let the best hypothesis of each sequence that has none end where it is."""
-    for row, sequence in enumerate(alive):
-        if not finished[sequence]:
-            hypothesis = Hypothesis(written[row, 0, 1:].tolist(), float(scores[row, 0]))
-            finished[sequence].append((0.0, hypothesis))
+def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
+    """The greatest length of each sequence. Raises: InputError: none may have a token."""
+    limits = [max_length] * batch if isinstance(max_length, int) else list(max_length)
+    if len(limits) != batch or any(limit < 1 for limit in limits):
+        raise InputError(
+            f"max_length is {max_length} for {batch} sequences; expected a number for each, or for "
+            "all, 1 or more."
+        )
+    return limits
+
+
+def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
+    """The hypotheses of a sequence, none of which has ended, where they are."""
+    real = scores.isfinite()
+    real[0] = True
+    return [
+        Hypothesis(written[rank, 1:].tolist(), float(scores[rank]), ended=False)
+        for rank in real.nonzero()[:, 0].tolist()
+    ]
 
 
 def _settled(
-    finished: list[tuple[float, Hypothesis]],
+    finished: list[Hypothesis],
     best_alive: float,
     length: int,
-    beam: int,
     length_penalty: float,
+    beam: int,
 ) -> bool:
     """Whether a search can stop: as many have ended as the beam holds, and none alive leads."""
     if len(finished) < beam:
         return False
-    return bool(max(rank for rank, _ in finished) >= best_alive / length**length_penalty)
+    leads = max(hypothesis.score(length_penalty) for hypothesis in finished)
+    return leads >= best_alive / float(length**length_penalty)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -188,6 +189,36 @@ class Vocabulary:
         """The text of token ids that follow other text: a space before it is kept."""
         return self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
 
+    def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of token ids, and which of its characters each stands for, from start to end.
+
+        A character whose bytes are in several tokens belongs to each; a special token has none.
+
+        >>> Vocabulary.of_characters(["3 May"]).decode_with_offsets([5, 3, 6])
+        ('3M', [(0, 1), (1, 1), (1, 2)])
+        """
+        text = self.decode(ids)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # The space before the first word, which `decode` leaves out.
+        place = len(text) - len(self.decode_continuation(ids))
+        offsets = []
+        for index in ids:
+            part = b"" if index < len(SPECIALS) else self._bytes(index)
+            if part and self.tokenizer.decoder is None and place:
+                place += 1  # words are joined by spaces
+            begun = place
+            place += len(decoder.decode(part))
+            waiting = bool(part) and bool(decoder.getstate()[0])
+            offsets.append((max(begun, 0), max(place + waiting, 0)))
+        return text, offsets
+
+    def _bytes(self, index: int) -> bytes:
+        """The bytes that a token adds to a text. Raises: InputError: there is no such token."""
+        name = self.tokenizer.id_to_token(index)
+        if name is None:
+            raise InputError(f"token id {index}: the vocabulary has 0 to {len(self) - 1}.")
+        return _bytes_of(name) if self.has_pieces else name.encode()
+
     @property
     def has_pieces(self) -> bool:
         """Whether tokens are pieces of words rather than characters."""
@@ -207,7 +238,9 @@ class Vocabulary:
                 raise InputError(f"token id {index}: the vocabulary has 0 to {len(self) - 1}.")
             if index >= len(SPECIALS) and self.has_pieces:
                 text = self.tokenizer.decode([index])
-                name = text if "\ufffd" not in text else _bytes_of(name)
+                if "\ufffd" in text:
+                    text = "".join(f"<0x{byte:02X}>" for byte in _bytes_of(name))
+                name = text
             strings.append(name)
         return strings
 
@@ -231,12 +264,22 @@ def _check_text(text: str) -> None:
         raise InputError(f"the text {text[:40]!r} is not UTF-8 text. Convert it.")
 
 
-def _bytes_of(piece: str) -> str:
-    """The bytes behind a byte-level piece, as <0xE2><0x80>."""
-    # The byte-level alphabet: printable Latin-1 stands for itself, the other 68 bytes for
-    # the code points from 256 on, in order.
+def _byte_alphabet() -> dict[str, int]:
+    """Which byte each character of a byte-level piece stands for.
+
+    Printable Latin-1 stands for itself, the other 68 bytes for the code points from 256 on, in
+    order.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
-    table |= {chr(256 + place): byte for place, byte in enumerate(others)}
-    return "".join(f"<0x{table[character]:02X}>" for character in piece)
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def _bytes_of(piece: str) -> bytes:
+    """The bytes behind a byte-level piece."""
+    return bytes(_BYTE_OF[character] for character in piece)

@@ -10,17 +10,17 @@ import torch
 
 from weft.errors import DataError, InputError
 from weft.models.configuration import Architecture
-from weft.models.decoding import Hypothesis, beam_search
+from weft.models.decoding import Hypothesis, beam_hypotheses
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
+from weft.training import translation
 from weft.training.config import TranslationConfig
-from weft.training.tasks import pairs
-from weft.training.tasks.pairs import translate
 from weft.training.tasks.translation import (
     TranslationTask,
     read_pairs,
     translation_task,
 )
+from weft.training.translation import translate
 
 PAIRS = [("a cat sits", "eine Katze sitzt"), ("a dog", "ein Hund"), ("two cats", "zwei Katzen")]
 
@@ -169,11 +169,11 @@ def test_the_length_penalty_of_the_task_is_that_of_its_search(
 ) -> None:
     asked: list[float] = []
 
-    def search(*args: Any, length_penalty: float, **options: Any) -> list[Hypothesis]:
+    def search(*args: Any, length_penalty: float, **options: Any) -> list[list[Hypothesis]]:
         asked.append(length_penalty)
-        return beam_search(*args, length_penalty=length_penalty, **options)
+        return beam_hypotheses(*args, length_penalty=length_penalty, **options)
 
-    monkeypatch.setattr(pairs, "beam_search", search)
+    monkeypatch.setattr(translation, "beam_hypotheses", search)
     for changes in ({}, {"length_penalty": 1.5}):
         made = task(folder, **changes)
         made.evaluate(model, split="valid", beam=2, progress=lambda done, total: None)

@@ -22,6 +22,7 @@ __all__ = [
     "align",
     "align_words",
     "check_choice",
+    "check_heads",
 ]
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
@@ -187,6 +188,18 @@ def align_words(
     )  # fmt: skip
 
 
+def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) -> None:
+    """Raise an InputError where a head that is named is none of a model's."""
+    missing = [head for head in named if head not in every]
+    if missing:
+        layers = 1 + max(head.layer for head in every)
+        count = sum(head.layer == 0 and head.step == every[0].step for head in every)
+        raise InputError(
+            f"align: no head {missing[0]}; the model has {layers} layers of cross-attention, "
+            f"from 0, the first with {count} heads, from 0."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Choice:
     heads: list[AligningHead]
@@ -208,14 +221,7 @@ def _choice(
         for number, (head, agrees) in enumerate(zip(every, agreement(sentences), strict=True))
     ]
     if named is not None:
-        missing = [head for head in named if head not in every]
-        if missing:
-            layers = 1 + max(head.layer for head in every)
-            count = sum(head.layer == 0 and head.step == every[0].step for head in every)
-            raise InputError(
-                f"align: no head {missing[0]}; the model has {layers} layers of cross-attention, "
-                f"from 0, the first with {count} heads, from 0."
-            )
+        check_heads(named, every)
         return _Choice(named, [row for row in table if row.head in named], 0)
     by_gold = of_gold is not None and options.heads != "agreement"
     measured = best_few(sentences, of_gold if by_gold else None, method, options.most)

@@ -1,15 +1,18 @@
 """`weft translate`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from weft.cli.input import standard_input_lines
+from weft.cli.align_options import AligningMethod, AlignMethod
 from weft.cli.options import Beam, RunPath, Threads
-from weft.cli.safe_text import exact_output
 from weft.errors import InputError
 
 PLACE = ("Make", 4)
+
+#: Lines that are read at once.
+WINDOW = 2_000
 
 LengthPenalty = Annotated[
     float | None,
@@ -18,23 +21,74 @@ LengthPenalty = Annotated[
         "run's, 1 where it names none."
     ),
 ]
+Lines = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", help="A file with a text a line, of any size, also .gz; default: standard input."
+    ),
+]
+NBest = Annotated[
+    int, typer.Option(min=1, max=1_000, help="With --json: hypotheses a line, the beam at most.")
+]
+Heads = Annotated[
+    str | None,
+    typer.Option(
+        help="With --json: whose weights align the words. all: the mean of every head of every "
+        "layer of cross-attention, by the step that writes a word; agreement: chosen on the first "
+        "window, as weft align does; or names, as 0.1,3.2:write. Default: all."
+    ),
+]
+Window = Annotated[
+    int,
+    typer.Option(
+        min=1, max=1_000_000,
+        help="Lines read, sorted by length and written at once; 1: each as it comes.",
+    ),
+]  # fmt: skip
+
+Described = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object a line, described in docs/formats.md.")
+]
 
 
 def translate(
-    run: RunPath, beam: Beam = 5, length_penalty: LengthPenalty = None, threads: Threads = None
-) -> None:
-    """Translate standard input to standard output, line by line, with a run of a translator."""
-    from weft.jobs.notices import tell_unknown
+    run: RunPath, file: Lines = None, beam: Beam = 5, length_penalty: LengthPenalty = None,
+    n_best: NBest = 1, heads: Heads = None, method: AlignMethod = AligningMethod.mutual,
+    window: Window = WINDOW, threads: Threads = None, as_json: Described = False,
+) -> None:  # fmt: skip
+    """Translate standard input to standard output, line by line, with a run of a translator.
+
+    With --json, each line becomes an object: n best, tokens, scores, word alignment.
+    """
+    import sys
+
+    from weft.cli.input import iterate_standard_input
+    from weft.cli.output import print_json
+    from weft.cli.safe_text import exact_output
+    from weft.formats.lines import file_lines
+    from weft.jobs.notices import UnknownParts
+    from weft.jobs.translations import Request, described_windows, plain_windows
     from weft.training.inference import open_run
-    from weft.training.tasks.pairs import translate as translate_texts
+    from weft.training.translation import Search
 
     if length_penalty is not None and not -10 <= length_penalty <= 10:
         raise InputError(f"--length-penalty {length_penalty}: expected a number from -10 to 10.")
+    for name, asked in (("--n-best", n_best > 1), ("--heads", heads is not None)):
+        if asked and not as_json:
+            raise InputError(f"{name} is for --json: without it, each line is a translation.")
     trained = open_run(run)
-    lines = standard_input_lines()
-    words = trained.vocabulary
-    if trained.translates:
-        tell_unknown("standard input", words.unknown_parts("".join(lines)))
     penalty = trained.length_penalty if length_penalty is None else length_penalty
-    for line in translate_texts(trained.model, words, lines, beam=beam, length_penalty=penalty):
-        print(" ".join(line.splitlines()), file=exact_output())
+    request = Request(Search(beam, penalty), window, n_best, heads or "all", method.value)
+    unknown = UnknownParts(trained.vocabulary)
+    lines = unknown.watching(iterate_standard_input() if file is None else file_lines(file))
+    if as_json:
+        for described in described_windows(trained, lines, request):
+            for line in described:
+                print_json(line)
+            sys.stdout.flush()
+    else:
+        for texts in plain_windows(trained, lines, request):
+            for text in texts:
+                print(text, file=exact_output())
+            exact_output().flush()
+    unknown.tell("standard input" if file is None else str(file))

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from weft.errors import InputError
-from weft.models.decoding import Hypothesis, beam_search, greedy
 from weft.models.predictor import Predictor
-from weft.models.transformer import Transformer
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
 from weft.training.measures.generated import repetition
 from weft.training.piece_dropout import PieceDropout
 from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
+from weft.training.translation import translate
 from weft.training.validation import score_targets
 
-__all__ = ["PairsTask", "TextPairs", "translate"]
+__all__ = ["PairsTask", "TextPairs"]
 
 TextPairs = list[tuple[str, str]]
 
@@ -167,83 +165,3 @@ class PairsTask(TextTask):
         exact = [float(text == right) for text, right in zip(written, expected, strict=True)]
         ones = np.ones(len(exact))
         return [mean_measure("exact_match", "exactly right", exact, ones, higher=True, binary=True)]
-
-
-@torch.no_grad()
-def translate(
-    model: Predictor,
-    vocabulary: Vocabulary,
-    texts: Sequence[str],
-    *,
-    beam: int = 5,
-    length_penalty: float = 1.0,
-    batch_tokens: int = 8_192,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[str]:
-    """Translate texts, by free-running decoding.
-
-    Args:
-        model: a Transformer.
-        vocabulary: its tokens.
-        texts: sources; an empty one gives an empty translation.
-        beam: 1 = greedy.
-        length_penalty: see `beam_search`.
-        batch_tokens: source tokens decoded at once, beams counted.
-        progress: told how many texts of how many are done, at every token: texts that are being
-            written count by the share of their longest length.
-
-    Returns: one translation a text, in their order.
-    """
-    if not isinstance(model, Transformer):
-        raise InputError(
-            f"this run {getattr(model, 'purpose', 'predicts')}; it does not translate."
-        )
-    encoded = vocabulary.encode_all(texts)
-    lengths = [(len(source) + 1,) for source in encoded]
-    results = [""] * len(texts)
-    done = 0
-    for plan in bucketed(lengths, max(1, batch_tokens // beam)):
-        plan = [index for index in plan if encoded[index]]
-        if plan:
-
-            def told(share: float, before: int = done, size: int = len(plan)) -> None:
-                progress(before + int(share * size), len(texts))
-
-            source = padded([[*encoded[index], vocabulary.end] for index in plan], vocabulary.pad)
-            hypotheses = _decode(model, vocabulary, source, beam, length_penalty, told)
-            for index, hypothesis in zip(plan, hypotheses, strict=True):
-                results[index] = vocabulary.decode(hypothesis.tokens)
-        done += len(plan)
-        progress(done, len(texts))
-    return results
-
-
-def _decode(
-    model: Transformer,
-    vocabulary: Vocabulary,
-    source: Tensor,
-    beam: int,
-    length_penalty: float,
-    progress: Callable[[float], None],
-) -> list[Hypothesis]:
-    training = model.training
-    model.eval()
-    # A translation may be longer than its source, within reason and the model's positions.
-    longest = 2 * source.shape[1] + 32
-    if model.architecture.positions == "learned":
-        longest = min(longest, model.architecture.max_length)
-    limits = {"start": vocabulary.start, "end": vocabulary.end, "max_length": longest}
-
-    def told(length: int) -> None:
-        progress(length / longest)
-
-    try:
-        state = model.start(source)
-        if beam == 1:
-            return greedy(model, state, len(source), **limits, progress=told)
-        return beam_search(
-            model, state, len(source), beam=beam, length_penalty=length_penalty, **limits,
-            progress=told,
-        )  # fmt: skip
-    finally:
-        model.train(training)

@@ -1,0 +1,59 @@
+"""Lines of text, one after the other: a file of any size is read in little memory."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from weft.errors import DataError, InputError
+from weft.formats.files import cannot_read, open_file
+
+__all__ = ["decoded_lines", "file_lines"]
+
+_MARK = "\ufeff"
+
+
+def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines as other programs count them: they end in a line feed, and in nothing else.
+
+    A carriage return before it, and the byte order mark with which some editors begin a file, are
+    no part of a line. No more is read than is asked for, but for the buffer of the file.
+
+    Raises: InputError: a line is not UTF-8; those before it were given.
+    """
+    for number, content in enumerate(file, 1):
+        try:
+            line = content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InputError(
+                f"{name}: line {number} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
+                "utf-8."
+            ) from None
+        if number == 1:
+            line = line.removeprefix(_MARK)
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def file_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file; one whose name ends in .gz is decompressed.
+
+    Raises: DataError: it is missing, not readable or damaged; InputError: not UTF-8.
+    """
+    with open_file(path, "text file") as file:
+        try:
+            if str(path).endswith(".gz"):
+                with gzip.GzipFile(fileobj=file) as unpacked:
+                    yield from decoded_lines(unpacked, str(path))  # type: ignore[arg-type]
+            else:
+                yield from decoded_lines(file, str(path))
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{path}: damaged, or not compressed by gzip: {error}. Compress it again."
+            ) from None
+        except OSError as error:
+            if isinstance(error, DataError):
+                raise
+            raise cannot_read(path, "text file", error) from error

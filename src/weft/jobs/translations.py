@@ -1,0 +1,211 @@
+"""Lines without end, translated; with the n best, their scores, and which words belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from weft.analysis.alignment.align import AlignmentOptions, check_heads
+from weft.analysis.alignment.heads import best_few
+from weft.analysis.alignment.links import links_by, pairs_of
+from weft.analysis.alignment.words import (
+    STEPS,
+    AligningHead,
+    Step,
+    WordWeights,
+    parts_by_offsets,
+)
+from weft.errors import InputError
+from weft.formats.files import JsonObject
+from weft.formats.pharaoh import pharaoh_line
+from weft.jobs.model import Pairs
+from weft.jobs.word_alignment import PairReader
+from weft.models.decoding import Hypothesis
+from weft.training.batches import bucketed, padded
+from weft.training.inference import TrainedRun
+from weft.training.translation import Search, TranslatedLine, translated_windows
+
+__all__ = ["Aligner", "Request", "described_windows", "plain_windows"]
+
+#: Pairs on which heads are chosen by agreement, at most: the first ones, as of `weft align`.
+_ENOUGH = 1_000
+#: Tokens of sources and targets that are read at once.
+_BATCH_TOKENS = 4_096
+#: Digits of weights and of log-probabilities.
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `weft translate` was asked.
+
+    search: how translations are looked for; window: lines read at once; n_best: hypotheses a line;
+    heads: "all", "agreement" or names, see `Aligner`; method: from weights to links.
+    """
+
+    search: Search = field(default_factory=Search)
+    window: int = 2_000
+    n_best: int = 1
+    heads: str = "all"
+    method: str = "mutual"
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for what cannot be asked."""
+        if self.n_best > self.search.beam:
+            raise InputError(
+                f"--n-best {self.n_best}: a beam of {self.search.beam} holds no more than "
+                f"{self.search.beam}. Give --beam {self.n_best}, or a smaller --n-best."
+            )
+        if self.heads != "all":
+            _ = AlignmentOptions(self.heads, self.method)
+
+
+def plain_windows(run: TrainedRun, lines: Iterable[str], request: Request) -> Iterator[list[str]]:
+    """The best translation of each line, a window at a time, each of one line.
+
+    Raises: see `translated_windows`.
+    """
+    words = run.vocabulary
+    for window in translated_windows(run.model, words, lines, request.search, request.window):
+        texts = (words.decode(line.hypotheses[0].tokens) for line in window if line.hypotheses)
+        yield [" ".join(next(texts).splitlines()) if line.hypotheses else "" for line in window]
+
+
+def described_windows(
+    run: TrainedRun, lines: Iterable[str], request: Request
+) -> Iterator[list[JsonObject]]:
+    """What `weft translate --json` prints of each line, a window at a time: docs/formats.md.
+
+    Raises: see `translated_windows`; InputError: no such head.
+    """
+    aligner = Aligner(run, request.heads, request.method)
+    words = run.vocabulary
+    for window in translated_windows(run.model, words, lines, request.search, request.window):
+        chosen = [line.hypotheses[: request.n_best] for line in window]
+        read = aligner.read(
+            [
+                (line.source, hypothesis)
+                for line, best in zip(window, chosen, strict=True)
+                for hypothesis in best
+            ]
+        )
+        yield [
+            _described(run, line, [(hypothesis, next(read)) for hypothesis in best], aligner,
+                       request.search.length_penalty)
+            for line, best in zip(window, chosen, strict=True)
+        ]  # fmt: skip
+
+
+def _described(
+    run: TrainedRun,
+    line: TranslatedLine,
+    hypotheses: Sequence[tuple[Hypothesis, WordWeights]],
+    aligner: Aligner,
+    penalty: float,
+) -> JsonObject:
+    words = run.vocabulary
+    return {
+        "line": line.number,
+        "source": line.source,
+        "source_tokens": words.token_strings(line.ids),
+        "source_words": line.source.split(),
+        "heads": [str(head) for head in aligner.heads] if hypotheses else [],
+        "hypotheses": [
+            {
+                "text": words.decode(hypothesis.tokens),
+                "log_probability": round(hypothesis.log_probability, _DIGITS),
+                "score": round(hypothesis.score(penalty), _DIGITS),
+                "ended": hypothesis.ended,
+                "tokens": words.token_strings(hypothesis.tokens),
+                "words": weights.target,
+                **aligner.described(weights),
+            }
+            for hypothesis, weights in hypotheses
+        ],
+    }
+
+
+class Aligner:
+    """Which words of a source each word of its translation looks at, by a run's own heads.
+
+    Args:
+        run: of a translator.
+        heads: "all", the mean of every head of cross-attention by the step that writes a word;
+            "agreement", those whose two directions agree best on the first window, by the step that
+            reads it, as `weft align` chooses; or names, as 0.1,3.2:write.
+        method: from weights to links, see `weft.analysis.alignment.links`.
+    """
+
+    def __init__(self, run: TrainedRun, heads: str = "all", method: str = "mutual") -> None:
+        self.run, self.method = run, links_by(method)
+        self._named = None if heads == "all" else AlignmentOptions(heads, method).named
+        self._agreement = heads == "agreement"
+        # The mean over all layers is blurred by those that already look for the next word, unless
+        # it is that of the rows which look for this one: docs/alignment.md has figures.
+        one_step: Step = "read" if self._agreement else "write"
+        self._reader = PairReader(run.model, STEPS if self._named else (one_step,))
+        #: The places of the heads that are taken; none before the first pairs are read.
+        self._places: list[int] = []
+
+    @property
+    def heads(self) -> list[AligningHead]:
+        """The heads whose mean is taken; none before the first pairs are read."""
+        return [self._reader.heads[place] for place in self._places]
+
+    def read(self, pairs: Sequence[tuple[str, Hypothesis]]) -> Iterator[WordWeights]:
+        """The weights between the words of sources and what was written for them, in order.
+
+        Each is the mean of the heads, (1, target words, source words): those of every head would
+        be many times the size of the text.
+        """
+        if pairs and not self._places:
+            self._places = self._choice(pairs)
+        read: dict[int, WordWeights] = {}
+        for place, weights in self._weights(pairs):
+            mean = weights.weights[self._places].mean(0, keepdim=True)
+            read[place] = WordWeights(mean, (), weights.source, weights.target)
+        return (read.pop(place) for place in range(len(pairs)))
+
+    def described(self, weights: WordWeights) -> JsonObject:
+        """What `read` gives, and the links it becomes."""
+        return {
+            "alignment": pharaoh_line(pairs_of(self.method(weights.weights)[0])),
+            "weights": [[round(w, _DIGITS) for w in row] for row in weights.weights[0].tolist()],
+        }
+
+    def _choice(self, pairs: Sequence[tuple[str, Hypothesis]]) -> list[int]:
+        """The places of the heads whose mean is taken."""
+        first = [
+            weights for _, weights in self._weights(pairs[: _ENOUGH if self._agreement else 1])
+        ]
+        every = self._reader.heads
+        if self._named is not None:
+            check_heads(self._named, every)
+            return [every.index(head) for head in self._named]
+        return (
+            best_few(first, None, self.method).chosen if self._agreement else [*range(len(every))]
+        )
+
+    def _weights(
+        self, pairs: Sequence[tuple[str, Hypothesis]]
+    ) -> Iterator[tuple[int, WordWeights]]:
+        """The place of each pair and its weights, of every head, those of like length together."""
+        words = self.run.vocabulary
+        sources = [words.encode_with_offsets(text) for text, _ in pairs]
+        lengths = [
+            (len(ids) + 1, len(hypothesis.tokens) + 1)
+            for (ids, _), (_, hypothesis) in zip(sources, pairs, strict=True)
+        ]
+        for plan in bucketed(lengths, _BATCH_TOKENS):
+            chosen = [(pairs[i][0], *sources[i], pairs[i][1].tokens) for i in plan]
+            targets = [words.decode_with_offsets(tokens) for *_, tokens in chosen]
+            inputs = {
+                "source": padded([[*ids, words.end] for _, ids, _, _ in chosen], words.pad),
+                "target": padded([[words.start, *tokens] for *_, tokens in chosen], words.pad),
+            }
+            joined = Pairs(
+                inputs,
+                [parts_by_offsets(text, [*places, (0, 0)]) for text, _, places, _ in chosen],
+                [parts_by_offsets(text, [(0, 0), *places]) for text, places in targets],
+            )
+            yield from zip(plan, self._reader.read(joined), strict=True)

@@ -1,0 +1,260 @@
+"""`weft translate`: lines of any number, and what --json says of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import weft
+import weft.cli
+from weft.formats.pharaoh import GoldLinks
+from weft.models.decoding import beam_hypotheses
+from weft.models.transformer import Transformer
+from weft.training.inference import TrainedRun, open_run
+
+TEXTS = ["de: 17. März 2024", "", "en: May 3, 1999", "fr: 1 mai 2001"]
+
+
+def objects(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+def test_a_file_is_as_standard_input(
+    weft_process: Command, weft_main: Command, runs: Path, file: Path
+) -> None:
+    command = ("translate", runs / "dates", "--beam", 2)
+    piped = weft_process(*command, stdin=file.read_bytes())
+    assert piped.code == 0
+    (file.parent / "lines.gz").write_bytes(gzip.compress(file.read_bytes()))
+    for options in (
+        ("--file", file), ("--file", file, "--window", 1), ("--file", f"{file}.gz"),
+    ):  # fmt: skip
+        result = weft_main(*command, *options)
+        assert (result.code, result.out) == (0, piped.out), result.err
+    described = weft_main(*command, "--file", file, "--json")
+    best = [line["hypotheses"][:1] for line in objects(described.out)]
+    texts = [" ".join(kept[0]["text"].splitlines()) if kept else "" for kept in best]
+    assert texts == piped.out.split("\n")[:-1]
+
+
+def searched(run: TrainedRun, text: str, beam: int) -> list[Any]:
+    """What the library's own search finds."""
+    words, model = run.vocabulary, run.model
+    assert isinstance(model, Transformer)
+    ids = [*words.encode(text), words.end]
+    (ranked,) = beam_hypotheses(
+        model, model.start(torch.tensor([ids])), 1, start=words.start, end=words.end,
+        max_length=2 * len(ids) + 32, beam=beam,
+    )  # fmt: skip
+    return ranked
+
+
+def test_json_has_the_n_best_and_their_scores(weft_main: Command, runs: Path, file: Path) -> None:
+    run = open_run(runs / "dates")
+    result = weft_main(
+        "translate", runs / "dates", "--beam", 4, "--n-best", 3, "--json", "--file", file
+    )
+    assert result.code == 0, result.err
+    lines = objects(result.out)
+    assert [line["line"] for line in lines] == [1, 2, 3, 4]
+    assert [line["source"] for line in lines] == TEXTS
+    assert lines[1]["hypotheses"] == lines[1]["source_tokens"] == []
+    for line in lines:
+        if not line["source"]:
+            continue
+        assert line["source_tokens"] == list(line["source"])
+        expected = searched(run, line["source"], 4)[:3]
+        assert len(line["hypotheses"]) == len(expected)
+        for hypothesis, known in zip(line["hypotheses"], expected, strict=True):
+            assert hypothesis["tokens"] == run.vocabulary.token_strings(known.tokens)
+            assert hypothesis["text"] == run.vocabulary.decode(known.tokens)
+            assert hypothesis["ended"] == known.ended
+            total = pytest.approx(known.log_probability, abs=1e-3)
+            assert hypothesis["log_probability"] == total
+            length = len(known.tokens) + known.ended
+            assert hypothesis["score"] == pytest.approx(known.log_probability / length, abs=1e-4)
+        scores = [hypothesis["score"] for hypothesis in line["hypotheses"]]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learned its few sentences, and the file of lines for it."""
+    run = tmp_path_factory.mktemp("trained") / "run"
+    changes = {
+        "training.max_steps": 100, "training.peak_learning_rate": 0.02, "training.warmup": 20,
+        "training.validate_every": 100, "training.label_smoothing": 0, "model.width": 32,
+    }  # fmt: skip
+    options = [part for change in changes.items() for part in ("--set", "{}={}".format(*change))]
+    try:
+        weft.cli.main(["train", str(data / "translation.toml"), "--run", str(run), *options])
+    except SystemExit as stop:
+        assert not stop.code
+    (run.parent / "lines").write_text(
+        "the cat sees the dog\n\nthe cows\nthe cow sees the cat\nthe dog sees the cow\n"
+    )
+    return run
+
+
+def words_of(tokens: list[str]) -> list[list[int]]:
+    """The places of the tokens of each word: it begins at a token with a space."""
+    words: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if token.startswith(" "):
+            words.append([])
+        words[-1].append(place)
+    return words
+
+
+@pytest.mark.parametrize("heads", [None, "0.1", "0.0:write,0.1"])
+def test_alignments_are_those_of_a_trace_of_the_translation(
+    weft_main: Command, trained: Path, heads: str | None
+) -> None:
+    """By the formula, from the tokens: a word's rows, their mean; a word's columns, their sum."""
+    run = open_run(trained)
+    chosen = () if heads is None else ("--heads", heads)
+    result = weft_main(
+        "translate", trained, "--beam", 3, "--n-best", 2, "--json", "--file",
+        trained.parent / "lines", *chosen,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    names = ["0.0:write", "0.1:write"] if heads is None else heads.split(",")
+    compared = 0
+    for line in objects(result.out):
+        if not line["source"]:
+            continue
+        known = searched(run, line["source"], 3)[:2]
+        for hypothesis, searched_for in zip(line["hypotheses"], known, strict=True):
+            if "".join(hypothesis["tokens"]) != " " + hypothesis["text"]:
+                continue
+            matrices = traced_weights(run, line["source"], searched_for.tokens)
+            source, target = words_of(line["source_tokens"]), words_of(hypothesis["tokens"])
+            assert hypothesis["words"] == hypothesis["text"].split()
+            assert line["source_words"] == line["source"].split()
+            expected = torch.zeros(len(names), len(target), len(source))
+            for number, name in enumerate(names):
+                # Row 0 is that of the start token: row t writes token t, row t + 1 reads it.
+                later = 0 if name.endswith(":write") else 1
+                for t, rows in enumerate(target):
+                    for s, columns in enumerate(source):
+                        looked_at = matrices[int(name[2])][[row + later for row in rows]]
+                        expected[number, t, s] = looked_at[:, columns].sum(1).mean()
+            mean = expected.mean(0)
+            assert line["heads"] == names
+            torch.testing.assert_close(
+                torch.tensor(hypothesis["weights"]), mean, atol=2e-6, rtol=1e-4
+            )
+            best = {(int(row.argmax()), t) for t, row in enumerate(mean)}
+            mutual = {(s, t) for s, t in best if int(mean[:, s].argmax()) == t}
+            links = GoldLinks.of_line(hypothesis["alignment"])
+            assert links is not None
+            assert links.sure == mutual
+            compared += 1
+    assert compared >= 6
+
+
+def traced_weights(run: TrainedRun, text: str, written: list[int]) -> torch.Tensor:
+    """The weights of the first layer of cross-attention, (heads, 1 + written, source tokens)."""
+    words = run.vocabulary
+    inputs = {
+        "source": torch.tensor([[*words.encode(text), words.end]]),
+        "target": torch.tensor([[words.start, *written]]),
+    }
+    traced = weft.trace(run.model, inputs, tokenizer=words, keep=weft.All())
+    assert isinstance(traced, weft.Trace)
+    return traced.layer("cross", 0).graph.dense()
+
+
+def test_heads_by_agreement_are_those_of_align(
+    weft_main: Command, trained: Path, tmp_path: Path
+) -> None:
+    """Chosen once, on the first window."""
+    file = trained.parent / "lines"
+    command = ("translate", trained, "--file", file, "--beam", 2, "--json", "--heads", "agreement")
+    lines = [line for line in objects(weft_main(*command).out) if line["source"]]
+    (tmp_path / "source").write_text("".join(f"{line['source']}\n" for line in lines))
+    (tmp_path / "target").write_text(
+        "".join(f"{line['hypotheses'][0]['text']}\n" for line in lines)
+    )
+    sides = ("--source", tmp_path / "source", "--target", tmp_path / "target")
+    out = tmp_path / "out"
+    aligned = weft_main("align", trained, *sides, "-o", out, "--json")
+    assert aligned.code == 0, aligned.err
+    heads = json.loads(aligned.out.splitlines()[-1])["heads"]
+    assert [line["heads"] for line in lines] == [heads] * 4
+    written = [GoldLinks.of_line(line["hypotheses"][0]["alignment"]) for line in lines]
+    assert written == list(weft.read_pharaoh(out))
+    windows = objects(weft_main(*command, "--window", 1).out)
+    assert len({tuple(line["heads"]) for line in windows if line["source"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--n-best", 2), "--n-best is for --json"),
+        (("--heads", "0.1"), "--heads is for --json"),
+        (("--json", "--n-best", 4, "--beam", 3), "--n-best 4: a beam of 3 holds no more than 3"),
+        (("--json", "--heads", "7.0"), "no head 7.0; the model has 1 layers"),
+        (("--json", "--heads", "some"), "head 'some'; expected LAYER.HEAD"),
+        (("--file", "/no/such"), "/no/such: no such text file"),
+        (("--window", 0), "--window"),
+    ],
+)
+def test_what_cannot_be_asked(
+    weft_main: Command, runs: Path, file: Path, options: tuple[Any, ...], message: str
+) -> None:
+    source = () if "--file" in options else ("--file", file)
+    result = weft_main("translate", runs / "dates", *source, *options)
+    assert message in result.one_line()
+    assert result.out == ""
+
+
+def test_a_line_too_long_for_the_model(weft_main: Command, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "learned"
+    done = weft_main(
+        "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
+        "model.max_length=80", "--set", "training.max_steps=1",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (tmp_path / "lines").write_text("de: 1\n\n" + "1" * 80 + "\nde: 2\n")
+    for options in ((), ("--json",), ("--window", 1)):
+        result = weft_main("translate", run, "--file", tmp_path / "lines", "--beam", 1, *options)
+        line = result.one_line()
+        assert "line 3 has 81 tokens with its end, the model's positions end at 80" in line
+        assert len(result.out.splitlines()) == 2
+
+
+def test_each_window_is_written_before_the_next_is_read(runs: Path) -> None:
+    """A program on the other end of the pipes gets its answer before it asks on."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "weft", "translate", str(runs / "dates"), "--beam", "1", "--window",
+         "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    for text in ("de: 1", "de: 2"):
+        process.stdin.write(f"{text}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.readline().endswith(b"\n")
+    process.stdout.close()
+    process.stdout = None
+    # The reader leaves, as head does: the rest is not translated, and nothing is said of it.
+    _, errors = process.communicate(b"de: 3\n" * 20)
+    assert (process.returncode, errors) == (0, b"")
