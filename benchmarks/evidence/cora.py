@@ -15,29 +15,13 @@ from pathlib import Path
 
 import torch
 from record import Claim, mean_and_spread, record
-from torch import nn
 
-from weft.formats.files import JsonObject
-from weft.training.checkpoint import Position
 from weft.training.config import load_config
 from weft.training.inference import evaluate_run, open_run
 from weft.training.loop import train
-from weft.training.tasks.task import Task
+from weft.training.progress import SilentListener
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cora.toml"
-
-
-class Silent:
-    """A listener that says nothing."""
-
-    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
-        """See weft.training.loop.Listener."""
-
-    def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """Likewise."""
-
-    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
-        """Likewise."""
 
 
 def accuracy(graph: Path, weights: str, seed: int, more: list[str]) -> tuple[float, int, float]:
@@ -46,7 +30,7 @@ def accuracy(graph: Path, weights: str, seed: int, more: list[str]) -> tuple[flo
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         began = time.perf_counter()
-        result = train(load_config(EXAMPLE, overrides), run, Silent())
+        result = train(load_config(EXAMPLE, overrides), run, SilentListener())
         seconds = time.perf_counter() - began
         measures = evaluate_run(
             open_run(run), split="test", beam=1, progress=lambda done, total: None

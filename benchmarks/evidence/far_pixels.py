@@ -38,6 +38,7 @@ from weft.training.checkpoint import Position
 from weft.training.config import RunConfig, load_config
 from weft.training.inference import evaluate_run, open_run
 from weft.training.loop import train
+from weft.training.progress import SilentListener
 from weft.training.tasks import build_model
 from weft.training.tasks.images import normalised
 from weft.training.tasks.task import Task
@@ -100,7 +101,7 @@ def write(folder: Path) -> None:
 
 
 @dataclass
-class GammaListener:
+class GammaListener(SilentListener):
     """Writes down gamma at every validation."""
 
     model: nn.Module | None = None
@@ -110,9 +111,6 @@ class GammaListener:
         """See Listener.started."""
         self.model = model
         self._note(position)
-
-    def stepped(self, position: Position, loss: float, rate: float) -> None:
-        """See Listener.stepped."""
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """See Listener.validated."""

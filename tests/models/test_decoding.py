@@ -254,9 +254,7 @@ def test_each_sequence_has_a_greatest_length_of_its_own(beam: int) -> None:
 
 
 def test_what_is_cut_is_ranked_too() -> None:
-    """Of two tokens, the first with 0.9: both sequences of length 1 are there, the likelier first.
-
-    Where one has ended, those that have not are left out."""
+    """Both sequences of length 1, the likelier first; where one has ended, only that."""
     model = Tabulated([{(): log(0.9, 0.1, 0, 0)}, {(): log(0.6, 0, 0, 0.4)}])
     found = beam_hypotheses(model, model.start(), 2, start=START, end=END, max_length=1, beam=2)
     assert [(h.tokens, h.ended) for h in found[0]] == [([0], False), ([1], False)]

@@ -179,7 +179,7 @@ def beam_hypotheses(
 ) -> list[list[Hypothesis]]:
     """The likeliest sequences that a beam finds, the best first.
 
-    Hypotheses are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
+    They are ranked by `Hypothesis.score`. A search goes on until as many have ended as the
     beam holds, and none that goes on leads; where none has ended at the greatest length, they are
     cut there.
 
@@ -209,7 +209,6 @@ def beam_hypotheses(
     written = torch.full((batch, beam, 1), start, dtype=torch.long, device=device)
 
     limits, length = _limits(max_length, batch), 0
-
     while alive:
         count, length = len(alive), length + 1
         progress(length)
@@ -223,9 +222,8 @@ def beam_hypotheses(
         ends = tokens == end
         # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
         for row, rank in (ends & best.isfinite())[:, :beam].nonzero().tolist():
-            total = float(best[row, rank])
             words = written[row, parents[row, rank], 1:].tolist()
-            finished[alive[row]].append(Hypothesis(words, total))
+            finished[alive[row]].append(Hypothesis(words, float(best[row, rank])))
         scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         written = torch.cat(
@@ -236,9 +234,7 @@ def beam_hypotheses(
         for row, sequence in enumerate(alive):
             if length >= limits[sequence]:
                 finished[sequence] = finished[sequence] or _cut(written[row], scores[row])
-            elif not _settled(
-                finished[sequence], float(scores[row, 0]), length, length_penalty, beam
-            ):
+            elif not _settled(finished[sequence], scores[row], length, length_penalty):
                 going_on.append(row)
         keep = torch.tensor(going_on, dtype=torch.long, device=device)
         all_stay = len(going_on) == count
@@ -274,17 +270,16 @@ def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
 
 
 def _settled(
-    finished: list[Hypothesis],
-    best_alive: float,
-    length: int,
-    length_penalty: float,
-    beam: int,
+    finished: list[Hypothesis], scores: Tensor, length: int, length_penalty: float
 ) -> bool:
-    """Whether a search can stop: as many have ended as the beam holds, and none alive leads."""
-    if len(finished) < beam:
+    """Whether a search can stop: as many have ended as the beam holds, and none alive leads.
+
+    scores: log-probabilities of those alive, the best first.
+    """
+    if len(finished) < len(scores):
         return False
     leads = max(hypothesis.score(length_penalty) for hypothesis in finished)
-    return leads >= best_alive / float(length**length_penalty)
+    return leads >= float(scores[0]) / float(length**length_penalty)
 
 
 @torch.no_grad()

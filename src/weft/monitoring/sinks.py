@@ -19,7 +19,15 @@ from typing import Any, Protocol, runtime_checkable
 from weft.errors import InputError
 from weft.monitoring.measures import MATRIX_MEASURES, PROBE_MEASURES, LayerSeen
 
-__all__ = ["Sink", "TensorBoard", "Trackio", "WeightsAndBiases", "as_sinks", "values_of"]
+__all__ = [
+    "Sink",
+    "TensorBoard",
+    "Trackio",
+    "WeightsAndBiases",
+    "as_sinks",
+    "check_tensorboard",
+    "values_of",
+]
 
 
 @runtime_checkable
@@ -35,8 +43,13 @@ def _module(name: str, remedy: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise InputError(
-            f"monitor: the sink needs {error.name}, which is not installed. pip install {remedy}"
+            f"the sink needs {error.name}, which is not installed. pip install {remedy}"
         ) from None
+
+
+def check_tensorboard() -> None:
+    """Raise an InputError where TensorBoard is not installed."""
+    _module("torch.utils.tensorboard", "tensorboard")
 
 
 class TensorBoard:

@@ -56,6 +56,9 @@ class Listener(Protocol):
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """The validation data were looked at."""
 
+    def reported(self, report: JsonObject) -> None:
+        """A line was added to metrics.jsonl."""
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -264,7 +267,7 @@ class _Training:
         self._clock = now
         position.losses.append(loss)
         if position.step % REPORT_EVERY == 0:
-            self.folder.append_metrics(
+            self._report(
                 {
                     "step": position.step,
                     "epoch": position.epoch,
@@ -349,8 +352,12 @@ class _Training:
             "perplexity": math.exp(min(loss, 700)),
             "seconds": round(position.seconds, 3),
         }
-        self.folder.append_metrics(report)
+        self._report(report)
         self.listener.validated(position, report, better)
+
+    def _report(self, report: JsonObject) -> None:
+        self.folder.append_metrics(report)
+        self.listener.reported(report)
 
     def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
         state = snapshot(self.model, self.probe, self.position.step, loss, gradients=gradients)

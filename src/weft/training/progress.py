@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -21,7 +22,10 @@ from weft.mechanism.watching import layers_of
 from weft.training.checkpoint import Position
 from weft.training.tasks.task import Task
 
-__all__ = ["ConsoleListener", "SilentListener"]
+if TYPE_CHECKING:
+    from weft.training.loop import Listener
+
+__all__ = ["ConsoleListener", "SeveralListeners", "SilentListener"]
 
 
 class SilentListener:
@@ -36,8 +40,38 @@ class SilentListener:
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """See Listener.validated."""
 
+    def reported(self, report: JsonObject) -> None:
+        """See Listener.reported."""
 
-class ConsoleListener:
+
+class SeveralListeners:
+    """Tells several listeners, in their order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self.listeners = listeners
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started."""
+        for listener in self.listeners:
+            listener.started(task, model, position, last)
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        """See Listener.stepped."""
+        for listener in self.listeners:
+            listener.stepped(position, loss, rate)
+
+    def validated(self, position: Position, report: JsonObject, better: bool) -> None:
+        """See Listener.validated."""
+        for listener in self.listeners:
+            listener.validated(position, report, better)
+
+    def reported(self, report: JsonObject) -> None:
+        """See Listener.reported."""
+        for listener in self.listeners:
+            listener.reported(report)
+
+
+class ConsoleListener(SilentListener):
     """Writes to a console; the bar is drawn on terminals only. A context manager."""
 
     def __init__(self, console: Console) -> None:

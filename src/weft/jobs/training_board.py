@@ -1,0 +1,101 @@
+"""TensorBoard of weft's own trainings: the lines of metrics.jsonl as curves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from weft.errors import DataError
+from weft.formats.files import JsonMapping, JsonObject, is_there, reason_of
+from weft.formats.run import RunFolder
+from weft.monitoring.sinks import TensorBoard, check_tensorboard
+from weft.training.checkpoint import Position
+from weft.training.progress import SilentListener
+from weft.training.tasks.task import Task
+
+__all__ = ["BoardListener", "values_of"]
+
+#: The curves, and where metrics.jsonl has them.
+_CURVES = {
+    "training/loss": "loss",
+    "training/learning_rate": "learning_rate",
+    "training/gradient_norm": "gradient_norm",
+    "validation/loss": "validation_loss",
+    "validation/accuracy": "validation_accuracy",
+    "validation/perplexity": "perplexity",
+}
+
+
+def values_of(report: JsonMapping, before: JsonMapping) -> dict[str, float]:
+    """The values of a line of metrics.jsonl, by the names of their curves.
+
+    before: the last line with `tokens`, from which on the speed is counted.
+    """
+    values = {
+        curve: float(report[name])
+        for curve, name in _CURVES.items()
+        if report.get(name) is not None
+    }
+    if "tokens" in report:
+        seconds = report["seconds"] - before["seconds"]
+        if seconds > 0:
+            values["training/tokens_per_second"] = (report["tokens"] - before["tokens"]) / seconds
+    return values
+
+
+class BoardListener(SilentListener):
+    """Sends what a run reports to TensorBoard's event files. A context manager.
+
+    A run that goes on makes the events after its checkpoint void, and writes them anew. A folder
+    without events gets those of the run's steps so far.
+
+    Args:
+        folder: where the events go.
+        run: the training run.
+
+    Raises: InputError: TensorBoard is not installed; DataError: the folder is none.
+    """
+
+    def __init__(self, folder: Path, run: Path) -> None:
+        check_tensorboard()
+        if is_there(folder) and not folder.is_dir():
+            raise DataError(f"{folder}: not a folder. Give --tensorboard a folder, or a new name.")
+        self.folder, self.run = folder, run
+        self._board: TensorBoard | None = None
+        self._before: JsonObject = {"tokens": 0, "seconds": 0.0}
+
+    def __enter__(self) -> BoardListener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
+        """See Listener.started; metrics.jsonl holds nothing after the checkpoint any more."""
+        reports = RunFolder(self.run).read_metrics()
+        try:
+            there = is_there(self.folder) and any(self.folder.glob("events.out.tfevents.*"))
+            # Events of the step itself were written before its checkpoint was.
+            self._board = TensorBoard(self.folder, position.step + 1)
+        except OSError as error:
+            raise DataError(
+                f"cannot write {self.folder}: {reason_of(error)}. Choose another folder with "
+                "--tensorboard."
+            ) from error
+        for report in reports:
+            if there:
+                self._note(report)
+            else:
+                self.reported(report)
+
+    def reported(self, report: JsonObject) -> None:
+        """See Listener.reported."""
+        if self._board is not None:
+            self._board.log(report["step"], values_of(report, self._before))
+        self._note(report)
+
+    def _note(self, report: JsonObject) -> None:
+        if "tokens" in report:
+            self._before = report
