@@ -12,8 +12,12 @@ __all__ = [
     "ShapeError",
     "VerificationError",
     "WeftError",
+    "is_out_of_memory",
     "optional_package",
 ]
+
+#: What torch's allocators, other libraries of C++ and drivers say; none has a type of its own.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
 class WeftError(Exception):
@@ -52,3 +56,14 @@ def optional_package(asker: str, remedy: str = '"weft[exchange]"') -> Iterator[N
         yield
     except ImportError as error:
         raise InputError(f"{asker}: {error.name} is not installed. pip install {remedy}") from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("CUDA out of memory."))
+    (True, True)
+    """
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(part in str(error) for part in _NO_MEMORY)
+    )

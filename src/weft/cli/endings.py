@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 
-from weft.errors import WeftError
+from weft.errors import WeftError, is_out_of_memory
 from weft.formats.files import reason_of
 
 __all__ = ["left_by_reader", "one_line"]
@@ -62,8 +62,6 @@ def _text(error: BaseException) -> str | None:
             return "the input is nested too deeply to be read. Give a flatter one."
         case OverflowError():
             return f"a number is too large: {error}. Give a smaller one."
-        case MemoryError():
-            return "not enough memory. Give a smaller input, or use a larger machine."
-        case RuntimeError() if "can't allocate memory" in str(error):
+        case BaseException() if is_out_of_memory(error):
             return "not enough memory. Give a smaller input, or use a larger machine."
     return None

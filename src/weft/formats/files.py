@@ -85,10 +85,12 @@ def disk_errors(path: Path | str, remedy: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def atomic_file(path: Path | str) -> Iterator[Path]:
+def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
     """A temporary path to write to; becomes `path` when the block ends well, else is removed.
 
     A link stays a link: the file that it leads to is written.
+
+    remedy: see `disk_errors`.
 
     Raises: DataError: the disk is full, the folder is missing or not writable, or `path` is no
     regular file (a folder, a pipe, a device). What was at `path` before is then untouched.
@@ -103,7 +105,7 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
     temporary = Path(name)
     try:
         _lock(descriptor)
-        with disk_errors(path):
+        with disk_errors(path, remedy):
             yield temporary
             temporary.chmod(0o644)
             sync(temporary)

@@ -56,8 +56,13 @@ def _text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], notes: JsonObject) -> None:
-    """Write tensors and notes (anything JSON holds), whole or not at all."""
+def save_tensors(
+    path: Path, tensors: dict[str, Tensor], notes: JsonObject, remedy: str = ""
+) -> None:
+    """Write tensors and notes (anything JSON holds), whole or not at all.
+
+    remedy: of errors of the disk, see `disk_errors`.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(notes, ensure_ascii=False)
     metadata = {"notes": text, "notes_sha256": _text_digest(text), "sha256": _digest(tensors)}
@@ -73,7 +78,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: JsonObject) -> N
             "data_offsets": [start, end],
         }
     header = header_of(contents)
-    with atomic_file(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path, remedy) as temporary, temporary.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for name in names:
             file.write(tensors[name].reshape(-1).view(torch.uint8).numpy().data)

@@ -16,6 +16,12 @@ from weft.formats.tensors import load_tensors, save_tensors
 
 __all__ = ["Position", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
 
+#: What to do where a checkpoint cannot be written.
+_FULL_DISK = (
+    "The file before it is whole; free some space, and give the command again: it goes on from its "
+    "last checkpoint."
+)
+
 
 @dataclass
 class Position:
@@ -78,7 +84,7 @@ def save_checkpoint(
     tensors |= {f"average/{name}": value for name, value in (average or {}).items()}
     tensors |= _flat_optimisers(optimisers)
     tensors["random_state"] = torch.get_rng_state()
-    save_tensors(path, tensors, {"position": asdict(position)})
+    save_tensors(path, tensors, {"position": asdict(position)}, _FULL_DISK)
 
 
 def load_checkpoint(
@@ -137,7 +143,7 @@ def _position(notes: JsonObject) -> Position:
 
 def save_weights(path: Path, model: nn.Module, notes: JsonObject) -> None:
     """Write a model's weights, whole or not at all."""
-    save_tensors(path, _weights(model), notes)
+    save_tensors(path, _weights(model), notes, _FULL_DISK)
 
 
 def load_weights(path: Path, model: nn.Module) -> JsonObject:

@@ -30,6 +30,7 @@ from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint,
 from weft.training.config import RunConfig, TrainingConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.loss import predictor_loss
+from weft.training.memory import memory_errors
 from weft.training.optimisation import learning_rate
 from weft.training.optimisers import make_optimisers
 from weft.training.recording import snapshot
@@ -166,7 +167,11 @@ class _Training:
             )
 
     def run(self) -> TrainingResult:
-        """Step until the end."""
+        """Step until the end. Raises: InputError: the memory, or numbers that are none, end it."""
+        with memory_errors(self.settings, self.folder, self.position):
+            return self._run()
+
+    def _run(self) -> TrainingResult:
         settings, position = self.settings, self.position
         self._rewind()
         self.listener.started(self.task, self.model, position, settings.max_steps)

@@ -1,0 +1,195 @@
+"""A training without memory or disk: one line, the last checkpoint whole, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training.conftest import ConfigMaker, toml
+from tests.training.test_loop import assert_same, run
+
+from weft.errors import DataError, InputError
+from weft.formats.run import RunFolder
+from weft.training.checkpoint import Position
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+
+#: Lets `weft train` have 16 MB more than it holds after step 4.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from weft.cli import main
+from weft.training.progress import ConsoleListener
+
+def stepped(self, position, loss, rate):
+    if position.step == 4:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 16 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+ConsoleListener.stepped = stepped
+main(sys.argv[1:])
+"""
+
+
+def limited(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, arguments)],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_out_of_memory_is_one_line_and_the_run_goes_on(
+    tiny: ConfigMaker, text_file: Path, tmp_path: Path
+) -> None:
+    """By a real limit: a batch makes tensors of 64 MB, 16 MB are left."""
+    sizes = {"width": 8, "feed_forward": 512}
+    text = tmp_path / "long.txt"
+    text.write_text(text_file.read_text() * 30)
+    config = tiny(
+        model=sizes, batch_tokens=32_768, max_steps=6, checkpoint_every=3, validate_every=3
+    )
+    content = toml(config).replace(str(text_file), str(text))
+    (tmp_path / "c.toml").write_text(content)
+    command = ("train", tmp_path / "c.toml", "--run", tmp_path / "run", "--threads", "1")
+    done = limited(*command)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == (
+        "weft: step 5: not enough memory. With more of it the same command goes on from step 3, "
+        "its last checkpoint; or train in another folder, by --run, with smaller batches: --set "
+        "training.batch_tokens=16384 --set training.accumulate=2 (now 32768 and 1)."
+    )
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.steps_done(), folder.state) == (3, "training")
+
+    # What the line says is true: smaller batches need another folder, and fit there; with more
+    # memory the run goes on, and ends as one that never stopped.
+    smaller = ("--set", "training.batch_tokens=512", "--set", "training.accumulate=2")
+    refused = limited(*command, *smaller)
+    assert "started with another configuration: training." in refused.stderr.splitlines()[-1]
+    other = ("train", tmp_path / "c.toml", "--run", tmp_path / "other", "--threads", "1", *smaller)
+    done = limited(*other)
+    assert done.returncode == 0, done.stderr
+    for name in ("run", "whole"):
+        command = ("-m", "weft", "train", str(tmp_path / "c.toml"), "--run", str(tmp_path / name))
+        subprocess.run(
+            [sys.executable, *command, "--threads", "1"], check=True, capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_what_is_an_error_of_memory(tiny: ConfigMaker, tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(InputError, match=r"step 3: not enough memory.* goes on from its start"):
+        train(tiny(), tmp_path / "run", AtStep(2, lambda: fail(error)))
+
+
+def test_other_errors_stay_what_they_are(tiny: ConfigMaker, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^shapes do not fit$"):
+        train(tiny(), tmp_path / "run", AtStep(2, lambda: fail(RuntimeError("shapes do not fit"))))
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+class AtStep(SilentListener):
+    """Does something after a step."""
+
+    def __init__(self, step: int, deed: Callable[[], None]) -> None:
+        self.step, self.deed = step, deed
+
+    def stepped(self, position: Position, loss: float, rate: float) -> None:
+        if position.step == self.step:
+            self.deed()
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Leave some 8 kB, less than a checkpoint takes."""
+    with pytest.raises(OSError, match="No space left"), (path / "filler").open("wb") as file:
+        while True:
+            file.write(b"x" * 4096)
+            file.flush()
+    os.truncate(path / "filler", (path / "filler").stat().st_size - 8192)
+
+
+def assert_kept(path: Path, before: bytes) -> None:
+    """The former checkpoint is whole, and nothing half-written lies beside it."""
+    assert (path / "checkpoint.safetensors").read_bytes() == before
+    assert not [file for file in path.iterdir() if "weft-part" in file.name]
+
+
+def test_a_full_disk_keeps_the_former_checkpoint(tiny: ConfigMaker, tmp_path: Path) -> None:
+    config = tiny(history=False, validate_every=12)
+    before = b""
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "run"
+
+        def deed() -> None:
+            nonlocal before
+            before = (path / "checkpoint.safetensors").read_bytes()
+            fill(disk)
+
+        with pytest.raises(DataError, match=r"no space left.*file before it is whole; free some"):
+            train(config, path, AtStep(7, deed))
+        assert_kept(path, before)
+        assert RunFolder(path).steps_done() == 5
+        (disk / "filler").unlink()
+        run(config, path)
+        run(config, tmp_path / "whole")
+        assert_same(path, tmp_path / "whole")
+
+
+def test_a_file_that_may_not_grow_keeps_the_former_checkpoint(
+    tiny: ConfigMaker, tmp_path: Path
+) -> None:
+    config, path = tiny(history=False, validate_every=12), tmp_path / "run"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = b""
+
+    def deed() -> None:
+        nonlocal before
+        before = (path / "checkpoint.safetensors").read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+
+    try:
+        with pytest.raises(DataError, match=r"checkpoint\.safetensors: file too large\. The file"):
+            train(config, path, AtStep(7, deed))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert_kept(path, before)
+    run(config, path)
+    run(config, tmp_path / "whole")
+    assert_same(path, tmp_path / "whole")
