@@ -181,6 +181,19 @@ def traced_weights(run: TrainedRun, text: str, written: list[int]) -> torch.Tens
     return traced.layer("cross", 0).graph.dense()
 
 
+def test_without_alignment_all_else_is_the_same(weft_main: Command, trained: Path) -> None:
+    command = ("translate", trained, "--file", trained.parent / "lines", "--json", "--n-best", 2)
+    aligned, plain = (
+        objects(weft_main(*command, "--heads", heads).out) for heads in ("all", "none")
+    )
+    for line in aligned:
+        line["heads"] = []
+        for hypothesis in line["hypotheses"]:
+            del hypothesis["alignment"], hypothesis["weights"]
+    assert aligned == plain
+    assert sum(len(line["hypotheses"]) for line in plain) == 8
+
+
 def test_heads_by_agreement_are_those_of_align(
     weft_main: Command, trained: Path, tmp_path: Path
 ) -> None:

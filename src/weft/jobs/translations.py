@@ -23,7 +23,8 @@ from weft.jobs.word_alignment import PairReader
 from weft.models.decoding import Hypothesis
 from weft.training.batches import bucketed, padded
 from weft.training.inference import TrainedRun
-from weft.training.translation import Search, TranslatedLine, translated_windows
+from weft.training.text import Vocabulary
+from weft.training.translation import Search, translated_windows
 
 __all__ = ["Aligner", "Request", "described_windows", "plain_windows"]
 
@@ -40,7 +41,7 @@ class Request:
     """What `weft translate` was asked.
 
     search: how translations are looked for; window: lines read at once; n_best: hypotheses a line;
-    heads: "all", "agreement" or names, see `Aligner`; method: from weights to links.
+    heads: "none" or "all", "agreement" or names, see `Aligner`; method: from weights to links.
     """
 
     search: Search = field(default_factory=Search)
@@ -56,7 +57,7 @@ class Request:
                 f"--n-best {self.n_best}: a beam of {self.search.beam} holds no more than "
                 f"{self.search.beam}. Give --beam {self.n_best}, or a smaller --n-best."
             )
-        if self.heads != "all":
+        if self.heads not in ("all", "none"):
             _ = AlignmentOptions(self.heads, self.method)
 
 
@@ -78,50 +79,42 @@ def described_windows(
 
     Raises: see `translated_windows`; InputError: no such head.
     """
-    aligner = Aligner(run, request.heads, request.method)
-    words = run.vocabulary
+    aligner = None if request.heads == "none" else Aligner(run, request.heads, request.method)
+    words, penalty = run.vocabulary, request.search.length_penalty
     for window in translated_windows(run.model, words, lines, request.search, request.window):
         chosen = [line.hypotheses[: request.n_best] for line in window]
-        read = aligner.read(
-            [
-                (line.source, hypothesis)
-                for line, best in zip(window, chosen, strict=True)
-                for hypothesis in best
-            ]
-        )
-        yield [
-            _described(run, line, [(hypothesis, next(read)) for hypothesis in best], aligner,
-                       request.search.length_penalty)
+        pairs = [
+            (line.source, hypothesis)
             for line, best in zip(window, chosen, strict=True)
-        ]  # fmt: skip
-
-
-def _described(
-    run: TrainedRun,
-    line: TranslatedLine,
-    hypotheses: Sequence[tuple[Hypothesis, WordWeights]],
-    aligner: Aligner,
-    penalty: float,
-) -> JsonObject:
-    words = run.vocabulary
-    return {
-        "line": line.number,
-        "source": line.source,
-        "source_tokens": words.token_strings(line.ids),
-        "source_words": line.source.split(),
-        "heads": [str(head) for head in aligner.heads] if hypotheses else [],
-        "hypotheses": [
+            for hypothesis in best
+        ]
+        aligned = iter([{}] * len(pairs)) if aligner is None else aligner.described(pairs)
+        heads = [] if aligner is None else [str(head) for head in aligner.heads]
+        yield [
             {
-                "text": words.decode(hypothesis.tokens),
-                "log_probability": round(hypothesis.log_probability, _DIGITS),
-                "score": round(hypothesis.score(penalty), _DIGITS),
-                "ended": hypothesis.ended,
-                "tokens": words.token_strings(hypothesis.tokens),
-                "words": weights.target,
-                **aligner.described(weights),
+                "line": line.number,
+                "source": line.source,
+                "source_tokens": words.token_strings(line.ids),
+                "source_words": line.source.split(),
+                "heads": heads if best else [],
+                "hypotheses": [
+                    {**_described(words, hypothesis, penalty), **next(aligned)}
+                    for hypothesis in best
+                ],
             }
-            for hypothesis, weights in hypotheses
-        ],
+            for line, best in zip(window, chosen, strict=True)
+        ]
+
+
+def _described(words: Vocabulary, hypothesis: Hypothesis, penalty: float) -> JsonObject:
+    text = words.decode(hypothesis.tokens)
+    return {
+        "text": text,
+        "log_probability": round(hypothesis.log_probability, _DIGITS),
+        "score": round(hypothesis.score(penalty), _DIGITS),
+        "ended": hypothesis.ended,
+        "tokens": words.token_strings(hypothesis.tokens),
+        "words": text.split(),
     }
 
 
@@ -166,8 +159,11 @@ class Aligner:
             read[place] = WordWeights(mean, (), weights.source, weights.target)
         return (read.pop(place) for place in range(len(pairs)))
 
-    def described(self, weights: WordWeights) -> JsonObject:
-        """What `read` gives, and the links it becomes."""
+    def described(self, pairs: Sequence[tuple[str, Hypothesis]]) -> Iterator[JsonObject]:
+        """What `read` gives, and the links it becomes, of each pair."""
+        return map(self._linked, self.read(pairs))
+
+    def _linked(self, weights: WordWeights) -> JsonObject:
         return {
             "alignment": pharaoh_line(pairs_of(self.method(weights.weights)[0])),
             "weights": [[round(w, _DIGITS) for w in row] for row in weights.weights[0].tolist()],

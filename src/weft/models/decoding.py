@@ -209,8 +209,8 @@ def beam_hypotheses(
     written = torch.full((batch, beam, 1), start, dtype=torch.long, device=device)
 
     limits, length = _limits(max_length, batch), 0
-    while alive:
-        count, length = len(alive), length + 1
+    while count := len(alive):
+        length += 1
         progress(length)
         logits = model.step(written[:, :, -1].reshape(count * beam, 1), state)[:, -1]
         vocabulary = logits.shape[-1]
@@ -229,7 +229,6 @@ def beam_hypotheses(
         written = torch.cat(
             (written.gather(1, parents[..., None].expand(-1, -1, length)), tokens[..., None]), 2
         )
-
         going_on = []
         for row, sequence in enumerate(alive):
             if length >= limits[sequence]:

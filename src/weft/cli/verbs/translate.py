@@ -35,7 +35,8 @@ Heads = Annotated[
     typer.Option(
         help="With --json: whose weights align the words. all: the mean of every head of every "
         "layer of cross-attention, by the step that writes a word; agreement: chosen on the first "
-        "window, as weft align does; or names, as 0.1,3.2:write. Default: all."
+        "window, as weft align does; or names, as 0.1,3.2:write; none: no alignment, which is "
+        "quicker. Default: all."
     ),
 ]
 Window = Annotated[
