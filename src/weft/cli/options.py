@@ -21,6 +21,13 @@ class Split(StrEnum):
     test = "test"
 
 
+class EngineName(StrEnum):
+    """What runs the processes of a corpus."""
+
+    processes = "processes"
+    ray = "ray"
+
+
 class Replacement(StrEnum):
     """What a head gives instead of its output."""
 
@@ -246,7 +253,19 @@ Verify = Annotated[
 Overwrite = Annotated[bool, typer.Option(help="Replace a trace that is there.")]
 Workers = Annotated[
     int,
-    typer.Option(min=1, max=256, help="With --corpus: processes; each of them opens the model."),
+    typer.Option(min=1, max=10_000, help="With --corpus: processes; each of them opens the model."),
+]
+Engine = Annotated[
+    EngineName,
+    typer.Option(help="With --corpus: processes of this machine, or actors of a Ray cluster."),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The Ray cluster's head, or auto; default: RAY_ADDRESS, or a cluster of this machine "
+        "that ends with the command.",
+    ),
 ]
 
 # Of `weft import`.

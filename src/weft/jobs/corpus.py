@@ -1,4 +1,4 @@
-"""A corpus of many texts: a trace each, in one folder, by several processes, resumable.
+"""A corpus of many texts: a trace each, in one folder, by one or many processes, resumable.
 
     FOLDER/corpus.json     the model, the options, and the SHA-256 of each text
     FOLDER/NAME.weft       the trace of each text
@@ -9,7 +9,7 @@ A trace is there whole or not at all, so what is there is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -17,16 +17,14 @@ from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
 from weft.formats.trace_reader import open_folder
+from weft.jobs.engine import Do, Engine
 from weft.jobs.model import Model, TraceOptions, check_text
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce
-from weft.jobs.workers import by_processes
+from weft.jobs.workers import Processes
 
-__all__ = ["CorpusTraces", "read_corpus", "trace_corpus"]
-
-#: The title of a text, and why it could not be traced, or None.
-Result = tuple[str, str | None]
+__all__ = ["CorpusTraces", "read_corpus", "remember", "trace_corpus"]
 
 _LIST, _FORMAT = "corpus.json", "weft-corpus"
 
@@ -69,8 +67,7 @@ def trace_corpus(
     output: Path,
     options: TraceOptions,
     *,
-    workers: int = 1,
-    threads: int | None = None,
+    engine: Engine = Processes(),  # noqa: B008 - it is frozen
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CorpusTraces:
     """Trace every text of a corpus that has no trace yet.
@@ -80,17 +77,16 @@ def trace_corpus(
         corpus: a file with a text a line, or a folder of .txt files.
         output: the folder for the traces; one that an earlier call left is gone on with.
         options: as for one text.
-        workers: processes. Each opens the model.
-        threads: of each process; None: the cores divided by the workers.
+        engine: does the work: in this process, or by several, each of which opens the model.
         progress: told how many texts of how many are done.
 
     A text that cannot be traced is counted, and the others are traced.
 
-    Raises: DataError: the folder holds another corpus; a worker was killed.
+    Raises: DataError: the folder holds another corpus; workers were killed.
     """
     texts = read_corpus(corpus)
     with own_folder(output, "traces this corpus") as folder:
-        _remember(folder, name, options, texts)
+        remember(folder, name, options, texts)
         done = CorpusTraces()
         missing = {}
         for title, text in texts.items():
@@ -104,12 +100,7 @@ def trace_corpus(
         # Also where workers open it, so that an error of the model is one line, not one of each.
         model = open_model(name, predicting=options.generate is not None)
         work = CorpusWork(name, folder, options)
-        finished = (
-            by_processes(str(folder), work, missing, workers, threads)
-            if workers > 1 and len(missing) > 1
-            else map(work.start(model), missing.items())
-        )
-        for title, reason in finished:
+        for title, reason in engine.results(folder, work, missing, work.start(model)):
             if reason is None:
                 done.traced += 1
             else:
@@ -120,8 +111,11 @@ def trace_corpus(
     return done
 
 
-def _remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, str]) -> None:
-    """Write what is traced here, or check that it is the same as before."""
+def remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, str]) -> None:
+    """Write what is traced here, or check that it is the same as before.
+
+    Raises: DataError: the folder holds another corpus, or something else.
+    """
     asked = {
         name: value
         for name, value in asdict(options).items()
@@ -180,7 +174,13 @@ class CorpusWork:
     folder: Path
     options: TraceOptions
 
-    def start(self, model: Model | None = None) -> Callable[[tuple[str, str]], Result]:
+    @property
+    def reads(self) -> Sequence[Path]:
+        """The model, where its name is a path."""
+        path = Path(self.name)
+        return [path] if path.exists() else []
+
+    def start(self, model: Model | None = None) -> Do:
         """A function that traces a text by its title; it returns why it could not, or None."""
         if model is None:
             generates = self.options.generate is not None

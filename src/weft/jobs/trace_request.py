@@ -12,10 +12,12 @@ from weft.formats.files import JsonObject
 from weft.formats.tokens import shown, visible
 from weft.formats.verification import in_words
 from weft.jobs.corpus import trace_corpus
+from weft.jobs.engine import Engine
 from weft.jobs.model import TraceOptions
 from weft.jobs.nodes import opened_graph, trace_graph
 from weft.jobs.tracing import trace_model
 from weft.jobs.windows import trace_windows
+from weft.jobs.workers import Processes
 
 if TYPE_CHECKING:
     from weft.formats.trace import TraceData
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "TraceRequest", "report_of", "run_trace", "verify_of"]
 
+#: Of one machine.
+_MOST_PROCESSES = 256
 #: Told how much of how much is done, or None; and perhaps of what.
 Show = Callable[[int, int | None, str | None], None]
 
@@ -33,6 +37,7 @@ class TraceRequest:
 
     text, image: for one trace; window, overlap: for a trace of each window of the text.
     corpus: the texts, for a trace of each; workers, threads: the processes, and threads of each.
+    engine: of these processes, processes or ray; ray_address: of the Ray cluster.
     """
 
     model: str
@@ -44,6 +49,8 @@ class TraceRequest:
     corpus: Path | None = None
     workers: int = 1
     threads: int | None = None
+    engine: str = "processes"
+    ray_address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Repor
         raise InputError("--overlap needs --window: it says how many tokens two windows share.")
     if request.workers != 1 and request.corpus is None:
         raise InputError("--workers needs --corpus: each process traces texts of it.")
+    if (request.engine, request.corpus) == ("ray", None):
+        raise InputError("--engine ray needs --corpus: each actor traces texts of it.")
+    if request.ray_address is not None and request.engine != "ray":
+        raise InputError("--ray-address needs --engine ray.")
     if request.corpus is not None:
         if options.overwrite or (request.text, request.image, request.window) != (None, None, None):
             raise InputError(
@@ -155,10 +166,24 @@ def _windows(
     return Report([line], {"traces": paths, "window": window, "there": traces.there})
 
 
+def _engine(request: TraceRequest) -> Engine:
+    """What traces the texts of a corpus."""
+    if request.engine == "ray":
+        from weft.jobs.ray_actors import RayActors
+
+        return RayActors(request.workers, request.threads, request.ray_address)
+    if request.workers > _MOST_PROCESSES:
+        raise InputError(
+            f"--workers {request.workers}: expected {_MOST_PROCESSES} processes of one machine at "
+            "most; on many machines give --engine ray."
+        )
+    return Processes(request.workers, request.threads)
+
+
 def _corpus(request: TraceRequest, corpus: Path, options: TraceOptions, show: Show) -> Report:
     done = trace_corpus(
-        request.model, corpus, request.output, options, workers=request.workers,
-        threads=request.threads, progress=lambda count, total: show(count, total, "texts"),
+        request.model, corpus, request.output, options, engine=_engine(request),
+        progress=lambda count, total: show(count, total, "texts"),
     )  # fmt: skip
     reasons = [f"{name}: {reason}" for name, reason in done.failed.items()]
     count = f"{done.traced} texts traced, {done.there} were there already."

@@ -7,83 +7,84 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
-from typing import Protocol
+from pathlib import Path
 
 import torch
 
 from weft.errors import DataError
+from weft.jobs.engine import Do, Result, Work
 
-__all__ = ["Work", "by_processes"]
+__all__ = ["Processes"]
 
 #: The number of prctl's PR_SET_PDEATHSIG.
 _SIGNAL_AT_DEATH_OF_PARENT = 1
 
-Task = tuple[str, str]
-Result = tuple[str, str | None]
 
+@dataclass(frozen=True)
+class Processes:
+    """An engine of processes of this machine, beside this one or, of one worker, this one.
 
-class Work(Protocol):
-    """What a process does, as it can be sent to one: data, and a function made of them there."""
-
-    def start(self) -> Callable[[Task], Result]:
-        """The function that does a task."""
-        ...
-
-
-def by_processes(
-    what: str, work: Work, tasks: Mapping[str, str], workers: int, threads: int | None
-) -> Iterator[Result]:
-    """Do tasks by several processes, and give each result as it comes.
-
-    Args:
-        what: the folder that errors name.
-        work: what each process does.
-        tasks: texts by their names.
-        workers: processes.
-        threads: of each; None: the cores divided by the workers.
-
-    Raises: DataError: a process was killed; and what a task raises.
+    workers: processes.
+    threads: of each; None: the cores divided by the workers.
     """
-    each = threads or max(1, (os.cpu_count() or 1) // workers)
-    # A process of its own, not a copy of this one: threads of torch do not survive a fork.
-    context = get_context("spawn")
-    processes = []
-    for _ in range(min(workers, len(tasks))):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, work, each))
-        process.start()
-        theirs.close()
-        processes.append((process, ours))
+
+    workers: int = 1
+    threads: int | None = None
+
+    def results(
+        self, folder: Path, work: Work, tasks: Mapping[str, str], here: Do
+    ) -> Iterator[Result]:
+        """See `weft.jobs.engine.Engine`."""
+        if self.workers == 1 or len(tasks) == 1:
+            return map(here, tasks.items())
+        return self._beside(folder, work, tasks)
+
+    def _beside(self, folder: Path, work: Work, tasks: Mapping[str, str]) -> Iterator[Result]:
+        each = self.threads or max(1, (os.cpu_count() or 1) // self.workers)
+        # A process of its own, not a copy of this one: threads of torch do not survive a fork.
+        context = get_context("spawn")
+        processes = []
+        for _ in range(min(self.workers, len(tasks))):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, work, each))
+            process.start()
+            theirs.close()
+            processes.append((process, ours))
+        try:
+            yield from _exchange([pipe for _, pipe in processes], tasks)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise DataError(
+                f"{folder}: a worker was killed, perhaps for want of memory. What is traced is "
+                "there: give the same command again, with fewer --workers, and it goes on."
+            ) from None
+        finally:
+            for _, pipe in processes:
+                pipe.close()  # a worker ends where nothing more can come
+            for process, _ in processes:
+                process.join()
+
+
+def _exchange(idle: list[connection.Connection], tasks: Mapping[str, str]) -> Iterator[Result]:
+    """Send tasks to the workers at the other ends of pipes, and give their results."""
     remaining = iter(tasks.items())
-    idle = [pipe for _, pipe in processes]
     busy: list[connection.Connection] = []
-    try:
-        while True:
-            while idle and (task := next(remaining, None)) is not None:
-                idle[-1].send(task)
-                busy.append(idle.pop())
-            if not busy:
-                return
-            ready = connection.wait(busy)
-            for pipe in [pipe for pipe in busy if pipe in ready]:
-                result = pipe.recv()
-                if isinstance(result, Exception):
-                    raise result
-                busy.remove(pipe)
-                idle.append(pipe)
-                yield result
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise DataError(
-            f"{what}: a worker was killed, perhaps for want of memory. What is traced is there: "
-            "give the same command again, with fewer --workers, and it goes on."
-        ) from None
-    finally:
-        for _, pipe in processes:
-            pipe.close()  # a worker ends where nothing more can come
-        for process, _ in processes:
-            process.join()
+    while True:
+        while idle and (task := next(remaining, None)) is not None:
+            idle[-1].send(task)
+            busy.append(idle.pop())
+        if not busy:
+            return
+        ready = connection.wait(busy)
+        for pipe in [pipe for pipe in busy if pipe in ready]:
+            result = pipe.recv()
+            if isinstance(result, Exception):
+                raise result
+            busy.remove(pipe)
+            idle.append(pipe)
+            yield result
 
 
 def _serve(pipe: connection.Connection, work: Work, threads: int) -> None:

@@ -1,0 +1,79 @@
+"""Work for actors of Ray without a model: a program, as tests run it, `FOLDER SCENARIO...`.
+
+Prints a JSON object: of each scenario the results, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import DataError
+from weft.jobs.engine import Do
+from weft.jobs.ray_actors import RayActors
+from weft.jobs.ray_cluster import cluster
+
+
+def here(task: tuple[str, str]) -> tuple[str, str | None]:
+    raise AssertionError("Ray does the work, not this process")
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Appends a text to the file of its name. Some texts say what happens to its process."""
+
+    folder: Path
+    reads: tuple[Path, ...] = ()
+    opens: bool = True
+
+    def start(self) -> Do:
+        if not self.opens:
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / f"opened-{os.getpid()}").touch()
+        return self.do
+
+    def do(self, task: tuple[str, str]) -> tuple[str, str | None]:
+        name, text = task
+        first = not (self.folder / f"begun-{name}").exists()
+        if text in ("kills always", "kills once"):
+            (self.folder / f"begun-{name}").touch()
+            if first or text == "kills always":
+                os.kill(os.getpid(), signal.SIGKILL)
+        if text == "fills the disk":
+            raise DataError("no space left on device.")
+        if text == "is bad":
+            return name, "a bad text"
+        with (self.folder / name).open("a") as file:
+            file.write(f"{text} {os.environ['OMP_NUM_THREADS']}\n")
+        return name, None
+
+
+def scenario(name: str, folder: Path) -> object:
+    folder.mkdir()
+    work, tasks, workers = Writing(folder), {f"{n:03d}": f"text {n}" for n in range(120)}, 2
+    if name == "killed":
+        tasks |= {"017": "kills once", "050": "is bad"}
+    elif name == "poisoned":
+        tasks |= {"017": "kills once", "018": "kills once", "040": "kills always"}
+    elif name == "full":
+        tasks = {"000": "fills the disk"}
+    elif name == "unseen":
+        work = Writing(folder, (folder / "no such model",))
+    elif name == "never":
+        work, workers = Writing(folder, opens=False), 1
+    try:
+        return list(RayActors(workers).results(folder, work, tasks, here))
+    except DataError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    with cluster(None, 2) as ray:
+        assert ray.is_initialized()
+        place = Path(sys.argv[1])
+        print(json.dumps({name: scenario(name, place / name) for name in sys.argv[2:]}))
+    assert not ray.is_initialized()

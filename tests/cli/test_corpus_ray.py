@@ -1,0 +1,350 @@
+"""`weft trace --corpus --engine ray`: the same traces, whoever is killed."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
+
+from weft.version import __version__
+
+ray_actors = pytest.importorskip("weft.jobs.ray_actors")
+
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+    "OMP_NUM_THREADS": "1",
+}
+#: What the programs of these tests are given, after the path of weft's tests.
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+
+def program(*arguments: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False,
+        env=ENVIRONMENT, timeout=seconds,
+    )  # fmt: skip
+
+
+def scenarios(folder: Path, *names: str) -> dict[str, object]:
+    """What each scenario of ray_work.py gives; Ray says nothing on the console meanwhile."""
+    done = program(Path(__file__).with_name("ray_work.py"), folder, *names)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.count("\n") == 1, done.stdout
+    return json.loads(done.stdout)
+
+
+def processes_of(folder: Path) -> list[int]:
+    """The actors at work, of any cluster of this machine, whose current folder is this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            title = (process / "cmdline").read_bytes()
+            if title.startswith(b"ray::Tracer") and (process / "cwd").resolve() == folder:
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def equal_folders(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files with the same bytes, at every depth."""
+    names = sorted(str(path.relative_to(one)) for path in one.rglob("*"))
+    if names != sorted(str(path.relative_to(other)) for path in other.rglob("*")):
+        return False
+    files = [name for name in names if (one / name).is_file()]
+    return filecmp.cmpfiles(one, other, files, shallow=False) == (files, [], [])
+
+
+def check_written(folder: Path, results: object, killers: set[str]) -> dict[str, str | None]:
+    """Hold the files of a scenario against its tasks; why some were not done."""
+    assert isinstance(results, list)
+    reasons = dict(results)
+    assert len(results) == len(reasons) == 120
+    failed = {name: reason for name, reason in reasons.items() if reason is not None}
+    for name in reasons.keys() - failed.keys():
+        text = "kills once" if name in killers else f"text {int(name)}"
+        # A text that was given together with one that killed the actor may be done twice.
+        assert set((folder / name).read_text().splitlines()) == {f"{text} 1"}
+    assert not any((folder / name).exists() for name in failed)
+    assert not list(folder.glob(".*"))
+    return failed
+
+
+def test_an_actor_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    results = scenarios(tmp_path, "killed")["killed"]
+    folder = tmp_path / "killed"
+    assert check_written(folder, results, {"017"}) == {"050": "a bad text"}
+    # Two actors, and one more for the death at most: not one for each text.
+    assert 2 <= len(list(folder.glob("opened-*"))) <= 3
+
+
+@pytest.mark.slow
+def test_a_text_that_kills_every_actor_ends(tmp_path: Path) -> None:
+    results = scenarios(tmp_path, "poisoned")["poisoned"]
+    folder = tmp_path / "poisoned"
+    assert check_written(folder, results, {"017", "018"}) == {
+        "040": "its Ray actor died 3 times, perhaps for want of memory"
+    }
+    assert 2 <= len(list(folder.glob("opened-*"))) <= 7
+
+
+@pytest.mark.slow
+def test_errors_of_actors_are_one_line(tmp_path: Path) -> None:
+    said = scenarios(tmp_path, "full", "unseen", "never")
+    machine = socket.gethostname()
+    assert said["full"] == f"{machine}: no space left on device."
+    assert said["unseen"] == (
+        f"{machine}: this machine of the Ray cluster does not see the model "
+        f"{tmp_path / 'unseen' / 'no such model'}. Use a folder that all machines share, by the "
+        "same path."
+    )
+    assert isinstance(said["never"], str)
+    assert "4 Ray actors died one after another" in said["never"]
+    assert "the same command again" in said["never"]
+    assert "\n" not in said["never"]
+
+
+def test_what_keeps_a_machine_from_the_work(tmp_path: Path) -> None:
+    here = ".".join(map(str, sys.version_info[:3]))
+    fine = {"machine": "far", "weft": __version__, "python": here, "missing": []}
+    assert ray_actors._problem(fine, tmp_path) is None
+    assert ray_actors._problem({**fine, "weft": "none"}, tmp_path).startswith(
+        "far: weft is not installed there."
+    )
+    old = ray_actors._problem({**fine, "weft": "0.0.1"}, tmp_path)
+    assert old.startswith(f"far: weft 0.0.1 with Python {here}; here it is weft {__version__}")
+    assert "Python 3.9.1;" in ray_actors._problem({**fine, "python": "3.9.1"}, tmp_path)
+    # The last number of Python's version does not matter.
+    near = ".".join([*here.split(".")[:2], "99"])
+    assert ray_actors._problem({**fine, "python": near}, tmp_path) is None
+    unseen = ray_actors._problem(
+        {**fine, "missing": [str(tmp_path / ".shared.weft-part-5")]}, tmp_path
+    )
+    assert f"does not see the folder {tmp_path}, that this one writes to." in unseen
+
+
+def test_a_machine_without_weft_can_say_so(tmp_path: Path) -> None:
+    code = (
+        "import sys, ray.cloudpickle as pickle; from weft.jobs.ray_actors import _actor_class; "
+        "sys.stdout.buffer.write(pickle.dumps(_actor_class()))"
+    )
+    actor = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, env=ENVIRONMENT
+    ).stdout
+    (tmp_path / "actor").write_bytes(actor)
+    code = (
+        "import sys, json; sys.modules['weft'] = None; import ray.cloudpickle as pickle; "
+        "actor = pickle.load(open('actor', 'rb'))(); "
+        "print(json.dumps(actor.check(sys.argv[1], ['there', 'not there'])))"
+    )
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "there").touch()
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "deep")],
+        capture_output=True, check=True, env=ENVIRONMENT, cwd=tmp_path,
+    ).stdout  # fmt: skip
+    answer = json.loads(said)
+    assert (answer["weft"], answer["missing"]) == ("none", ["not there"])
+    assert answer["machine"] == socket.gethostname()
+
+
+REACH = """
+import sys
+from weft.errors import WeftError
+from weft.jobs.ray_cluster import cluster
+try:
+    with cluster(sys.argv[1] or None, 1):
+        print("reached")
+except WeftError as error:
+    print(error)
+"""
+
+
+def reached(address: str, seconds: float, **environment: str) -> str:
+    """What reaching a cluster gives, on one line, in so many seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", REACH, address], capture_output=True, text=True, check=True,
+        env={**ENVIRONMENT, **environment}, timeout=seconds,
+    )  # fmt: skip
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    return line
+
+
+def test_a_cluster_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    refused = reached(f"127.0.0.1:{port}", 60)
+    assert refused.startswith(f"the Ray cluster at 127.0.0.1:{port} cannot be reached: connection")
+    assert reached("", 60, RAY_ADDRESS=f"127.0.0.1:{port}") == refused
+    assert "expected HOST:PORT" in reached("ray://127.0.0.1:10001", 60)
+
+
+@pytest.mark.slow
+def test_a_port_that_is_not_a_cluster() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        line = reached(address, 120)
+    assert line.startswith(f"the Ray cluster at {address} cannot be reached: Failed to connect")
+
+
+OWN = """
+import os, subprocess, sys
+from pathlib import Path
+from weft.jobs.ray_cluster import cluster
+with cluster(None, 1) as ray:
+    address = ray.get_runtime_context().gcs_address
+    files = list(Path("/tmp").glob("weft-ray-*/session_*%s" % os.getpid()))
+    ours = {name: os.environ.pop(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    for token in ({}, {**ours, "RAY_AUTH_TOKEN": "0" * 64}, ours):
+        done = subprocess.run(
+            [sys.executable, "-c", sys.argv[1], address], capture_output=True, text=True,
+            env={**os.environ, **token},
+        )
+        print(done.stdout.strip())
+print(len(files), [file for file in files if file.exists()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/tmp").is_dir(), reason="Ray's files lie elsewhere")
+def test_a_cluster_of_our_own_asks_for_a_token_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWN, REACH], capture_output=True, text=True, check=True,
+        env={**ENVIRONMENT, "TMPDIR": "/tmp"}, timeout=400,
+    )  # fmt: skip
+    assert done.stderr == ""
+    without, wrong, right, files = done.stdout.splitlines()
+    assert "cannot be reached: it asks for a token" in without
+    assert "cannot be reached: it asks for a token" in wrong
+    assert right == "reached"
+    assert files == "1 []"
+
+
+def test_options_and_a_ray_that_is_missing(
+    weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("a b\n")
+    arguments = ("trace", tmp_path, "-o", folder)
+    ray = ("--engine", "ray")
+    assert_one_line(weft_main(*arguments, *ray, "--text", "a"), "--engine ray needs --corpus")
+    arguments = (*arguments, "--corpus", corpus)
+    assert_one_line(
+        weft_main(*arguments, "--ray-address", "a:1"), "--ray-address needs --engine ray"
+    )
+    assert_one_line(weft_main(*arguments, "--workers", 257), "on many machines give --engine ray")
+    assert_one_line(weft_main(*arguments, "--engine", "dask"), "'dask' is not one of")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert_one_line(
+        weft_main(*arguments, *ray),
+        '--engine ray: ray is not installed. pip install "weft[ray]"',
+    )
+    assert not folder.exists()
+
+
+def count(folder: Path) -> int:
+    return len(traces_in(folder))
+
+
+def until(condition, process: subprocess.Popen[bytes] | None = None) -> None:
+    end = time.monotonic() + 400
+    while not condition():
+        assert process is None or process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_corpus_of_a_thousand_lines_goes_on_after_kills(
+    weft_process: Command, writer: Path, tmp_path: Path
+) -> None:
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    lines = [" ".join(LETTERS[(i * i + j) % 10] for j in range(2 + i % 14)) for i in range(1000)]
+    corpus.write_text("\n".join(lines) + "\n")
+    arguments = ("trace", writer, "--corpus", corpus, "--workers", 2, "--threads", 1, "--json")
+    undisturbed = tmp_path / "undisturbed"
+    assert weft_process(*arguments, "-o", undisturbed).code == 0
+    arguments = (*arguments, "-o", folder, "--engine", "ray")
+    command = [sys.executable, "-m", "weft", *map(str, arguments)]
+    place = tmp_path.resolve()
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=place, **QUIET) as process:
+        until(lambda: count(folder) >= 100, process)
+        actors = processes_of(place)
+        assert len(actors) == 2
+        os.kill(actors[0], signal.SIGKILL)
+        # Another takes its place, and the work goes on.
+        until(lambda: len(set(processes_of(place)) - set(actors)) == 1, process)
+        until(lambda: count(folder) >= 300, process)
+        process.kill()
+    until(lambda: not processes_of(place))
+    there = count(folder)
+    assert 300 <= there < 1000
+    done = weft_process(*arguments)
+    assert done.code == 0, done.err
+    said = json.loads(done.out.splitlines()[-1])
+    assert said["traced"] + said["there"] == 1000
+    assert said["there"] == there
+    assert done.err.splitlines() == [
+        f"{said['traced']} texts traced, {there} were there already. Traces: {folder}"
+    ]
+    assert equal_folders(undisturbed, folder)
+    query = "select trace, count(*) as tokens from tokens group by trace order by trace"
+    answer = json.loads(weft_process("query", folder, query, "--json").out)
+    tokens = [[f"{i + 1:06d}.weft", len(line.split())] for i, line in enumerate(lines)]
+    assert answer["rows"] == tokens
+
+
+@pytest.mark.slow
+def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_path: Path) -> None:
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("a b c\nd e\nf\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    files = tempfile.mkdtemp(prefix="weft-ray-", dir="/tmp")
+    start = (
+        "start", "--head", "--block", f"--port={address.split(':')[1]}", "--num-cpus=1",
+        "--node-ip-address=127.0.0.1", "--object-store-memory=80000000",
+        "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={files}",
+    )  # fmt: skip
+    command = [sys.executable, "-m", "ray.scripts.scripts", *start]
+    # A cluster of one's own asks for a token.
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "5" * 64}
+    environment = {**ENVIRONMENT, **token}
+    head = subprocess.Popen(command, env=environment, start_new_session=True, **QUIET)
+    try:
+        until(lambda: reached(address, 120, **token) == "reached", head)
+        arguments = (
+            "trace",
+            writer,
+            "--corpus",
+            corpus,
+            "--engine",
+            "ray",
+            "--ray-address",
+            address,
+        )
+        # Three actors are asked for, and the cluster has room for one.
+        done = weft_process(*arguments, "-o", folder, "--workers", 3, "--json", **token)
+        assert done.code == 0, done.err
+        assert json.loads(done.out.splitlines()[-1])["traced"] == 3
+        # It runs still.
+        assert reached(address, 120, **token) == "reached"
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+        shutil.rmtree(files, ignore_errors=True)
+    assert weft_process("trace", writer, "--corpus", corpus, "-o", tmp_path / "b").code == 0
+    assert equal_folders(tmp_path / "b", folder)
