@@ -67,7 +67,7 @@ def trace_corpus(
     output: Path,
     options: TraceOptions,
     *,
-    engine: Engine = Processes(),  # noqa: B008 - it is frozen
+    engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CorpusTraces:
     """Trace every text of a corpus that has no trace yet.
@@ -77,7 +77,7 @@ def trace_corpus(
         corpus: a file with a text a line, or a folder of .txt files.
         output: the folder for the traces; one that an earlier call left is gone on with.
         options: as for one text.
-        engine: does the work: in this process, or by several, each of which opens the model.
+        engine: does the work by several processes, each of which opens the model; None: this one.
         progress: told how many texts of how many are done.
 
     A text that cannot be traced is counted, and the others are traced.
@@ -100,7 +100,8 @@ def trace_corpus(
         # Also where workers open it, so that an error of the model is one line, not one of each.
         model = open_model(name, predicting=options.generate is not None)
         work = CorpusWork(name, folder, options)
-        for title, reason in engine.results(folder, work, missing, work.start(model)):
+        here = work.start(model)
+        for title, reason in (engine or Processes()).results(folder, work, missing, here):
             if reason is None:
                 done.traced += 1
             else:

@@ -98,6 +98,7 @@ def _actor_class() -> type:
             import os
             import platform
             import socket
+            from pathlib import Path
 
             try:
                 from weft.version import __version__ as weft
@@ -105,7 +106,7 @@ def _actor_class() -> type:
                 weft = "none"
             with suppress(OSError):
                 os.chdir(directory)  # where relative paths begin
-            missing = [path for path in seen if not os.path.exists(path)]  # noqa: PTH110
+            missing = [path for path in seen if not Path(path).exists()]
             return {"machine": socket.gethostname(), "weft": weft, "missing": missing,
                     "python": platform.python_version()}  # fmt: skip
 
