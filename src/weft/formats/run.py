@@ -5,6 +5,8 @@ config.json            the whole configuration, defaults filled in
 vocabulary.json        the tokenizer (format of the `tokenizers` library), where text is read
 data.json              what else the model must know of its data, as the names of classes
 checkpoint.safetensors everything needed to go on: weights, optimiser, random state
+shards/                the same, of a run whose model is shared by several processes, see
+                       weft.formats.shards
 best.safetensors       the weights to use: those with the best validation loss
 metrics.jsonl          one line a report: losses, learning rate, speed
 measures.jsonl         one line a measured step, of a training that `weft.monitor` watches
@@ -37,6 +39,7 @@ from weft.formats.files import (
     write_json,
 )
 from weft.formats.reports import Reports
+from weft.formats.shards import Shards, latest_shards
 from weft.formats.tensors import read_notes
 
 __all__ = ["ENDS", "RunFolder", "is_free", "is_run"]
@@ -75,6 +78,27 @@ class RunFolder:
     def checkpoint(self) -> Path:
         """Everything needed to go on."""
         return self.path / "checkpoint.safetensors"
+
+    @property
+    def shards(self) -> Path:
+        """Checkpoints of a model that several processes share."""
+        return self.path / "shards"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.last_checkpoint() is not None
+
+    def last_checkpoint(self) -> Path | Shards | None:
+        """What to go on from: a file, or a folder of shards, whichever is of the later step."""
+        shards = latest_shards(self.shards)
+        if not self.checkpoint.exists():
+            return shards
+        if shards is None:
+            return self.checkpoint
+        # A process was killed between writing the one and removing the other.
+        file_step = _step_of(read_notes(self.checkpoint, "checkpoint"), self.checkpoint)
+        return shards if _step_of(shards.notes(), shards.path) > file_step else self.checkpoint
 
     @property
     def best(self) -> Path:
@@ -165,13 +189,12 @@ class RunFolder:
 
     def steps_done(self) -> int:
         """Steps of the training at its last checkpoint."""
-        if not self.checkpoint.exists():
+        last = self.last_checkpoint()
+        if last is None:
             return 0
-        position = read_notes(self.checkpoint, "checkpoint").get("position")
-        step = position.get("step") if isinstance(position, dict) else None
-        if type(step) is not int:
-            raise DataError(f"{self.checkpoint}: this checkpoint is damaged: it has no step.")
-        return step
+        if isinstance(last, Shards):
+            return _step_of(last.notes(), last.path)
+        return _step_of(read_notes(last, "checkpoint"), last)
 
     def extend(self, config: JsonObject, completed: Completed) -> None:
         """Let the run go on to the ends of this configuration, where they are not the run's yet.
@@ -291,6 +314,15 @@ class RunFolder:
     @property
     def _reports(self) -> Reports:
         return Reports(self.metrics, "metrics")
+
+
+def _step_of(notes: JsonObject, path: Path) -> int:
+    """The step at which a checkpoint was written."""
+    position = notes.get("position")
+    step = position.get("step") if isinstance(position, dict) else None
+    if type(step) is not int:
+        raise DataError(f"{path}: this checkpoint is damaged: it has no step.")
+    return step
 
 
 def is_free(path: Path) -> bool:

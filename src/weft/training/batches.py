@@ -25,6 +25,22 @@ class Batch:
     targets: Tensor
     tokens: int
 
+    def share(self, rank: int, ranks: int, ignored: int) -> Batch:
+        """Every ranks-th sequence from the rank-th on: what one of several processes learns from.
+
+        Where none is left for it, the first sequence without targets, so that each has something
+        to compute. `tokens` stays that of the whole batch.
+
+        >>> tokens = torch.tensor([[1], [2], [3]])
+        >>> Batch({"tokens": tokens}, tokens + 1, 3).share(1, 2, ignored=0).inputs["tokens"]
+        tensor([[2]])
+        """
+        rows = slice(rank, None, ranks) if rank < len(self.targets) else slice(0, 1)
+        targets = self.targets[rows]
+        if rank >= len(self.targets):
+            targets = torch.full_like(targets, ignored)
+        return Batch({n: tensor[rows] for n, tensor in self.inputs.items()}, targets, self.tokens)
+
 
 def padded(sequences: Sequence[Sequence[int]], filler: int) -> Tensor:
     """Ids as one tensor, short sequences filled at their end.

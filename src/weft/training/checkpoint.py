@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,9 +13,22 @@ from torch import Tensor, nn
 
 from weft.errors import DataError
 from weft.formats.files import JsonObject
+from weft.formats.run import RunFolder
+from weft.formats.shards import Shards
 from weft.formats.tensors import load_tensors, save_tensors
+from weft.training.parts import placed
+from weft.training.ranks import Ranks
+from weft.training.sharded import load_shards, save_shards
 
-__all__ = ["Position", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+__all__ = [
+    "Learner",
+    "Position",
+    "draw_anew",
+    "load_checkpoint",
+    "load_weights",
+    "save_checkpoint",
+    "save_weights",
+]
 
 #: What to do where a checkpoint cannot be written.
 _FULL_DISK = (
@@ -48,7 +62,7 @@ class Position:
     losses: list[float] = field(default_factory=list)
 
 
-def _flat_optimisers(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def _named_optimisers(optimisers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """The optimisers' tensors by parameter and name; the parameters are numbered through."""
     return {
         f"optimiser/{first + index}/{name}": value
@@ -68,59 +82,138 @@ def _numbered(
         first += sum(len(group["params"]) for group in optimiser.param_groups)
 
 
-def save_checkpoint(
-    path: Path,
-    model: nn.Module,
-    average: dict[str, Tensor] | None,
-    optimisers: Sequence[torch.optim.Optimizer],
-    position: Position,
-) -> None:
+def _parameters(optimisers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
+    """The parameters in the order of their numbers."""
+    return [p for o in optimisers for group in o.param_groups for p in group["params"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Learner:
+    """What a training changes, beside the position and the random numbers.
+
+    model: its parameters and buffers.
+    average: the running mean of its parameters, where there is one.
+    optimisers: with their moments.
+    """
+
+    model: nn.Module
+    average: dict[str, Tensor] | None
+    optimisers: Sequence[torch.optim.Optimizer]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything by its name in a checkpoint."""
+        tensors = {f"model/{name}": value for name, value in _weights(self.model).items()}
+        tensors |= {f"average/{name}": value for name, value in (self.average or {}).items()}
+        return tensors | _named_optimisers(self.optimisers)
+
+
+def save_checkpoint(folder: RunFolder, learner: Learner, position: Position, ranks: Ranks) -> None:
     """Write a checkpoint, whole or not at all.
 
     It holds the weights, their running mean if there is one, the optimisers' moments, torch's
-    random state and the position. Batches follow from seed and position, so they need no state.
+    random states and the position. Batches follow from seed and position, so they need no state.
+    Every process that trains the model calls this.
     """
-    tensors = {f"model/{name}": value for name, value in _weights(model).items()}
-    tensors |= {f"average/{name}": value for name, value in (average or {}).items()}
-    tensors |= _flat_optimisers(optimisers)
-    tensors["random_state"] = torch.get_rng_state()
-    save_tensors(path, tensors, {"position": asdict(position)}, _FULL_DISK)
+    states = ranks.random_states()
+    notes: JsonObject = {"position": asdict(position)}
+    if ranks.sharded:
+        tensors = {**learner.tensors(), f"random_state/{ranks.number}": states[ranks.number]}
+        save_shards(Shards.of_step(folder.shards, position.step), tensors, notes, ranks)
+        if ranks.leader:
+            folder.checkpoint.unlink(missing_ok=True)
+    elif ranks.leader:
+        tensors = learner.tensors()
+        if ranks.count == 1:
+            tensors["random_state"] = states[0]
+        else:
+            tensors |= {f"random_state/{rank}": state for rank, state in enumerate(states)}
+        save_tensors(folder.checkpoint, tensors, notes, _FULL_DISK)
+        shutil.rmtree(folder.shards, ignore_errors=True)
 
 
-def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    average: dict[str, Tensor] | None,
-    optimisers: Sequence[torch.optim.Optimizer],
-) -> Position:
-    """Put everything back as `save_checkpoint` found it, torch's random state too."""
-    tensors, notes = load_tensors(path, "checkpoint")
+def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks) -> Position:
+    """Put everything back as `save_checkpoint` found it, torch's random state too.
+
+    Where another number of processes goes on, their random states are drawn anew from the seed.
+
+    Raises: DataError: damaged, or of another model.
+    """
+    last = folder.last_checkpoint()
+    if last is None:
+        return Position()
+    path = last.path if isinstance(last, Shards) else last
+    if isinstance(last, Shards):
+        last.check(ranks.number, ranks.count)
+        notes = last.notes()
+        tensors = load_shards(last, lambda name: _room(name, learner), ranks.number)
+    else:
+        tensors, notes = load_tensors(last, "checkpoint")
+    _put_back(path, tensors, learner)
+    try:
+        position = _position(notes["position"])
+        states = {name: value for name, value in tensors.items() if name.startswith("random_state")}
+        name = "random_state" if ranks.count == 1 else f"random_state/{ranks.number}"
+        if name in states and (isinstance(last, Shards) or len(states) == ranks.count):
+            torch.set_rng_state(states[name])
+        else:
+            draw_anew(seed, position.step, ranks)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _of_another_version(path) from error
+    return position
+
+
+def draw_anew(seed: int, step: int, ranks: Ranks) -> None:
+    """Give each of several processes random numbers of its own."""
+    if ranks.count > 1:
+        torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + ranks.number + 1) % 2**63)
+
+
+def _room(name: str, learner: Learner) -> Tensor | None:
+    """Where a tensor of a sharded checkpoint is to be read to; None: it is as large as there."""
+    part, _, rest = name.partition("/")
+    if part == "model":
+        return _weights(learner.model).get(rest)
+    if part == "average":
+        return (learner.average or {}).get(rest)
+    if part == "optimiser":
+        parameters, (index, _, key) = _parameters(learner.optimisers), rest.partition("/")
+        if key != "step" and index.isdecimal() and int(index) < len(parameters):
+            return torch.zeros_like(parameters[int(index)])
+    return None
+
+
+def _put_back(path: Path, tensors: dict[str, Tensor], learner: Learner) -> None:
+    """Fill a learner with the tensors of a checkpoint."""
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimiser": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         if part in parts:
             parts[part][rest] = tensor
-    _fill(path, model, parts["model"])
-    if set(parts["average"]) != set(average or {}):
+    _fill(path, learner.model, parts["model"])
+    average, optimisers = learner.average or {}, learner.optimisers
+    if set(parts["average"]) != set(average):
         raise DataError(
             f"{path}: this checkpoint and the run's config.json disagree about training.average."
         )
     try:
-        for name, value in (average or {}).items():
-            value.copy_(parts["average"][name])
+        for name, value in average.items():
+            value.copy_(placed(parts["average"][name], value))
+        parameters = _parameters(optimisers)
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in parts["optimiser"].items():
             index, _, key = name.partition("/")
-            state.setdefault(int(index), {})[key] = tensor
+            state.setdefault(int(index), {})[key] = placed(tensor, parameters[int(index)])
         for first, optimiser in _numbered(optimisers):
             whole: dict[str, Any] = optimiser.state_dict()
             count = sum(len(group["params"]) for group in optimiser.param_groups)
             mine = {i: state[first + i] for i in range(count) if first + i in state}
             optimiser.load_state_dict({**whole, "state": mine})
-        torch.set_rng_state(tensors["random_state"])
-        return _position(notes["position"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path}: this checkpoint is of another version of weft.") from error
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise _of_another_version(path) from error
+
+
+def _of_another_version(path: Path) -> DataError:
+    return DataError(f"{path}: this checkpoint is of another version of weft.")
 
 
 def _position(notes: JsonObject) -> Position:
@@ -170,4 +263,4 @@ def _fill(path: Path, model: nn.Module, tensors: dict[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, value in weights.items():
-            value.copy_(tensors[name])
+            value.copy_(placed(tensors[name], value))

@@ -22,6 +22,7 @@ from weft.training.model_sections import (
     TransformerConfig,
 )
 from weft.training.optimisation import Schedule
+from weft.training.ranks import Parallel
 from weft.training.stopping import Better
 from weft.training.task_sections import (
     DatesConfig,
@@ -68,6 +69,10 @@ class TrainingConfig(Section):
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
     batch_tokens: int = Field(4_096, ge=1, description="tokens in a batch, padding included")
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
+    parallel: Parallel = Field(
+        "ddp",
+        description="with several processes: each holds the whole model (ddp), or a share (fsdp)",
+    )
     products: Products = Field(
         "float32", description="of linear layers; bfloat16 is quicker where the processor has it"
     )

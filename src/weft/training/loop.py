@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,25 +17,34 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from weft.errors import DataError, InputError
+from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.history import History, is_snapshot_step, write_snapshot
 from weft.formats.run import RunFolder
-from weft.formats.tensors import load_tensors
-from weft.mechanism.linear import products
+from weft.mechanism.linear import Products, products
 from weft.mechanism.watching import layers_of
 from weft.models.predictor import Predictor
+from weft.training.averaged import LookedAt
 from weft.training.batches import Batch
-from weft.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_weights
-from weft.training.config import RunConfig, TrainingConfig, check_config
-from weft.training.data import DataDescription
+from weft.training.beginning import begin, completed
+from weft.training.checkpoint import (
+    Learner,
+    Position,
+    draw_anew,
+    load_checkpoint,
+    save_checkpoint,
+    save_weights,
+)
+from weft.training.config import RunConfig, TrainingConfig
 from weft.training.loss import predictor_loss
 from weft.training.memory import memory_errors
 from weft.training.optimisation import learning_rate
 from weft.training.optimisers import make_optimisers
+from weft.training.parts import whole
+from weft.training.ranks import GroupError, Objective, Ranks, joined
 from weft.training.recording import snapshot
 from weft.training.stopping import judged
-from weft.training.tasks import build_model, make_task
+from weft.training.tasks import build_model
 from weft.training.tasks.task import Task
 from weft.training.validation import evaluate_batches
 
@@ -88,83 +97,62 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
 
     Raises: WeftError: the data cannot be used, the folder holds another run or is damaged.
     """
-    content = config.model_dump(mode="json")
-    going_on = (path / "run.json").exists()
-    if not going_on:
-        # Read the data and try the model before anything is made on disk: a mistake there leaves
-        # nothing behind.
-        task = make_task(config)
-        with torch.no_grad():
-            trial = build_model(config, task.description)
-            task.initialise(trial)
-            trial(**task.probe().inputs)
-        with RunFolder.training_lock(path):
-            folder = RunFolder.create_or_open(path, content)
-            task.description.save(folder)
-            return _Training(config, folder, task, listener).run()
-    with RunFolder.training_lock(path):
-        folder = RunFolder.create_or_open(path, content, _completed)
-        _check_finished(folder)
-        # Before the first checkpoint nothing depends on what is there, which may be unfinished.
-        known = DataDescription.load(folder) if folder.checkpoint.exists() else None
-        task = make_task(config, known)
-        if known is None:
-            task.description.save(folder)
-        training = _Training(config, folder, task, listener)
-        folder.extend(content, _completed)
+    with joined(config.training.parallel) as ranks, ExitStack() as stack:
+        folder, task = begin(config, path, ranks, stack)
+        training = _Training(config, folder, task, listener, ranks)
+        if ranks.leader:
+            folder.extend(config.model_dump(mode="json"), completed)
         return training.run()
 
 
-def _completed(saved: JsonObject) -> JsonObject:
-    """A configuration on disk with the defaults of keys that came after it was written."""
-    return check_config(saved, "config.json").model_dump(mode="json")
+class _Loss(Objective):
+    """The loss of a model on a batch.
 
+    Summed over the real targets only: nothing is scored for padding.
+    """
 
-def _check_finished(folder: RunFolder) -> None:
-    """Raise a DataError where a run says that it is finished, and its weights are gone."""
-    if folder.state != "finished":
-        return
-    remedy = "Put a copy back, or train again in another folder with --run."
-    for path in (folder.checkpoint, folder.best):
-        if not path.exists():
-            raise DataError(
-                f"{folder.path}: this run is finished, but its {path.name} is missing. {remedy}"
-            )
-    try:
-        load_tensors(folder.best, "checkpoint")
-    except DataError:
-        raise DataError(
-            f"{folder.path}: this run is finished, but its {folder.best.name} is damaged. {remedy}"
-        ) from None
+    def __init__(self, model: Predictor, ignored: int, kind: Products) -> None:
+        super().__init__()
+        self.model, self.ignored, self.kind = model, ignored, kind
+
+    def forward(self, batch: Batch, smoothing: float) -> Tensor:
+        """See Objective.forward."""
+        real = batch.targets != self.ignored
+        with products(self.kind):
+            outputs = self.model.outputs(**batch.inputs)[real]
+            return predictor_loss(self.model, outputs, batch.targets[real], smoothing=smoothing)
 
 
 class _Training:
     """One session of a training: what the steps share."""
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, task: Task, listener: Listener
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        task: Task,
+        listener: Listener,
+        ranks: Ranks,
     ) -> None:
         self.settings: TrainingConfig = config.training
-        self.folder, self.task, self.listener = folder, task, listener
+        self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
         torch.manual_seed(self.settings.seed)
         self.model: Predictor = build_model(config, task.description)
-        if not folder.checkpoint.exists():
+        if not folder.has_checkpoint:
             task.initialise(self.model)
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
         self.follows = self.settings.history and bool(layers_of(self.model))
-        self.average = (
-            {name: value.detach().clone() for name, value in self.model.named_parameters()}
-            if self.settings.average
-            else None
-        )
-        self.optimisers = make_optimisers(self.model, self.settings)
+        copies = ranks.sharded and ranks.leader
+        copy = build_model(config, task.description) if copies else None
+        self.objective = ranks.distribute(_Loss(self.model, task.ignored, self.settings.products))
+        draw_anew(self.settings.seed, 0, ranks)
+        self.looked_at = LookedAt(self.model, self.settings.average, copy, shared=ranks.sharded)
+        optimisers = make_optimisers(self.model, self.settings)
+        self.learner = Learner(self.model, self.looked_at.mean, optimisers)
         self.probe = task.probe()
-        self.validation = task.validation(self.settings.batch_tokens)
-        self.position = Position()
-        if folder.checkpoint.exists():
-            self.position = load_checkpoint(
-                folder.checkpoint, self.model, self.average, self.optimisers
-            )
+        batches = task.validation(self.settings.batch_tokens)
+        self.validation = ranks.validated_by(batches)
+        self.position = load_checkpoint(folder, self.learner, self.settings.seed, ranks)
 
     def run(self) -> TrainingResult:
         """Step until the end. Raises: InputError: the memory, or numbers that are none, end it."""
@@ -173,7 +161,11 @@ class _Training:
 
     def _run(self) -> TrainingResult:
         settings, position = self.settings, self.position
-        self._rewind()
+        # Asked of the leader, before it changes anything there.
+        finished = self.ranks.leader and self.folder.state == "finished"
+        self.finished = bool(self.ranks.total(float(finished)))
+        if self.ranks.leader:
+            self._rewind()
         self.listener.started(self.task, self.model, position, settings.max_steps)
         self._clock = time.perf_counter()
         reason = self._reason_to_stop()
@@ -210,7 +202,7 @@ class _Training:
         history.rewind(position.step)
         # The snapshot that ended a run which now goes on: a run planned so long has none there.
         growth = self.settings.history_growth
-        if self.folder.state != "finished" and not is_snapshot_step(position.step, growth):
+        if not self.finished and not is_snapshot_step(position.step, growth):
             history.remove(position.step)
 
     def _reason_to_stop(self) -> str:
@@ -239,37 +231,33 @@ class _Training:
                 yield [self.task.batch(plan) for plan in chosen]
 
     def _step(self, group: list[Batch]) -> None:
-        settings, position, model = self.settings, self.position, self.model
+        settings, position, ranks = self.settings, self.position, self.ranks
+        ranks.check_launcher()
         count = sum(int((batch.targets != self.task.ignored).sum()) for batch in group)
         loss = 0.0
-        for batch in group:
-            part = self._loss(batch, settings.label_smoothing) / count
-            torch.autograd.backward(part)
+        for place, batch in enumerate(group, 1):
+            with ranks.learning(self.objective, place == len(group)):
+                share = ranks.share(batch, self.task.ignored)
+                part = self.objective(share, settings.label_smoothing) / count
+                # Processes' gradients are averaged, their losses are parts of a sum.
+                torch.autograd.backward(part * ranks.count if ranks.count > 1 else part)
             loss += float(part.detach())
+        loss = ranks.total(loss)
         self._check_finite("loss", loss)
         if self.follows and is_snapshot_step(position.step, settings.history_growth):
             self._snapshot(loss, gradients=True)
-        norm = (
-            nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
-            if settings.clip_norm
-            else None
-        )
-        if norm is not None:
-            self._check_finite("gradient's norm", float(norm))
-        for optimiser in self.optimisers:
+        norm = self._clip()
+        for optimiser in self.learner.optimisers:
             for parameters in optimiser.param_groups:
                 parameters["lr"] = self._rate(parameters["peak"])
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         rate = self._rate(settings.peak_learning_rate)
-        if self.average is not None:
-            self._update_average()
+        self.looked_at.update(position.step + 1)
 
         position.step += 1
         position.tokens += sum(batch.tokens for batch in group)
-        now = time.perf_counter()
-        position.seconds += now - self._clock
-        self._clock = now
+        self._take_time()
         position.losses.append(loss)
         if position.step % REPORT_EVERY == 0:
             self._report(
@@ -278,13 +266,33 @@ class _Training:
                     "epoch": position.epoch,
                     "loss": sum(position.losses) / len(position.losses),
                     "learning_rate": rate,
-                    "gradient_norm": None if norm is None else float(norm),
+                    "gradient_norm": norm,
                     "tokens": position.tokens,
                     "seconds": round(position.seconds, 3),
                 }
             )
             position.losses.clear()
         self.listener.stepped(position, loss, rate)
+
+    def _clip(self) -> float | None:
+        """Make the gradient no longer than it may be; its length before."""
+        if not self.settings.clip_norm:
+            return None
+        length = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        norm = float(whole(length))
+        self._check_finite("gradient's norm", norm)
+        return norm
+
+    def _take_time(self) -> None:
+        now = time.perf_counter()
+        self.position.seconds += now - self._clock
+        self._clock = now
+
+    def _report(self, content: JsonObject) -> None:
+        """Add a line to metrics.jsonl."""
+        if self.ranks.leader:
+            self.folder.append_metrics(content)
+            self.listener.reported(content)
 
     def _rate(self, peak: float) -> float:
         """The learning rate of this step."""
@@ -298,55 +306,21 @@ class _Training:
             floor=settings.floor,
         )
 
-    def _loss(self, batch: Batch, smoothing: float) -> Tensor:
-        """Summed over the real targets only: nothing is scored for padding."""
-        real = batch.targets != self.task.ignored
-        with products(self.settings.products):
-            outputs = self.model.outputs(**batch.inputs)[real]
-            return predictor_loss(self.model, outputs, batch.targets[real], smoothing=smoothing)
-
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        """``average <- decay * average + (1 - decay) * weights``; early on with less decay."""
-        if self.average is None:
-            return
-        steps = self.position.step + 1
-        decay = min(self.settings.average, steps / (steps + 10))
-        torch._foreach_lerp_(
-            list(self.average.values()), [p.detach() for p in self.model.parameters()], 1 - decay
-        )
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """The model with the running mean of its weights, where there is one."""
-        if self.average is None:
-            yield
-            return
-        own = {name: value.detach().clone() for name, value in self.model.named_parameters()}
-        parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, value in self.average.items():
-                parameters[name].copy_(value)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, value in own.items():
-                    parameters[name].copy_(value)
-
     @torch.no_grad()
     def _validate(self) -> None:
-        position = self.position
+        position, ranks = self.position, self.ranks
         self.model.eval()
-        with self._averaged():
-            found = evaluate_batches(self.model, self.validation, self.task.ignored)
+        with self.looked_at.averaged() as model:
+            model.eval()
+            found = ranks.pooled(evaluate_batches(model, self.validation, self.task.ignored))
             loss = found.loss
             self._check_finite("validation loss", loss)
             better, progress = judged(position, loss, found.accuracy, self.settings.better)
             if better:
                 position.best_step = position.step
                 notes = {"step": position.step, "validation_loss": loss}
-                save_weights(self.folder.best, self.model, notes)
+                if ranks.leader:
+                    save_weights(self.folder.best, model, notes)
             position.without_better = 0 if progress else position.without_better + 1
         self.model.train()
         report = {
@@ -360,17 +334,17 @@ class _Training:
         self._report(report)
         self.listener.validated(position, report, better)
 
-    def _report(self, report: JsonObject) -> None:
-        self.folder.append_metrics(report)
-        self.listener.reported(report)
-
     def _snapshot(self, loss: float | None, *, gradients: bool) -> None:
-        state = snapshot(self.model, self.probe, self.position.step, loss, gradients=gradients)
-        write_snapshot(self.folder.history, state)
+        model = self.looked_at.whole()
+        if self.ranks.leader:
+            state = snapshot(model, self.probe, self.position.step, loss, gradients=gradients)
+            write_snapshot(self.folder.history, state)
 
     def _check_finite(self, what: str, value: float) -> None:
         """Stop before anything that was learned is lost under numbers that are none."""
         if not math.isfinite(value):
+            if not self.ranks.leader:  # all processes see the same number
+                raise GroupError(f"the {what} is {value}.")
             raise InputError(
                 f"step {self.position.step + 1}: the {what} is {value}. Lower "
                 f"training.peak_learning_rate (now {self.settings.peak_learning_rate:g}) and train "
@@ -379,18 +353,16 @@ class _Training:
 
     def _checkpoint(self) -> None:
         for parameter in self.model.parameters():
-            self._check_finite("sum of a matrix", float(parameter.detach().sum()))
-        now = time.perf_counter()
-        self.position.seconds += now - self._clock
-        self._clock = now
-        save_checkpoint(
-            self.folder.checkpoint, self.model, self.average, self.optimisers, self.position
-        )
+            total = whole(parameter.detach().sum())
+            self._check_finite("sum of a matrix", float(total))
+        self._take_time()
+        save_checkpoint(self.folder, self.learner, self.position, self.ranks)
 
     def _finish(self) -> None:
         """The last snapshot, of what was learned; the run says that it is finished."""
-        if self.folder.state == "finished":
+        if self.finished:
             return
         if self.follows:
             self._snapshot(None, gradients=False)
-        self.folder.set_state("finished")
+        if self.ranks.leader:
+            self.folder.set_state("finished")

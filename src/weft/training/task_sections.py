@@ -34,9 +34,11 @@ class TaskSection(Section):
 
     kind: in a subclass a Literal of its one name.
     models: the kinds of models that can learn it; the first where [model] names none.
+    divisible: whether several processes can share a batch.
     """
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig,)
+    divisible: ClassVar[bool] = True
     kind: str
 
 
@@ -115,6 +117,7 @@ class NodesConfig(TaskSection):
     """The classes of the nodes of a graph."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (GraphConfig,)
+    divisible: ClassVar[bool] = False
     kind: Literal["nodes"]
     graph: str = Field(description="an .npz file, or a folder with nodes.tsv and edges.tsv")
     setting: Literal["transductive", "inductive"] = Field(

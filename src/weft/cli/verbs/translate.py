@@ -1,55 +1,19 @@
 """`weft translate`."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from weft.cli.align_options import AligningMethod, AlignMethod
 from weft.cli.options import Beam, RunPath, Threads
+from weft.cli.translate_options import (
+    WINDOW,
+    Described,
+    Heads,
+    LengthPenalty,
+    Lines,
+    NBest,
+    Window,
+)
 from weft.errors import InputError
 
 PLACE = ("Make", 4)
-
-#: Lines that are read at once.
-WINDOW = 2_000
-
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option(
-        help="How much long translations are preferred, -10 to 10; 0: not at all. Default: the "
-        "run's, 1 where it names none."
-    ),
-]
-Lines = Annotated[
-    Path | None,
-    typer.Option(
-        "--file", help="A file with a text a line, of any size, also .gz; default: standard input."
-    ),
-]
-NBest = Annotated[
-    int, typer.Option(min=1, max=1_000, help="With --json: hypotheses a line, the beam at most.")
-]
-Heads = Annotated[
-    str | None,
-    typer.Option(
-        help="With --json: whose weights align the words. all: the mean of every head of every "
-        "layer of cross-attention, by the step that writes a word; agreement: chosen on the first "
-        "window, as weft align does; or names, as 0.1,3.2:write; none: no alignment, which is "
-        "quicker. Default: all."
-    ),
-]
-Window = Annotated[
-    int,
-    typer.Option(
-        min=1, max=1_000_000,
-        help="Lines read, sorted by length and written at once; 1: each as it comes.",
-    ),
-]  # fmt: skip
-
-Described = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object a line, described in docs/formats.md.")
-]
 
 
 def translate(

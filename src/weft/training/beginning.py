@@ -1,0 +1,96 @@
+"""How a training begins, or goes on: its folder, locked, and its task with the data."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from weft.errors import DataError, InputError
+from weft.formats.files import JsonObject
+from weft.formats.run import RunFolder
+from weft.formats.shards import remove_unfinished
+from weft.formats.tensors import load_tensors
+from weft.training.config import RunConfig, check_config
+from weft.training.data import DataDescription
+from weft.training.ranks import Ranks
+from weft.training.tasks import build_model, make_task
+from weft.training.tasks.task import Task
+
+__all__ = ["begin", "completed"]
+
+
+def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
+    """The folder of a run, which is this training's until the stack ends, and its task.
+
+    Of several processes the first makes the folder, and the vocabulary; the others read them.
+
+    Raises: WeftError: the data cannot be used, the folder holds another run or is damaged.
+    """
+    if ranks.count > 1 and not config.task.divisible:
+        raise InputError(
+            f"task.kind {config.task.kind!r}: a graph is learned as a whole, by one process. "
+            "Leave --processes out."
+        )
+    if ranks.leader:
+        with ranks.led():
+            return _lead(config, path, stack)
+    ranks.follow()
+    if not (path / "run.json").exists():
+        raise InputError(
+            f"{path}: process {ranks.number} of {ranks.count} does not see this folder, which "
+            "process 0 has made. Choose one that all machines share, with --run-folder."
+        )
+    folder = RunFolder.open(path)
+    return folder, make_task(config, DataDescription.load(folder))
+
+
+def _lead(config: RunConfig, path: Path, stack: ExitStack) -> tuple[RunFolder, Task]:
+    content = config.model_dump(mode="json")
+    if not (path / "run.json").exists():
+        # Read the data and try the model before anything is made on disk: a mistake there leaves
+        # nothing behind.
+        task = make_task(config)
+        with torch.no_grad():
+            trial = build_model(config, task.description)
+            task.initialise(trial)
+            trial(**task.probe().inputs)
+        stack.enter_context(RunFolder.training_lock(path))
+        folder = RunFolder.create_or_open(path, content)
+        task.description.save(folder)
+        return folder, task
+    stack.enter_context(RunFolder.training_lock(path))
+    folder = RunFolder.create_or_open(path, content, completed)
+    _check_finished(folder)
+    remove_unfinished(folder.shards)
+    # Before the first checkpoint nothing depends on what is there, which may be unfinished.
+    known = DataDescription.load(folder) if folder.has_checkpoint else None
+    task = make_task(config, known)
+    if known is None:
+        task.description.save(folder)
+    return folder, task
+
+
+def completed(saved: JsonObject) -> JsonObject:
+    """A configuration on disk with the defaults of keys that came after it was written."""
+    return check_config(saved, "config.json").model_dump(mode="json")
+
+
+def _check_finished(folder: RunFolder) -> None:
+    """Raise a DataError where a run says that it is finished, and its weights are gone."""
+    if folder.state != "finished":
+        return
+    remedy = "Put a copy back, or train again in another folder with --run."
+    there = {folder.checkpoint: folder.has_checkpoint, folder.best: folder.best.exists()}
+    for path, is_there in there.items():
+        if not is_there:
+            raise DataError(
+                f"{folder.path}: this run is finished, but its {path.name} is missing. {remedy}"
+            )
+    try:
+        load_tensors(folder.best, "checkpoint")
+    except DataError:
+        raise DataError(
+            f"{folder.path}: this run is finished, but its {folder.best.name} is damaged. {remedy}"
+        ) from None

@@ -1,0 +1,352 @@
+"""Several processes train one model: as one would, and without a bit lost when they are stopped.
+
+Real processes that talk by gloo. One process imports weft and forks the others, so that a start
+costs no import.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from tests.training.conftest import toml
+from tests.training.test_loop import assert_same
+from torch import Tensor
+
+from weft.errors import DataError, InputError
+from weft.formats.history import History
+from weft.formats.run import RunFolder
+from weft.formats.shards import latest_shards
+from weft.formats.tensors import load_tensors
+from weft.training.batches import Batch
+from weft.training.config import RunConfig, check_config
+from weft.training.loop import train
+from weft.training.progress import SilentListener
+from weft.training.ranks import Ranks
+
+ConfigMaker = Callable[..., RunConfig]
+Kind = Literal["ddp", "fsdp"]
+KINDS = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+
+#: Reads jobs as JSON, one a line, and answers each with what its processes ended with: "" or the
+#: error. A process told to "die" kills itself before that step.
+PARENT = """
+import faulthandler, json, os, signal, sys, tempfile
+from pathlib import Path
+import torch, torch.distributed.fsdp, torch.distributed.checkpoint
+import weft.training.loop as loop
+from weft.training.config import load_config
+from weft.training.progress import SilentListener
+
+class Listener(SilentListener):
+    def __init__(self, job, rank):
+        self.job, self.rank = job, rank
+    def stepped(self, position, loss, rate):
+        if position.step == self.job.get("stop"):
+            raise KeyboardInterrupt
+        if [position.step, self.rank] == self.job.get("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def rank_main(job, rank, folder):
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(job["ranks"]), "WEFT_MEETING": folder,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    torch.set_num_threads(1)
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    faulthandler.dump_traceback_later(100, exit=True, file=open(job["config"] + ".hang", "a"))
+    try:
+        loop.train(load_config(Path(job["config"])), Path(job["run"]), Listener(job, rank))
+        error = ""
+    except BaseException as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    (Path(folder) / f"end-{rank}").write_text(error)
+    os._exit(0)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in range(job["ranks"]):
+            child = os.fork()
+            if child == 0:
+                rank_main(job, rank, folder)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+        ends = [Path(folder) / f"end-{rank}" for rank in range(job["ranks"])]
+        print(json.dumps([e.read_text() if e.exists() else "killed" for e in ends]), flush=True)
+"""
+
+
+@dataclass
+class Starter:
+    """Starts processes that train together."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def run(self, config: RunConfig, path: Path, ranks: int, **orders: Any) -> list[str]:
+        """How each ended: "" or its error; orders: see PARENT."""
+        file = self.folder / "config.toml"
+        file.write_text(toml(config))
+        job = {"config": str(file), "run": str(path), "ranks": ranks, **orders}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        ends: list[str] = json.loads(self.process.stdout.readline())
+        return ends
+
+
+@pytest.fixture(scope="module")
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Starter(process, tmp_path_factory.mktemp("configs"))
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def losses(path: Path) -> list[float]:
+    """Of all reports, in order."""
+    reports = RunFolder(path).read_metrics()
+    return [report.get("loss", report.get("validation_loss")) for report in reports]
+
+
+def alone(config: RunConfig, path: Path) -> None:
+    train(config, path, SilentListener())
+
+
+@KINDS
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_any_number_of_processes_learns_what_one_does(
+    parallel: Kind, optimiser: str, tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(
+        max_steps=40, average=0.9, accumulate=2, label_smoothing=0.1, parallel=parallel,
+        optimiser=optimiser, peak_learning_rate=3e-3,
+    )  # fmt: skip
+    alone(config, tmp_path / "1")
+    whole, _ = load_tensors(tmp_path / "1" / "best.safetensors", "weights")
+    for ranks in (2, 4):
+        assert starter.run(config, tmp_path / str(ranks), ranks) == [""] * ranks
+        assert losses(tmp_path / str(ranks)) == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+        weights, _ = load_tensors(tmp_path / str(ranks) / "best.safetensors", "weights")
+        assert weights.keys() == whole.keys()
+        # What the bias of a key is changes no weight: Adam follows its rounding errors.
+        names = [name for name in whole if not name.endswith("w_k.bias")]
+        differences = {n: float((weights[n] - whole[n]).abs().max()) for n in names}
+        assert max(differences.values()) < 2e-3, differences
+
+
+@KINDS
+def test_the_history_is_that_of_one_process(
+    parallel: Kind, tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(parallel=parallel)
+    alone(config, tmp_path / "1")
+    assert starter.run(config, tmp_path / "2", 2) == ["", ""]
+    one, two = (History(tmp_path / name / "history") for name in ("1", "2"))
+    assert two.steps == one.steps
+    for step in one.steps:
+        for mine, other in zip(two[step].layers, one[step].layers, strict=True):
+            for name, matrix in other.matrices.items():
+                assert torch.allclose(mine.matrices[name], matrix, atol=1e-4)
+            for name, measure in other.measures.items():
+                known = [value for value in measure if value is not None]
+                other_known = [value for value in mine.measures[name] if value is not None]
+                assert other_known == pytest.approx(known, rel=1e-2, abs=1e-4), name
+
+
+@KINDS
+@pytest.mark.parametrize("end", [{"stop": 8}, {"die": [7, 0]}, {"die": [9, 1]}])
+def test_stopped_or_killed_and_gone_on_with_is_the_same_to_the_last_bit(
+    parallel: Kind, end: dict[str, Any], tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, parallel=parallel)
+    assert starter.run(config, tmp_path / "whole", 2) == ["", ""]
+    ends = starter.run(config, tmp_path / "pieces", 2, **end)
+    assert "" not in ends
+    if "die" in end:
+        assert ends[end["die"][1]] == "killed"
+        assert ends[1 - end["die"][1]].startswith("GroupError: another process")
+    assert starter.run(config, tmp_path / "pieces", 2) == ["", ""]
+    if parallel == "ddp":
+        assert_same(tmp_path / "whole", tmp_path / "pieces")
+    else:
+        assert same_shards(tmp_path / "whole", tmp_path / "pieces")
+    assert losses(tmp_path / "whole") == losses(tmp_path / "pieces")
+
+
+def same_shards(first: Path, second: Path) -> bool:
+    """Whether two runs ended with the same shards, byte for byte but for the seconds."""
+    last, other = (latest_shards(RunFolder(path).shards) for path in (first, second))
+    assert last is not None
+    assert other is not None
+    assert [file.name for file in last.files] == [file.name for file in other.files]
+    return all(tensors(a) == tensors(b) for a, b in zip(last.files, other.files, strict=True))
+
+
+def tensors(file: Path) -> dict[str, bytes]:
+    """The tensors of a shard, by another reader than the one that goes on with them."""
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    data = content[8 + size :]
+    return {name: data[slice(*entry["data_offsets"])] for name, entry in header.items()}
+
+
+def test_shards_of_four_processes_go_on_in_two_and_in_one(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(max_steps=18, average=0.9, parallel="fsdp")
+    alone(config, tmp_path / "1")
+    run = tmp_path / "run"
+    starter.run(config, run, 4, stop=7)
+    assert RunFolder(run).steps_done() == 5
+    assert len(latest_shards(RunFolder(run).shards).files) == 4  # type: ignore[union-attr]
+    starter.run(config, run, 2, stop=12)
+    assert RunFolder(run).steps_done() == 10
+    alone(config, run)
+    assert losses(run) == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+    assert RunFolder(run).checkpoint.exists()
+    assert latest_shards(RunFolder(run).shards) is None
+
+
+def test_a_file_of_one_process_goes_on_in_shards(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(optimiser="muon", parallel="fsdp")
+    alone(config, tmp_path / "1")
+    assert starter.run(config, tmp_path / "run", 1, stop=7)[0]
+    assert RunFolder(tmp_path / "run").checkpoint.exists()
+    assert starter.run(config, tmp_path / "run", 2) == ["", ""]
+    assert not RunFolder(tmp_path / "run").checkpoint.exists()
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+
+
+def damage_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_a_byte, "is not what was written"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-100]), "is not what was written"),
+        (lambda file: file.unlink(), "cannot be read"),
+        (lambda file: file.with_name("stranger.safetensors").write_bytes(b""), "not one of its"),
+    ],
+)
+def test_damaged_shards_are_refused(
+    damage: Callable[[Path], Any],
+    reason: str,
+    tiny: ConfigMaker,
+    starter: Starter,
+    tmp_path: Path,
+) -> None:
+    config, run = tiny(parallel="fsdp"), tmp_path / "run"
+    starter.run(config, run, 2, stop=7)
+    shards = latest_shards(RunFolder(run).shards)
+    assert shards is not None
+    damage(shards.files[1])
+    before = {file: file.read_bytes() for file in shards.files}
+    with pytest.raises(DataError, match=reason):
+        alone(config, run)
+    ends = starter.run(config, run, 2)
+    assert any(reason in end for end in ends)
+    assert {file: file.read_bytes() for file in shards.files} == before
+
+
+def test_shards_that_were_not_finished_are_no_checkpoint(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config, run = tiny(parallel="fsdp"), tmp_path / "run"
+    starter.run(config, run, 2, stop=7)
+    half = RunFolder(run).shards / "step-00000010"
+    half.mkdir()
+    (half / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"half")
+    assert RunFolder(run).steps_done() == 5
+    assert starter.run(config, run, 2) == ["", ""]
+    alone(config, tmp_path / "1")
+    assert losses(run) == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+
+
+@KINDS
+def test_more_processes_than_a_batch_has_texts(
+    parallel: Kind, tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    config = tiny(batch_tokens=16, max_steps=6, parallel=parallel)  # two windows of eight
+    alone(config, tmp_path / "1")
+    assert starter.run(config, tmp_path / "3", 3) == [""] * 3
+    assert losses(tmp_path / "3") == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+
+
+def test_a_share_without_texts_has_no_targets() -> None:
+    ids = torch.tensor([[1, 2], [3, 4]])
+    batch = Batch({"tokens": ids}, ids, 4)
+    shares = [batch.share(rank, 3, ignored=-100) for rank in range(3)]
+    assert [share.targets.tolist() for share in shares] == [[[1, 2]], [[3, 4]], [[-100, -100]]]
+    assert [share.tokens for share in shares] == [4, 4, 4]
+
+
+def test_what_is_wrong_is_said_once(tiny: ConfigMaker, starter: Starter, tmp_path: Path) -> None:
+    """By the first process, where all would say it; nobody waits for ever."""
+    content = tiny().model_dump(mode="json")
+    content["task"]["file"] = str(tmp_path / "no")
+    ends = starter.run(check_config(content, "test"), tmp_path / "a", 2)
+    assert ends[0].startswith("DataError")
+    assert ends[1] == "GroupError: the first process could not begin."
+    assert not (tmp_path / "a").exists()
+    ends = starter.run(tiny(peak_learning_rate=1e30, clip_norm=None), tmp_path / "b", 2)
+    assert ends[0].startswith("InputError: step ")
+    assert ends[1].startswith("GroupError: the ")
+
+
+def test_a_graph_is_learned_by_one_process(starter: Starter, tmp_path: Path) -> None:
+    (tmp_path / "graph.npz").write_bytes(b"not read")
+    task = {"kind": "nodes", "graph": str(tmp_path / "graph.npz")}
+    ends = starter.run(check_config({"task": task}, "test"), tmp_path / "a", 2)
+    assert all("a graph is learned as a whole, by one process" in end for end in ends)
+
+
+def test_one_process_that_torchrun_started_is_alone(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    assert starter.run(tiny(), tmp_path / "a", 1) == [""]
+    alone(tiny(), tmp_path / "b")
+    assert_same(tmp_path / "a", tmp_path / "b")
+
+
+def test_alone_nothing_is_shared() -> None:
+    ranks = Ranks()
+    batch = Batch({"tokens": torch.ones(3, 2)}, torch.ones(3, 2), 6)
+    assert ranks.share(batch, -100) is batch
+    assert ranks.total(2.5) == 2.5
+    assert ranks.gather_text("a") == ["a"]
+    assert isinstance(ranks.random_states()[0], Tensor)
+
+
+def test_processes_of_different_configurations_are_refused(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    """As by one process: the folder belongs to the run that began it."""
+    starter.run(tiny(), tmp_path / "a", 2, stop=7)
+    ends = starter.run(tiny(seed=2), tmp_path / "a", 2)
+    assert "another configuration" in ends[0]
+    assert ends[1].startswith("GroupError")
+    with pytest.raises(InputError, match="another configuration"):
+        alone(tiny(parallel="fsdp"), tmp_path / "a")
