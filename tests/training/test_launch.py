@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tests.training.conftest import TEXT, toml
 
 from weft.errors import InputError
 from weft.formats.run import RunFolder
+from weft.formats.tensors import load_tensors
 from weft.jobs.launch import ENOUGH, Attempts
 from weft.training.config import RunConfig, check_config
 
@@ -62,7 +65,7 @@ def until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 
 def test_a_killed_process_makes_all_go_on_from_the_checkpoint(tmp_path: Path) -> None:
-    config = config_of(tmp_path, max_steps=3_000, checkpoint_every=10, validate_every=1_000)
+    config = config_of(tmp_path, max_steps=800, checkpoint_every=50, validate_every=400)
     run = RunFolder(tmp_path / "run")
     process = start(config, tmp_path, "--json")
     until(run.checkpoint.exists, process)
@@ -72,11 +75,41 @@ def test_a_killed_process_makes_all_go_on_from_the_checkpoint(tmp_path: Path) ->
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "as learned in" in errors  # the second start
-    assert errors.count("Trained 3,000 steps") == 1
+    assert errors.count("Trained 800 steps") == 1
     assert "Traceback" not in errors
-    assert json.loads(out.splitlines()[-1])["steps"] == 3_000
+    assert json.loads(out.splitlines()[-1])["steps"] == 800
     steps = [report["step"] for report in run.read_metrics() if "loss" in report]
-    assert steps == list(range(20, 3_001, 20))
+    assert steps == list(range(20, 801, 20))
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    numbers, left = random.Random(5), 20
+    settings = {"max_steps": 4_000, "checkpoint_every": 25, "validate_every": 500, "average": 0.9}
+    for name in ("whole", "pieces"):
+        (tmp_path / name).mkdir()
+    whole = start(config_of(tmp_path / "whole", **settings), tmp_path / "whole")
+    assert whole.wait(600) == 0, whole.communicate()
+    pieces = start(config_of(tmp_path / "pieces", **settings), tmp_path / "pieces")
+    metrics = RunFolder(tmp_path / "pieces" / "run").metrics
+    while left:
+        size = metrics.stat().st_size if metrics.exists() else 0
+        # While it starts, or a little later than the first report after the start.
+        if numbers.random() < 0.75:
+            until(lambda size=size: metrics.exists() and metrics.stat().st_size != size, pieces)  # type: ignore[misc]
+        time.sleep(numbers.uniform(0, 1))
+        ranks = children(pieces)
+        if ranks:
+            os.kill(numbers.choice(ranks), signal.SIGKILL)
+            left -= 1
+    _, errors = pieces.communicate(timeout=600)
+    assert pieces.returncode == 0, errors
+    one, two = (
+        load_tensors(tmp_path / name / "run" / "checkpoint.safetensors", "checkpoint")[0]
+        for name in ("whole", "pieces")
+    )
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
 def test_an_error_is_one_line_and_is_not_tried_again(tmp_path: Path) -> None:
@@ -102,6 +135,7 @@ def test_stopped_by_a_person_no_process_is_left(tmp_path: Path) -> None:
     assert [rank for rank in ranks if Path(f"/proc/{rank}").exists()] == []
 
 
+@pytest.mark.slow
 def test_where_the_launcher_dies_the_processes_end(tmp_path: Path) -> None:
     process = start(config_of(tmp_path, max_steps=100_000), tmp_path)
     until(RunFolder(tmp_path / "run").checkpoint.exists, process)

@@ -127,8 +127,15 @@ def alone(config: RunConfig, path: Path) -> None:
     train(config, path, SilentListener())
 
 
-@KINDS
-@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("parallel", "optimiser"),
+    [
+        ("ddp", "adamw"),
+        ("fsdp", "muon"),
+        pytest.param("ddp", "muon", marks=pytest.mark.slow),
+        pytest.param("fsdp", "adamw", marks=pytest.mark.slow),
+    ],
+)
 def test_any_number_of_processes_learns_what_one_does(
     parallel: Kind, optimiser: str, tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
@@ -168,8 +175,15 @@ def test_the_history_is_that_of_one_process(
                 assert other_known == pytest.approx(known, rel=1e-2, abs=1e-4), name
 
 
-@KINDS
-@pytest.mark.parametrize("end", [{"stop": 8}, {"die": [7, 0]}, {"die": [9, 1]}])
+@pytest.mark.parametrize(
+    ("parallel", "end"),
+    [
+        ("ddp", {"stop": 8}),
+        ("fsdp", {"die": [9, 1]}),
+        pytest.param("ddp", {"die": [7, 0]}, marks=pytest.mark.slow),
+        pytest.param("fsdp", {"die": [7, 0]}, marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_or_killed_and_gone_on_with_is_the_same_to_the_last_bit(
     parallel: Kind, end: dict[str, Any], tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
