@@ -89,7 +89,8 @@ def test_twenty_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     for name in ("whole", "pieces"):
         (tmp_path / name).mkdir()
     whole = start(config_of(tmp_path / "whole", **settings), tmp_path / "whole")
-    assert whole.wait(600) == 0, whole.communicate()
+    _, errors = whole.communicate(timeout=600)
+    assert whole.returncode == 0, errors
     pieces = start(config_of(tmp_path / "pieces", **settings), tmp_path / "pieces")
     metrics = RunFolder(tmp_path / "pieces" / "run").metrics
     while left:

@@ -388,8 +388,6 @@ class Monitor:
             raise InputError("monitor: enter it first: with weft.monitor(...) as monitor: ...")
         return self._record
 
-    # Time
-
     def _time(self) -> float:
         """Seconds since it was entered."""
         return self._elapsed if self._clock is None else time.perf_counter() - self._clock
