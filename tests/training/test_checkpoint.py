@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import DataError
+from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.training.checkpoint import (
+    Learner,
     Position,
     load_checkpoint,
     load_weights,
     save_checkpoint,
     save_weights,
 )
+from weft.training.ranks import Ranks
+
+NAME = "checkpoint.safetensors"
 
 
 class Tied(nn.Module):
@@ -50,17 +55,25 @@ def learned(path: Path, average: bool = True) -> tuple[Tied, torch.optim.Optimiz
     model.step(optimiser)
     model.step(optimiser)
     mean = {name: p.detach() * 2 for name, p in model.named_parameters()} if average else None
-    save_checkpoint(path, model, mean, [optimiser], Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2]))
+    position = Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2])
+    save_checkpoint(RunFolder(path.parent), Learner(model, mean, [optimiser]), position, Ranks())
     return model, optimiser
 
 
+def back(
+    path: Path, model: nn.Module, mean: dict[str, Tensor] | None, optimiser: torch.optim.Optimizer
+) -> Position:
+    """Put back what `learned` saved."""
+    return load_checkpoint(RunFolder(path.parent), Learner(model, mean, [optimiser]), 1, Ranks())
+
+
 def test_everything_comes_back(tmp_path: Path) -> None:
-    model, optimiser = learned(tmp_path / "c")
+    model, optimiser = learned(tmp_path / NAME)
     other = Tied(2)
     other_optimiser = adam(other)
     mean = {name: torch.zeros_like(p) for name, p in other.named_parameters()}
     torch.randn(99)
-    position = load_checkpoint(tmp_path / "c", other, mean, [other_optimiser])
+    position = back(tmp_path / NAME, other, mean, other_optimiser)
     assert position == Position(2, 1, 5, 1 / 3, losses=[0.1, 0.2])
     for (name, parameter), found in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(parameter, found)
@@ -71,14 +84,14 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     # The next step draws the same numbers and has the same moments.
     other.step(other_optimiser)
     after = [p.detach().clone() for p in other.parameters()]
-    load_checkpoint(tmp_path / "c", model, mean, [optimiser])
+    back(tmp_path / NAME, model, mean, optimiser)
     model.step(optimiser)
     assert all(torch.equal(a, b) for a, b in zip(after, model.parameters(), strict=True))
 
 
 def test_a_shared_matrix_is_kept_once(tmp_path: Path) -> None:
-    learned(tmp_path / "c")
-    tensors, _ = load_tensors(tmp_path / "c", "checkpoint")
+    learned(tmp_path / NAME)
+    tensors, _ = load_tensors(tmp_path / NAME, "checkpoint")
     names = {name for name in tensors if name.startswith("model/")}
     assert names == {
         "model/first.weight", "model/first.bias", "model/second.bias", "model/counts",
@@ -87,8 +100,8 @@ def test_a_shared_matrix_is_kept_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["half", "bit", "empty", "position bit"])
 def test_damaged(tmp_path: Path, damage: str) -> None:
-    model, optimiser = learned(tmp_path / "c")
-    content = bytearray((tmp_path / "c").read_bytes())
+    model, optimiser = learned(tmp_path / NAME)
+    content = bytearray((tmp_path / NAME).read_bytes())
     if damage == "half":
         del content[len(content) // 2 :]
     elif damage == "bit":
@@ -99,38 +112,38 @@ def test_damaged(tmp_path: Path, damage: str) -> None:
         place = content.index(b"batch") + 9
         assert content[place : place + 1] == b"5"
         content[place] ^= 1
-    (tmp_path / "c").write_bytes(content)
+    (tmp_path / NAME).write_bytes(content)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(DataError, match="this checkpoint is damaged") as caught:
-        load_checkpoint(tmp_path / "c", model, None, [optimiser])
+        back(tmp_path / NAME, model, None, optimiser)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_of_another_model(tmp_path: Path) -> None:
-    learned(tmp_path / "c")
+    learned(tmp_path / NAME)
     other = Tied(1, width=4)
     with pytest.raises(DataError, match="these weights are of another model"):
-        load_checkpoint(tmp_path / "c", other, None, [adam(other)])
+        back(tmp_path / NAME, other, None, adam(other))
     with pytest.raises(DataError, match="these weights are of another model"):
-        load_weights(tmp_path / "c", Tied(1))
+        load_weights(tmp_path / NAME, Tied(1))
 
 
 @pytest.mark.parametrize("average", [True, False])
 def test_with_and_without_a_running_mean(tmp_path: Path, average: bool) -> None:
-    model, optimiser = learned(tmp_path / "c", average)
+    model, optimiser = learned(tmp_path / NAME, average)
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(DataError, match=r"disagree about training\.average"):
-        load_checkpoint(tmp_path / "c", model, None if average else mean, [optimiser])
+        back(tmp_path / NAME, model, None if average else mean, optimiser)
 
 
 def test_of_another_version(tmp_path: Path) -> None:
-    model, optimiser = learned(tmp_path / "c", average=False)
-    tensors, _ = load_tensors(tmp_path / "c", "checkpoint")
+    model, optimiser = learned(tmp_path / NAME, average=False)
+    tensors, _ = load_tensors(tmp_path / NAME, "checkpoint")
     for notes in ({}, {"position": {"stepp": 3}}):
-        save_tensors(tmp_path / "c", tensors, notes)
+        save_tensors(tmp_path / NAME, tensors, notes)
         with pytest.raises(DataError, match="of another version of weft"):
-            load_checkpoint(tmp_path / "c", model, None, [optimiser])
+            back(tmp_path / NAME, model, None, optimiser)
 
 
 def test_weights_and_notes(tmp_path: Path) -> None:
