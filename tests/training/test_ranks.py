@@ -127,13 +127,14 @@ def alone(config: RunConfig, path: Path) -> None:
     train(config, path, SilentListener())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "optimiser"),
     [
         ("ddp", "adamw"),
         ("fsdp", "muon"),
-        pytest.param("ddp", "muon", marks=pytest.mark.slow),
-        pytest.param("fsdp", "adamw", marks=pytest.mark.slow),
+        pytest.param("ddp", "muon"),
+        pytest.param("fsdp", "adamw"),
     ],
 )
 def test_any_number_of_processes_learns_what_one_does(
@@ -156,6 +157,7 @@ def test_any_number_of_processes_learns_what_one_does(
         assert max(differences.values()) < 2e-3, differences
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_history_is_that_of_one_process(
     parallel: Kind, tiny: ConfigMaker, starter: Starter, tmp_path: Path
@@ -175,13 +177,14 @@ def test_the_history_is_that_of_one_process(
                 assert other_known == pytest.approx(known, rel=1e-2, abs=1e-4), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "end"),
     [
         ("ddp", {"stop": 8}),
         ("fsdp", {"die": [9, 1]}),
-        pytest.param("ddp", {"die": [7, 0]}, marks=pytest.mark.slow),
-        pytest.param("fsdp", {"die": [7, 0]}, marks=pytest.mark.slow),
+        pytest.param("ddp", {"die": [7, 0]}),
+        pytest.param("fsdp", {"die": [7, 0]}),
     ],
 )
 def test_stopped_or_killed_and_gone_on_with_is_the_same_to_the_last_bit(
@@ -221,6 +224,7 @@ def tensors(file: Path) -> dict[str, bytes]:
     return {name: data[slice(*entry["data_offsets"])] for name, entry in header.items()}
 
 
+@pytest.mark.slow
 def test_shards_of_four_processes_go_on_in_two_and_in_one(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
@@ -238,6 +242,7 @@ def test_shards_of_four_processes_go_on_in_two_and_in_one(
     assert latest_shards(RunFolder(run).shards) is None
 
 
+@pytest.mark.slow
 def test_a_file_of_one_process_goes_on_in_shards(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
@@ -256,6 +261,7 @@ def damage_a_byte(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -285,6 +291,7 @@ def test_damaged_shards_are_refused(
     assert {file: file.read_bytes() for file in shards.files} == before
 
 
+@pytest.mark.slow
 def test_shards_that_were_not_finished_are_no_checkpoint(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
@@ -299,6 +306,7 @@ def test_shards_that_were_not_finished_are_no_checkpoint(
     assert losses(run) == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
 
 
+@pytest.mark.slow
 @KINDS
 def test_more_processes_than_a_batch_has_texts(
     parallel: Kind, tiny: ConfigMaker, starter: Starter, tmp_path: Path
@@ -317,6 +325,7 @@ def test_a_share_without_texts_has_no_targets() -> None:
     assert [share.tokens for share in shares] == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_once(tiny: ConfigMaker, starter: Starter, tmp_path: Path) -> None:
     """By the first process, where all would say it; nobody waits for ever."""
     content = tiny().model_dump(mode="json")
@@ -330,6 +339,7 @@ def test_what_is_wrong_is_said_once(tiny: ConfigMaker, starter: Starter, tmp_pat
     assert ends[1].startswith("GroupError: the ")
 
 
+@pytest.mark.slow
 def test_a_graph_is_learned_by_one_process(starter: Starter, tmp_path: Path) -> None:
     (tmp_path / "graph.npz").write_bytes(b"not read")
     task = {"kind": "nodes", "graph": str(tmp_path / "graph.npz")}
@@ -337,6 +347,7 @@ def test_a_graph_is_learned_by_one_process(starter: Starter, tmp_path: Path) -> 
     assert all("a graph is learned as a whole, by one process" in end for end in ends)
 
 
+@pytest.mark.slow
 def test_one_process_that_torchrun_started_is_alone(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:
@@ -354,6 +365,7 @@ def test_alone_nothing_is_shared() -> None:
     assert isinstance(ranks.random_states()[0], Tensor)
 
 
+@pytest.mark.slow
 def test_processes_of_different_configurations_are_refused(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:

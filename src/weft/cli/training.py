@@ -62,13 +62,18 @@ def _say_result(result: TrainingResult, folder: Path, *, as_json: bool) -> None:
         )
 
 
-def launched(command: Sequence[str], processes: int) -> None:
-    """Run a command of weft in several processes that train together."""
+def launched(config: Path, command: Sequence[str], processes: int) -> None:
+    """Run a command of weft in several processes that train together; each reads the file."""
     from weft.jobs.launch import launch
 
     if "RANK" in os.environ:
         raise InputError(
             f"--processes {processes}: torchrun has started processes already. Leave it out."
+        )
+    if not config.is_file():
+        raise InputError(
+            f"{config}: --processes {processes} needs a file, which each process reads; this is a "
+            "pipe. Save it, and give its name."
         )
     launch(command, processes)
 

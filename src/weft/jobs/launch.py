@@ -22,6 +22,7 @@ from pathlib import Path
 from torch import nn
 
 from weft.errors import InputError
+from weft.formats.files import disk_errors
 from weft.training.checkpoint import Position
 from weft.training.progress import SilentListener
 from weft.training.ranks import MEETING
@@ -31,6 +32,10 @@ __all__ = ["Attempts", "AttemptsListener", "launch"]
 
 #: Starts without a new checkpoint between them, after which we give up.
 ENOUGH = 10
+#: How often all processes are started again at most.
+RESTARTS = 100
+#: Bytes that the folder where processes meet must have room for.
+ROOM = 2**16
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ def launch(command: Sequence[str], processes: int) -> None:
         _surroundings(Path(name), processes),
     ):
         attempts = Attempts(Path(name))
+        with disk_errors(Path(name), "Free some space, or set TMPDIR to another folder."):
+            (Path(name) / "room").write_bytes(bytes(ROOM))
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -119,16 +126,20 @@ def launch(command: Sequence[str], processes: int) -> None:
             rdzv_backend="c10d",
             rdzv_endpoint=str(Path(name) / "agent"),
             rdzv_configs={"store_type": "file"},
-            max_restarts=1_000_000,
+            max_restarts=RESTARTS,
             local_addr="localhost",
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "weft", *command)
+            elastic_launch(config, sys.executable)("-P", "-m", "weft", *command)
         except SignalException:
             raise KeyboardInterrupt from None
-        except ChildFailedError:
+        except ChildFailedError as error:
             if not attempts.error:
-                raise
+                raise InputError(
+                    f"the processes of this training ended {RESTARTS + 1} times; the last exit "
+                    f"code is {error.get_first_failure()[1].exitcode}. What they said is above; "
+                    "the last checkpoint is kept."
+                ) from error
         if attempts.error:
             raise InputError(attempts.error)
 
@@ -139,9 +150,12 @@ def _surroundings(folder: Path, processes: int) -> Iterator[None]:
     threads = max(1, (os.cpu_count() or 1) // processes)
     before, disabled = dict(os.environ), logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    os.environ.update(
-        {MEETING: str(folder), "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    )
+    os.environ[MEETING] = str(folder)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Else the agent opens a port to the network, for processes that do not meet in a folder.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # Without a line of torch's that is no news: that each gradient is looked for is decided here.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     try:
         yield

@@ -88,7 +88,10 @@ class LookedAt:
             if name in copies:
                 copies[name].copy_(value)
                 copies[name].grad = gradient
+        # Others, as tables of positions, each model makes for itself, as long as it needs them.
+        kept = self.model.state_dict().keys()
         buffers = dict(self.model.named_buffers())
         for name, buffer in () if self.copy is None else self.copy.named_buffers():
-            buffer.copy_(buffers[name])
+            if name in kept:
+                buffer.copy_(buffers[name])
         return self.model if self.copy is None else self.copy

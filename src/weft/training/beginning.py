@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
@@ -35,7 +36,7 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         )
     if ranks.leader:
         with ranks.led():
-            return _lead(config, path, stack)
+            return _lead(config, path, ranks, stack)
     ranks.follow()
     if not (path / "run.json").exists():
         raise InputError(
@@ -46,7 +47,17 @@ def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
     return folder, make_task(config, DataDescription.load(folder))
 
 
-def _lead(config: RunConfig, path: Path, stack: ExitStack) -> tuple[RunFolder, Task]:
+def _check_shareable(model: nn.Module, ranks: Ranks) -> None:
+    """Raise an InputError where a model has what processes cannot share."""
+    single = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if ranks.sharded and single:
+        raise InputError(
+            f'training.parallel = "fsdp": {single[0]} is a single number, of which there are no '
+            'shares. Choose "ddp".'
+        )
+
+
+def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
     content = config.model_dump(mode="json")
     if not (path / "run.json").exists():
         # Read the data and try the model before anything is made on disk: a mistake there leaves
@@ -55,6 +66,7 @@ def _lead(config: RunConfig, path: Path, stack: ExitStack) -> tuple[RunFolder, T
         with torch.no_grad():
             trial = build_model(config, task.description)
             task.initialise(trial)
+            _check_shareable(trial, ranks)
             trial(**task.probe().inputs)
         stack.enter_context(RunFolder.training_lock(path))
         folder = RunFolder.create_or_open(path, content)

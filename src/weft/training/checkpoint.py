@@ -163,8 +163,8 @@ def load_checkpoint(folder: RunFolder, learner: Learner, seed: int, ranks: Ranks
 
 
 def draw_anew(seed: int, step: int, ranks: Ranks) -> None:
-    """Give each of several processes random numbers of its own."""
-    if ranks.count > 1:
+    """Give each of several processes, or one that goes on from several, numbers of its own."""
+    if ranks.count > 1 or step:
         torch.manual_seed(((seed * 1_000_003 + step) * 1_009 + ranks.number + 1) % 2**63)
 
 

@@ -309,6 +309,7 @@ class _Training:
     @torch.no_grad()
     def _validate(self) -> None:
         position, ranks = self.position, self.ranks
+        ranks.align(self.model)
         self.model.eval()
         with self.looked_at.averaged() as model:
             model.eval()
@@ -356,6 +357,7 @@ class _Training:
             total = whole(parameter.detach().sum())
             self._check_finite("sum of a matrix", float(total))
         self._take_time()
+        self.ranks.align(self.model)
         save_checkpoint(self.folder, self.learner, self.position, self.ranks)
 
     def _finish(self) -> None:

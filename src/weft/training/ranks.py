@@ -34,6 +34,9 @@ Parallel = Literal["ddp", "fsdp"]
 
 #: Where the processes of one machine meet: a folder, so that nothing listens on the network.
 MEETING = "WEFT_MEETING"
+#: Kept until the process ends. A store that is given up while others use its file waits for them; a
+#: group that is given up with DDP's reducer waits for a thread that waits for Python's lock.
+_KEPT: list[object] = []
 #: How long one waits for the others: reading the data may take the first some time.
 PATIENCE = timedelta(minutes=60)
 
@@ -84,9 +87,6 @@ class Ranks:
         """The sum over all processes."""
         return value
 
-    def agree(self, good: bool, problem: str) -> None:
-        """Raise on all processes where one says that something is not good."""
-
     def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches of the validation data that this process looks at."""
         return batches
@@ -111,6 +111,9 @@ class Ranks:
     def follow(self) -> None:
         """Wait for what the leader does first. Raises: GroupError: it could not."""
 
+    def align(self, model: nn.Module) -> None:
+        """Give all processes the first one's buffers, as the running means of batch norms are."""
+
     def check_launcher(self) -> None:
         """Raise GroupError where nobody is there any more who started this process."""
 
@@ -130,14 +133,6 @@ class _Group(Ranks):
         sums = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(sums)
         return [float(value) for value in sums]
-
-    def agree(self, good: bool, problem: str) -> None:
-        """See Ranks.agree."""
-        bad = self.count - round(self.total(float(good)))
-        if not good:
-            raise InputError(problem)
-        if bad:
-            raise GroupError(f"{bad} of the {self.count} processes cannot go on.")
 
     def validated_by(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """See Ranks.validated_by."""
@@ -185,6 +180,13 @@ class _Group(Ranks):
         dist.broadcast(flag, src=0)
         if not flag:
             raise GroupError("the first process could not begin.")
+
+    def align(self, model: nn.Module) -> None:
+        """See Ranks.align."""
+        kept = model.state_dict().keys()
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                dist.broadcast(buffer, src=0)
 
     def check_launcher(self) -> None:
         """See Ranks.check_launcher."""
@@ -264,12 +266,21 @@ def joined(parallel: Parallel) -> Iterator[Ranks]:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         place = Path(os.environ[MEETING]) / f"attempt-{attempt}"
         store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
+        _KEPT.append(store)
         rank = int(os.environ["RANK"])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
     else:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        try:
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        except ValueError as error:
+            raise InputError(
+                "RANK and WORLD_SIZE are set, as torchrun sets them, but the processes do not find "
+                f"each other: {error}. Start them by torchrun, or unset RANK."
+            ) from error
+    _KEPT.append(dist.group.WORLD)
     try:
         yield _Shards() if parallel == "fsdp" else _Replicas()
+        dist.barrier()  # nobody leaves while another still waits for what was sent
     except (dist.DistError, RuntimeError) as error:
         if isinstance(error, WeftError) or not _is_of_connection(error):
             raise

@@ -20,10 +20,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model, continue a run that was stopped, or extend one: raise training.max_steps."""
-    from weft.training.config import defaults_of, load_config
-
     folder = Path("runs") / config.stem if run is None else run
     with one_of_several() as speaks:
+        from weft.training.config import defaults_of, load_config
+
         settings = load_config(config, overrides)
         if speaks:
             for notice in defaults_of(config, settings):
@@ -35,4 +35,4 @@ def train(
         command += [part for override in overrides or () for part in ("--set", override)]
         command += [] if tensorboard is None else ["--tensorboard", str(tensorboard)]
         command += [] if threads is None else ["--threads", str(threads)]
-        launched([*command, *(["--json"] if as_json else [])], processes)
+        launched(config, [*command, *(["--json"] if as_json else [])], processes)
