@@ -18,6 +18,7 @@ from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import packed
+from weft.mechanism.ring import check_alike
 from weft.mechanism.spectra import singular_values
 
 # For arguments whose types are wrong.
@@ -40,6 +41,11 @@ def call(
 
 def layer(**options: Any) -> MultiHeadAttention:
     return MultiHeadAttention(8, 2, **options)
+
+
+def ring(grad: bool = False, **options: object) -> object:
+    part = torch.zeros(2, 3, 4, requires_grad=grad)
+    return untyped.ring_attend(part, part, part, **options)
 
 
 def graph(*leading: int) -> weft.AttentionGraph:
@@ -381,4 +387,24 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "expected one width",
     ),
     ("products", lambda: products("half").__enter__(), "products", 'expected "float32" or'),
+    (
+        "ring: alone",
+        lambda: ring(),
+        "ring_attend",
+        "Call torch.distributed.init_process_group in each process",
+    ),
+    ("ring: gradients", lambda: ring(grad=True), "ring_attend", "under torch.no_grad()"),
+    ("ring: keep", lambda: ring(keep=weft.All()), "ring_attend", "expected weft.Top(k)"),
+    (
+        "ring: relative",
+        lambda: ring(relative="far"),
+        "ring_attend",
+        "expected Shaw, ALiBi or Buckets",
+    ),
+    (
+        "ring: other shapes",
+        lambda: check_alike(1, [(2, 4, 8, -1), (2, 3, 8, -1)]),
+        "ring_attend",
+        "Give all the same",
+    ),
 ]

@@ -16,6 +16,7 @@ Context"; Milakov and Gimelshein 2018 (the merge).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -82,17 +83,21 @@ def ring_attend(
     Source: Liu et al. 2023.
     """
     check_tensors("ring_attend", queries, keys, values)
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        raise InputError(
-            "ring_attend: torch.distributed is not started. Call "
-            "torch.distributed.init_process_group in each process, or start them by torchrun."
-        )
     if torch.is_grad_enabled() and any(t.requires_grad for t in (queries, keys, values)):
         raise InputError(
             "ring_attend: gradients do not travel in the ring. Call it under torch.no_grad()."
         )
     if not isinstance(keep, Top):
         raise InputError(f"ring_attend: keep={keep!r}; expected weft.Top(k).")
+    if relative is not None and not isinstance(relative, Shaw | ALiBi | Buckets):
+        raise InputError(
+            f"ring_attend: relative={type(relative).__name__}; expected Shaw, ALiBi or Buckets."
+        )
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        raise InputError(
+            "ring_attend: torch.distributed is not started. Call "
+            "torch.distributed.init_process_group in each process, or start them by torchrun."
+        )
     ring = _Ring.of(queries, keys, group)
     whole = None if mask is None else as_mask(mask)
     if whole is not None:
@@ -133,6 +138,21 @@ def _numbered(graph: AttentionGraph, first: int) -> AttentionGraph:
     return replace(graph, keys=keys)
 
 
+def check_alike(rank: int, shapes: list[tuple[int, ...]]) -> None:
+    """Raise a ShapeError where processes differ in what must be the same everywhere.
+
+    rank: of this process.
+    shapes: of each process: the sizes of its keys and queries without their lengths, -1 at the end.
+    """
+    for other, theirs in enumerate(shapes):
+        if theirs != shapes[rank]:
+            raise ShapeError(
+                f"ring_attend: process {rank} has batch, heads and depth "
+                f"{[size for size in shapes[rank] if size >= 0]}, process {other} "
+                f"{[size for size in theirs if size >= 0]}. Give all the same."
+            )
+
+
 @dataclass(frozen=True)
 class _Ring:
     """Who holds what.
@@ -167,13 +187,7 @@ class _Ring:
         shapes = [torch.zeros(8, dtype=shape.dtype, device=keys.device) for _ in range(count)]
         padded = torch.nn.functional.pad(shape, (0, 8 - len(shape)), value=-1)
         dist.all_gather(shapes, padded, group=group)
-        for other, theirs in enumerate(shapes):
-            if not torch.equal(theirs, padded):
-                raise ShapeError(
-                    f"ring_attend: process {rank} has queries {tuple(queries.shape)} and keys "
-                    f"{tuple(keys.shape)}; process {other} has others than their lengths allow. "
-                    "Give all the same batch, heads and depth."
-                )
+        check_alike(rank, [tuple(theirs.tolist()) for theirs in shapes])
         query_counts = [int(size[0]) for size in sizes]
         key_counts = [int(size[1]) for size in sizes]
         return cls(
@@ -186,51 +200,34 @@ class _Ring:
             sum(key_counts),
         )
 
-    def rounds(self, keys: Tensor, values: Tensor) -> _Rounds:
-        """Each process's keys and values, this one's first."""
-        return _Rounds(self, keys, values)
+    def rounds(self, keys: Tensor, values: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Each process's keys and values, this one's first; while they are used, the next come."""
+        count, part = len(self.key_counts), (keys.contiguous(), values.contiguous())
+        for step in range(count):
+            owner = (self.rank - step) % count
+            waiting: list[torch.distributed.Work] = []
+            coming = part
+            if step < count - 1:
+                waiting, coming = self._pass_on(part, (owner - 1) % count)
+            yield owner, *part
+            for work in waiting:
+                work.wait()
+            part = coming
 
-
-class _Rounds:
-    """Yields (owner, keys, values); while a part is used, it is sent on, and the next comes."""
-
-    def __init__(self, ring: _Ring, keys: Tensor, values: Tensor) -> None:
-        self.ring, self.part = ring, (keys.contiguous(), values.contiguous())
-        self.left = len(ring.key_counts)
-        self.waiting: list[torch.distributed.Work] = []
-        self.coming: tuple[Tensor, Tensor] | None = None
-
-    def __iter__(self) -> _Rounds:
-        return self
-
-    def __next__(self) -> tuple[int, Tensor, Tensor]:
-        if self.left == 0:
-            raise StopIteration
-        for work in self.waiting:
-            work.wait()
-        if self.coming is not None:
-            self.part = self.coming
-        count = len(self.ring.key_counts)
-        owner = (self.ring.rank + self.left) % count
-        self.left -= 1
-        self.waiting = self._pass_on((owner - 1) % count) if self.left else []
-        return owner, *self.part
-
-    def _pass_on(self, owner: int) -> list[torch.distributed.Work]:
-        """Begin to send this part to the next process, and to receive that of an owner."""
-        dist, ring = torch.distributed, self.ring
-        count = len(ring.key_counts)
-        size = ring.key_counts[owner]
-        coming = [part.new_empty((*part.shape[:-2], size, part.shape[-1])) for part in self.part]
-        self.coming = (coming[0], coming[1])
-        after, before = ((ring.rank + step) % count for step in (1, -1))
-        if ring.group is not None:
-            after, before = (dist.get_global_rank(ring.group, r) for r in (after, before))
-        operations = [
-            dist.P2POp(dist.isend, part, after, group=ring.group) for part in self.part
-        ] + [dist.P2POp(dist.irecv, part, before, group=ring.group) for part in coming]
-        works: list[dist.Work] = dist.batch_isend_irecv(operations)
-        return works
+    def _pass_on(
+        self, part: tuple[Tensor, Tensor], owner: int
+    ) -> tuple[list[torch.distributed.Work], tuple[Tensor, Tensor]]:
+        """Begin to send a part to the next process, and to receive that of an owner."""
+        dist, count, size = torch.distributed, len(self.key_counts), self.key_counts[owner]
+        keys, values = (p.new_empty((*p.shape[:-2], size, p.shape[-1])) for p in part)
+        after, before = ((self.rank + step) % count for step in (1, -1))
+        if self.group is not None:
+            after, before = (dist.get_global_rank(self.group, r) for r in (after, before))
+        operations = [dist.P2POp(dist.isend, tensor, after, group=self.group) for tensor in part]
+        operations += [
+            dist.P2POp(dist.irecv, tensor, before, group=self.group) for tensor in (keys, values)
+        ]
+        return dist.batch_isend_irecv(operations), (keys, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,15 +279,9 @@ class _Part(Mask):
         )
 
 
-def _moved(relative: Relative | None, shift: int) -> Relative | None:
+def _moved(relative: Shaw | ALiBi | Buckets | None, shift: int) -> Relative | None:
     """Relative positions of a block whose first query lies so many keys after its first key."""
-    if relative is None:
-        return None
-    if not isinstance(relative, Shaw | ALiBi | Buckets):
-        raise InputError(
-            f"ring_attend: relative={type(relative).__name__}; expected Shaw, ALiBi or Buckets."
-        )
-    return replace(relative, offset=relative.offset + shift)
+    return relative and replace(relative, offset=relative.offset + shift)
 
 
 @dataclass(eq=False)
