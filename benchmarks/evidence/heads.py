@@ -3,7 +3,8 @@
     python benchmarks/evidence/heads.py --folder PATH          (of Multi30k, task 1 raw)
 
 Trains the same encoder-decoder of width 128 with 1, 2, 4 and 8 heads, of depth 128, 64, 32 and 16:
-as many numbers to learn. Finished trainings stay in --runs and are not trained again.
+as many numbers to learn. Finished trainings stay in --runs and are not trained again; their figures
+in figures/.
 
 Source: Vaswani et al. 2017, table 3, rows A: one head loses 0.9 BLEU against 8, and too many lose
 again (25.8 of the base model's, 24.9 with 1 head, 25.5 with 4, 25.8 with 16, 25.4 with 32).
@@ -12,10 +13,11 @@ again (25.8 of the base model's, 24.9 with 1 head, 25.5 with 4, 25.8 with 16, 25
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from record import Claim, mean_and_spread, record
-from runs import ROOT, captions, results_of, trained, value_of
+from runs import ROOT, Figures, captions, results_of, trained, value_of
 
 HEADS = (1, 2, 4, 8)
 
@@ -26,19 +28,25 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--again", action="store_true", help="measure anew what is in figures/")
     options = parser.parse_args()
+    kept = Figures("heads", again=options.again)
+    config = ROOT / "examples" / "multi30k.toml"
+
+    def measure(name: str, changes: list[str]) -> dict[str, float]:
+        run, seconds = trained(options.runs / name, config, changes)
+        results = results_of(run, beam=5)
+        return {"seconds": seconds, **{of: value_of(results, of) for of in ("bleu", "loss")}}
+
     bleu: dict[int, list[float]] = {heads: [] for heads in HEADS}
     loss: dict[int, list[float]] = {heads: [] for heads in HEADS}
     for seed in range(1, options.seeds + 1):
         for heads in HEADS:
-            run, _ = trained(
-                options.runs / f"heads-{heads}-{seed}",
-                ROOT / "examples" / "multi30k.toml",
-                [f"model.heads={heads}", *captions(options.folder, seed, options.steps)],
-            )
-            results = results_of(run, beam=5)
-            bleu[heads].append(value_of(results, "bleu"))
-            loss[heads].append(value_of(results, "loss"))
+            name = f"heads-{heads}-{seed}"
+            changes = [f"model.heads={heads}", *captions(options.folder, seed, options.steps)]
+            found = kept.of(name, config, changes, partial(measure, name, changes))
+            bleu[heads].append(found["bleu"])
+            loss[heads].append(found["loss"])
             print(f"{heads} heads, seed {seed}: {bleu[heads][-1]:.2f}", flush=True)
     rows = [
         f"| {heads} | {128 // heads} | {mean_and_spread(bleu[heads])} | "
@@ -55,6 +63,9 @@ def main() -> None:
             "and 16, 25.4 with 32",
             ours=f"Multi30k: 4 heads against 1: {mean_and_spread(differences, 'BLEU')}",
             command="python benchmarks/evidence/heads.py --folder PATH",
+            seconds=kept.seconds(),
+            megabytes=kept.megabytes(),
+            machine=kept.machine(),
             details="\n".join(
                 [
                     "| heads | depth | BLEU, cased | loss, nats |",

@@ -3,7 +3,7 @@
     python benchmarks/evidence/multi30k.py --folder PATH
 
 Trains examples/multi30k.toml from several seeds and translates test_2016_flickr, beam 5. Finished
-trainings stay in --runs and are not trained again.
+trainings stay in --runs and are not trained again; their figures in figures/.
 
 Source: Wu et al. 2021, "Good for Misconceived Reasons: An Empirical Revisiting on the Need for
 Visual Context in Multimodal Machine Translation", table 1: Transformer-Tiny, text alone, 41.02 BLEU
@@ -13,10 +13,11 @@ Visual Context in Multimodal Machine Translation", table 1: Transformer-Tiny, te
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from record import Claim, mean_and_spread, record
-from runs import ROOT, results_of, trained, value_of
+from runs import ROOT, Figures, results_of, trained, value_of
 
 MEASURES = {
     "bleu_lowercase_tokenised": "BLEU, lower case",
@@ -30,20 +31,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="of Multi30k, task 1 raw")
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--again", action="store_true", help="measure anew what is in figures/")
     options = parser.parse_args()
-    values: dict[str, list[float]] = {name: [] for name in MEASURES}
-    minutes, signatures = [], ""
-    for seed in range(1, options.seeds + 1):
-        changes = [f"task.folder={options.folder}", f"training.seed={seed}"]
-        config = ROOT / "examples" / "multi30k.toml"
+    kept = Figures("multi30k", again=options.again)
+    config = ROOT / "examples" / "multi30k.toml"
+
+    def measure(seed: int, changes: list[str]) -> dict[str, float]:
         run, seconds = trained(options.runs / f"multi30k-{seed}", config, changes)
         results = results_of(run, beam=5)
-        minutes.append(seconds / 60)
-        for name in MEASURES:
-            values[name].append(value_of(results, name))
-        signatures = "; ".join(m.signature for m in results.measures if m.signature)
-        print({name: round(of[-1], 2) for name, of in values.items()}, flush=True)
+        return {"seconds": seconds, **{name: value_of(results, name) for name in MEASURES}}
+
+    values: dict[str, list[float]] = {name: [] for name in [*MEASURES, "seconds"]}
+    for seed in options.seeds:
+        changes = [f"task.folder={options.folder}", f"training.seed={seed}"]
+        found = kept.of(f"multi30k-{seed}", config, changes, partial(measure, seed, changes))
+        for name, of in values.items():
+            of.append(found[name])
+        print(f"seed {seed}:", found, flush=True)
+    minutes = [seconds / 60 for seconds in values["seconds"]]
     rows = [
         f"| {label} | {mean_and_spread(values[name], digits=2)} |"
         for name, label in MEASURES.items()
@@ -60,8 +66,17 @@ def main() -> None:
             f"{mean_and_spread(minutes, 'minutes', 0)} of training each",
             command="python benchmarks/evidence/multi30k.py --folder PATH",
             details="\n".join(
-                ["| measure | test_2016_flickr |", "|---|---|", *rows, "", f"`{signatures}`"]
+                [
+                    "| measure | test_2016_flickr |",
+                    "|---|---|",
+                    *rows,
+                    "",
+                    "Beam of 5; `weft evaluate RUN` prints the signatures of sacreBLEU.",
+                ]
             ),
+            seconds=kept.seconds(),
+            megabytes=kept.megabytes(),
+            machine=kept.machine(),
         )
     )
 

@@ -9,7 +9,7 @@ Trains the same small encoder-decoder with each kind of position on three tasks:
     short      Multi30k with pairs of at most 16 tokens alone; tested on captions of at most as many
                source tokens, and on longer ones: "train short, test long"
 
-Finished trainings stay in --runs and are not trained again.
+Finished trainings stay in --runs and are not trained again; their figures in figures/.
 
 Sources: Vaswani et al. 2017, section 3.5 and table 3, row E (sinusoidal as good as learned); Shaw
 et al. 2018 (relative positions gain 1.3 BLEU to German, 0.3 to French; the term of the keys
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from record import Claim, mean_and_spread, record
-from runs import ROOT, captions, results_of, trained, value_of
+from runs import ROOT, Figures, captions, results_of, trained, value_of
 
 from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
@@ -51,29 +51,38 @@ def is_short(run: TrainedRun) -> np.ndarray:
     return np.array([len(ids) <= SHORT for ids in encoded])
 
 
-def measure(options: argparse.Namespace, kind: str, seed: int) -> dict[str, float]:
+def measured(options: argparse.Namespace, kept: Figures, kind: str, seed: int) -> dict[str, float]:
     """The figures of a kind of position from one seed."""
     positions = f"model.positions={kind}"
-    runs: Path = options.runs
-    dates, _ = trained(
-        runs / f"dates-{kind}-{seed}",
-        ROOT / "src" / "weft" / "training" / "demo.toml",
-        [
-            positions, f"training.seed={seed}", f"training.max_steps={options.dates_steps}",
-        ],
-    )  # fmt: skip
-    changes = [positions, *captions(options.folder, seed, options.steps)]
-    config = ROOT / "examples" / "multi30k.toml"
-    whole, _ = trained(runs / f"captions-{kind}-{seed}", config, changes)
-    short, _ = trained(
-        runs / f"short-{kind}-{seed}", config, [*changes, f"task.max_length={SHORT}"]
-    )
-    found, near = results_of(short, beam=5), is_short(short)
+    demo = ROOT / "src" / "weft" / "training" / "demo.toml"
+    captions_toml = ROOT / "examples" / "multi30k.toml"
+    whole = [positions, *captions(options.folder, seed, options.steps)]
+
+    def measure(name: str, config: Path, changes: list[str]) -> dict[str, float]:
+        run, seconds = trained(options.runs / name, config, changes)
+        results = results_of(run, beam=1 if config == demo else 5)
+        found = {"seconds": seconds}
+        if name.startswith("dates"):
+            found["exact"] = 100 * value_of(results, "exact_match")
+        elif name.startswith("captions"):
+            found["bleu"] = value_of(results, "bleu")
+        else:
+            near = is_short(run)
+            found["near"] = value_of(results, "bleu", near)
+            found["far"] = value_of(results, "bleu", ~near)
+        return found
+
+    def of(task: str, config: Path, changes: list[str]) -> dict[str, float]:
+        name = f"{task}-{kind}-{seed}"
+        return kept.of(name, config, changes, lambda: measure(name, config, changes))
+
+    dates = [positions, f"training.seed={seed}", f"training.max_steps={options.dates_steps}"]
+    short = of("short", captions_toml, [*whole, f"task.max_length={SHORT}"])
     return {
-        "dates, exact": 100 * value_of(results_of(dates, beam=1), "exact_match"),
-        "captions": value_of(results_of(whole, beam=5), "bleu"),
-        "short to short": value_of(found, "bleu", near),
-        "short to long": value_of(found, "bleu", ~near),
+        "dates, exact": of("dates", demo, dates)["exact"],
+        "captions": of("captions", captions_toml, whole)["bleu"],
+        "short to short": short["near"],
+        "short to long": short["far"],
     }
 
 
@@ -84,13 +93,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=600, help="of each training on captions")
     parser.add_argument("--dates-steps", type=int, default=600)
+    parser.add_argument("--again", action="store_true", help="measure anew what is in figures/")
     options = parser.parse_args()
+    kept = Figures("positions", again=options.again)
     figures: dict[str, dict[str, list[float]]] = {
         kind: {column: [] for column in COLUMNS} for kind in KINDS
     }
     for seed in options.seeds:
         for kind, columns in figures.items():
-            for column, value in measure(options, kind, seed).items():
+            for column, value in measured(options, kept, kind, seed).items():
                 columns[column].append(value)
             latest = ", ".join(f"{column} {of[-1]:.2f}" for column, of in columns.items())
             print(f"{kind}, seed {seed}: {latest}", flush=True)
@@ -119,6 +130,9 @@ def main() -> None:
             f"sinusoidal, {mean_and_spread(figures['shaw']['captions'], 'BLEU')} with Shaw's; the "
             f"values' term {gain}",
             command="python benchmarks/evidence/positions.py --folder PATH",
+            seconds=kept.seconds(),
+            megabytes=kept.megabytes(),
+            machine=kept.machine(),
             details="\n".join(
                 [
                     "| positions | " + " | ".join(COLUMNS) + " |",

@@ -34,7 +34,15 @@ import torch
 from weft.errors import InputError
 from weft.formats.files import atomic_file
 
-__all__ = ["EVIDENCE", "Claim", "mean_and_spread", "record", "section_of"]
+__all__ = [
+    "EVIDENCE",
+    "Claim",
+    "machine",
+    "mean_and_spread",
+    "peak_megabytes",
+    "record",
+    "section_of",
+]
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence.md"
 _HEAD = """# Evidence
@@ -59,6 +67,7 @@ class Claim:
     details     more, as Markdown; lines are kept
     seconds     it took; None: since this program began
     megabytes   it held at most; None: the most that this program held
+    machine     where; None: this one
     """
 
     name: str
@@ -70,6 +79,7 @@ class Claim:
     details: str = ""
     seconds: float | None = None
     megabytes: float | None = None
+    machine: str | None = None
 
 
 def mean_and_spread(values: Sequence[float], unit: str = "", digits: int = 1) -> str:
@@ -93,12 +103,12 @@ def section_of(claim: Claim) -> str:
     if not claim.name.strip() or "\n" in claim.name:
         raise InputError(f"record: the name {claim.name!r}; expected one line of text.")
     seconds = _age() if claim.seconds is None else claim.seconds
-    most = _peak() if claim.megabytes is None else claim.megabytes
+    most = peak_megabytes() if claim.megabytes is None else claim.megabytes
     items = {
         "Source": claim.source,
         "Published": claim.published,
         "Ours": claim.ours,
-        "Time and memory": f"{_duration(seconds)}, {most:,.0f} MB; {_machine()}",
+        "Time and memory": f"{_duration(seconds)}, {most:,.0f} MB; {claim.machine or machine()}",
     }
     lines = [f"## {claim.name}", "", *_wrapped(claim.claim), ""]
     for name, text in items.items():
@@ -146,13 +156,13 @@ def _age() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
-def _peak() -> float:
+def peak_megabytes() -> float:
     """The most memory that this program, or one that it ran, held; in megabytes."""
     asked = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return max(resource.getrusage(who).ru_maxrss for who in asked) / 1024
 
 
-def _machine() -> str:
+def machine() -> str:
     """The processor, its cores, and torch."""
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     processor = found[1] if found else platform.machine()

@@ -10,7 +10,7 @@ Three models read the same tokens of the same drawn splits, a split and a start 
     python benchmarks/evidence/reviews.py --folder PATH       (sentence_polarity.tsv and
                                                                movie_reviews.tsv.gz)
 
-Finished trainings stay in --runs and are not trained again.
+Finished trainings stay in --runs and are not trained again; their figures in figures/.
 
 Sources: Wang and Manning 2012, "Baselines and Bigrams", table 2 (SVM on words, by
 cross-validation); Kim 2014, "Convolutional Neural Networks for Sentence Classification", table 2
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from record import Claim, mean_and_spread, record
-from runs import ROOT, results_of, trained, value_of
+from runs import ROOT, Figures, results_of, trained, value_of
 from scipy.sparse import csr_array
 from sklearn.linear_model import LogisticRegression
 
@@ -103,26 +103,38 @@ def bag_of_words(task: LabelsTask) -> float:
     return 100 * float(best.score(*parts["test"]))
 
 
-def encoder(run_folder: Path, changes: list[str]) -> float:
-    """Likewise, of weft's classifier."""
-    run, _ = trained(run_folder, EXAMPLE, changes)
-    return 100 * value_of(results_of(run, beam=1), "accuracy")
+def measure(
+    options: argparse.Namespace, kept: Figures, data: Data, seed: int, model: str
+) -> dict[str, float]:
+    """The accuracy of a model on one split."""
+    label = data.name.replace(",", "").replace(" ", "-")
+    changes = changes_of(options.folder, data, seed, "learned" if model == MODELS[0] else model)
+    name = f"{label}-{model.replace(' ', '-')}-{seed}"
 
-
-def measure(folder: Path, runs: Path, data: Data, seeds: int) -> dict[str, list[float]]:
-    """The accuracies of each model, seed by seed."""
-    results: dict[str, list[float]] = {name: [] for name in MODELS}
-    for seed in range(1, seeds + 1):
-        task = make_task(load_config(EXAMPLE, changes_of(folder, data, seed, "learned")))
+    def words() -> dict[str, float]:
+        start = time.perf_counter()
+        task = make_task(load_config(EXAMPLE, changes))
         if not isinstance(task, LabelsTask):
             raise TypeError("examples/polarity.toml is a task of labels")
-        results["bag of words"].append(bag_of_words(task))
-        for weights in ("uniform", "learned"):
-            name = f"{data.name.replace(',', '').replace(' ', '-')}-{weights}-{seed}"
-            changes = changes_of(folder, data, seed, weights)
-            results[weights].append(encoder(runs / name, changes))
+        accuracy = bag_of_words(task)
+        return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
+
+    def encoder() -> dict[str, float]:
+        run, seconds = trained(options.runs / name, EXAMPLE, changes)
+        accuracy = 100 * value_of(results_of(run, beam=1), "accuracy")
+        return {"seconds": seconds, "accuracy": accuracy}
+
+    return kept.of(name, EXAMPLE, changes, words if model == MODELS[0] else encoder)
+
+
+def accuracies(options: argparse.Namespace, kept: Figures, data: Data) -> dict[str, list[float]]:
+    """Those of each model, seed by seed."""
+    results: dict[str, list[float]] = {name: [] for name in MODELS}
+    for seed in range(1, options.seeds + 1):
+        for model, of in results.items():
+            of.append(measure(options, kept, data, seed, model)["accuracy"])
         latest = ", ".join(f"{name} {values[-1]:.2f}" for name, values in results.items())
-        print(f"{data.name}, seed {seed}: {latest} ({time.process_time():.0f} s)", flush=True)
+        print(f"{data.name}, seed {seed}: {latest}", flush=True)
     return results
 
 
@@ -132,13 +144,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/evidence"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="measure anew what is in figures/")
     options = parser.parse_args()
+    kept = Figures("reviews", again=options.again)
     torch.set_num_threads(options.threads)
     rows = ["| texts | " + " | ".join(MODELS) + " | learned - uniform | published |",
             "|---|---|---|---|---|---|"]  # fmt: skip
     ours = []
     for data in SETS:
-        results = measure(options.folder, options.runs, data, options.seeds)
+        results = accuracies(options, kept, data)
         cells = [mean_and_spread(results[name], "%") for name in MODELS]
         pairs = zip(results["learned"], results["uniform"], strict=True)
         differences = [learned - uniform for learned, uniform in pairs]
@@ -162,6 +176,9 @@ def main() -> None:
             published="; ".join(f"{data.name}: {data.published}" for data in SETS),
             ours="; ".join(ours),
             command="python benchmarks/evidence/reviews.py --folder PATH",
+            seconds=kept.seconds(),
+            megabytes=kept.megabytes(),
+            machine=kept.machine(),
             details=details,
         )
     )

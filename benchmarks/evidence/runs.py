@@ -1,14 +1,24 @@
-"""Trainings that an evidence program asks for: each is kept in a folder, and trained once."""
+"""Trainings that an evidence program asks for: each is kept in a folder, and trained once.
+
+What was measured on a training is kept in `figures`, beside this file, one JSON file for each
+program: its numbers, its seconds, the processor. A program measures what is not there yet, so that
+seeds can be added on another day or machine; `--again` measures all anew. A line whose settings are
+no longer those of the program is not used.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from record import machine, peak_megabytes
 
+from weft.formats.files import atomic_file
 from weft.training.config import load_config
 from weft.training.inference import TrainedRun, open_run
 from weft.training.loop import train
@@ -16,9 +26,53 @@ from weft.training.measures.corpus import CorpusMeasure, Results
 from weft.training.progress import SilentListener
 from weft.training.tasks import make_task
 
-__all__ = ["ROOT", "captions", "results_of", "trained", "value_of"]
+__all__ = ["ROOT", "Figures", "captions", "results_of", "trained", "value_of"]
 
 ROOT = Path(__file__).parents[2]
+FIGURES = Path(__file__).parent / "figures"
+
+
+class Figures:
+    """What a program has measured, kept in a file of its name.
+
+    program: its name. again: measure anew what is there already.
+    """
+
+    def __init__(self, program: str, *, again: bool = False) -> None:
+        self.path = FIGURES / f"{program}.json"
+        self.kept = {} if again or not self.path.exists() else json.loads(self.path.read_text())
+        self.used: list[str] = []
+
+    def of(
+        self, name: str, config: Path, changes: Sequence[str],
+        measure: Callable[[], dict[str, float]],
+    ) -> dict[str, float]:  # fmt: skip
+        """The figures of a training; where there are none of these settings, as `measure` says."""
+        told = [change for change in changes if not change.startswith("task.folder=")]
+        said = config.read_text("utf-8").split("[task]", 1)[-1] + "\n".join(told)
+        settings = hashlib.sha256(said.encode()).hexdigest()[:16]
+        self.used.append(name)
+        if name not in self.kept or self.kept[name]["settings"] != settings:
+            found = {key: round(value, 4) for key, value in measure().items()}
+            found["megabytes"] = round(peak_megabytes())
+            self.kept[name] = {"figures": found, "settings": settings, "machine": machine()}
+            self.path.parent.mkdir(exist_ok=True)
+            with atomic_file(self.path) as temporary:
+                text = json.dumps(dict(sorted(self.kept.items())), indent=1, ensure_ascii=False)
+                temporary.write_text(text + "\n", "utf-8")
+        return dict(self.kept[name]["figures"])
+
+    def seconds(self) -> float:
+        """Those of all trainings whose figures were asked for; measuring them is not counted."""
+        return sum(self.kept[name]["figures"]["seconds"] for name in self.used)
+
+    def megabytes(self) -> float:
+        """The most that a program held while it measured them."""
+        return max(self.kept[name]["figures"]["megabytes"] for name in self.used)
+
+    def machine(self) -> str:
+        """On which their figures were measured."""
+        return " and ".join(sorted({self.kept[name]["machine"] for name in self.used}))
 
 
 def captions(folder: Path, seed: int, steps: int) -> list[str]:

@@ -84,3 +84,31 @@ def test_the_loss_of_the_second_time_is_that_of_its_tokens(program: ModuleType) 
     assert program.second_half(logits, ids) < 1e-6
     even = math.log(program.PART) * program.PART / (2 * program.PART - 1)
     assert program.all_but_first(logits, ids) == pytest.approx(even, rel=1e-5)
+
+
+@pytest.mark.parametrize("program", ["runs"], indirect=True)
+def test_figures_of_a_training_are_measured_once_for_each_setting(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program, "FIGURES", tmp_path / "figures")
+    config = tmp_path / "small.toml"
+    config.write_text("# a remark\n[task]\nkind = 'dates'\n")
+    measured = []
+
+    def asked(changes: list[str], *, again: bool = False) -> tuple[dict[str, float], float]:
+        kept = program.Figures("small", again=again)
+        found = kept.of("small-1", config, changes, lambda: measured.append(0) or {
+            "seconds": 2.0, "bleu": len(measured) + 1 / 3,
+        })  # fmt: skip
+        return found, kept.seconds()
+
+    first, seconds = asked(["task.folder=here", "training.seed=1"])
+    assert (first["bleu"], seconds, len(measured)) == (1.3333, 2.0, 1)
+    # Where the data lie, and what a remark says, change no figure.
+    config.write_text("# another one\n[task]\nkind = 'dates'\n")
+    assert asked(["task.folder=there", "training.seed=1"])[0] == first
+    assert len(measured) == 1
+    assert asked(["training.seed=2"])[0]["bleu"] == 2.3333
+    assert asked(["training.seed=2"], again=True)[0]["bleu"] == 3.3333
+    config.write_text("[task]\nkind = 'names'\n")
+    assert asked(["training.seed=2"])[0]["bleu"] == 4.3333
