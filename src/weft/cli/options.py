@@ -41,6 +41,7 @@ class Program(StrEnum):
 
     huggingface = "huggingface"
     ctranslate2 = "ctranslate2"
+    onnx = "onnx"
 
 
 class StoredType(StrEnum):

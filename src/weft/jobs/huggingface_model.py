@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import VerificationError, optional_package
+from weft.jobs.exported_tokenizer import exported_tokenizer
 from weft.models.stock import StockModel, stock_model
 from weft.training.inference import TrainedRun
 from weft.training.text import SPECIALS, Vocabulary
@@ -123,21 +124,11 @@ def _built(stock: StockModel, run: TrainedRun) -> Any:
 
 def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
     """The run's tokens, as Transformers keeps them."""
-    from tokenizers import Tokenizer, decoders, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
-    if run.vocabulary.has_pieces:
-        # weft writes no space before the first word.
-        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-    if run.translates:
-        end = SPECIALS[Vocabulary.end]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"$A {end}", special_tokens=[(end, Vocabulary.end)]
-        )
     make: Any = PreTrainedTokenizerFast
     return make(
-        tokenizer_object=tokenizer,
+        tokenizer_object=exported_tokenizer(run),
         **dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIALS, strict=True)),
         model_max_length=longest,
         split_special_tokens=True,

@@ -17,6 +17,7 @@ from weft.jobs.huggingface_model import (
     logits_of_huggingface,
     write_huggingface,
 )
+from weft.jobs.onnx_model import logits_of_onnx, write_onnx
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.inference import TrainedRun, open_run
@@ -35,7 +36,7 @@ class ExportedModel:
     """What was written.
 
     folder: with configuration, weights and vocabulary.
-    kind: the class of the other program that computes it.
+    kind: the class of the other program that computes it; or the files.
     loading: the line of Python that opens it.
     numbers: which were compared: logits, or log-probabilities.
     difference: the largest between them and the run's, on random tokens.
@@ -49,7 +50,7 @@ class ExportedModel:
 
 
 def export_model(
-    path: Path, folder: Path, to: Literal["huggingface", "ctranslate2"]
+    path: Path, folder: Path, to: Literal["huggingface", "ctranslate2", "onnx"]
 ) -> ExportedModel:
     """Write a run's best weights as a folder that another program opens.
 
@@ -59,22 +60,26 @@ def export_model(
     Args:
         path: of the run.
         folder: to write; must not exist.
-        to: Transformers, as an architecture of its own (weft.models.stock), or CTranslate2.
+        to: Transformers, as an architecture of its own (weft.models.stock), CTranslate2, or files
+            that ONNX Runtime opens (weft.models.onnx).
 
     Raises: InputError: that program cannot compute the model; DataError: no run, or the folder
         exists; VerificationError: numbers differ.
     """
     run = open_run(path)
-    source, target = _texts(run)
     with atomic_folder(folder) as new:
-        if to == "huggingface":
+        if to == "onnx":
+            kind, numbers = ", ".join(write_onnx(run, new)), "logits"
+            ours, theirs = logits_of_onnx(run, new)
+            loading = f"onnxruntime.InferenceSession({str(folder / kind.split(', ')[0])!r})"
+        elif to == "huggingface":
             kind, numbers = write_huggingface(run, new), "logits"
-            ours, theirs = logits_of_huggingface(run, new, source, target)
+            ours, theirs = logits_of_huggingface(run, new, *_texts(run))
             loading = f"transformers.{huggingface_loader(run)}.from_pretrained({str(folder)!r})"
         else:
             kind, numbers = f"ctranslate2.{write_ctranslate2(run, new)}", "log-probabilities"
             run.vocabulary.save(new / "tokenizer.json")
-            ours, theirs = scores_of_ctranslate2(run, new, source, target)
+            ours, theirs = scores_of_ctranslate2(run, new, *_texts(run))
             loading = f"{kind}({str(folder)!r})"
         difference, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
         if not difference <= TOLERANCE * max(largest, 1.0):

@@ -24,7 +24,7 @@ from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
 from weft.training.tasks.task import Plan, Probe, Task
 
-__all__ = ["ImagesTask", "images_task", "normalised", "shape_of"]
+__all__ = ["ImagesTask", "images_task", "mean_deviation", "normalised", "shape_of"]
 
 #: Pixels of the images that are measured at once.
 _AT_ONCE = 65_536
@@ -41,11 +41,10 @@ def shape_of(data: DataDescription) -> ImageShape:
     return ImageShape(*sizes)
 
 
-def normalised(images: NDArray[np.float32], data: DataDescription) -> Tensor:
-    """``(x - mean) / deviation`` of each channel, by the training data.
+def mean_deviation(data: DataDescription) -> tuple[Tensor, Tensor]:
+    """Of each channel, (channels, 1, 1), over the training data.
 
-    Args: images: (images, channels, rows, columns), 0 to 1; data: of the run.
-    Raises: DataError: data.json does not say the means.
+    Raises: DataError: data.json does not say them.
     """
     channels = shape_of(data).channels
     numbers = [data.facts.get(name) for name in ("mean", "deviation")]
@@ -60,6 +59,16 @@ def normalised(images: NDArray[np.float32], data: DataDescription) -> Tensor:
             "or train again."
         )
     mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in numbers)
+    return mean, deviation
+
+
+def normalised(images: NDArray[np.float32], data: DataDescription) -> Tensor:
+    """``(x - mean) / deviation`` of each channel, by the training data.
+
+    Args: images: (images, channels, rows, columns), 0 to 1; data: of the run.
+    Raises: DataError: data.json does not say the means.
+    """
+    mean, deviation = mean_deviation(data)
     return (torch.from_numpy(images) - mean) / deviation
 
 

@@ -1,0 +1,1 @@
+"""weft's models as ONNX graphs, which many runtimes compute."""
