@@ -130,6 +130,13 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
     ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
     ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
+    ("triton backend", lambda: call(backend="triton"), "attention", 'backend="torch"'),
+    (
+        "dense weights by triton",
+        lambda: untyped.attend(*[zeros(1, 2, 4)] * 3, keep=weft.All(), backend="triton"),
+        "attend",
+        'backend="torch"',
+    ),
     (
         "native backend",
         lambda: call(backend="native", score=weft.GraphAttentionV2(zeros(8))),

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from weft.errors import BackendError, InputError
 from weft.mechanism import complete_graph
-from weft.mechanism.backends import native, torch_ops
+from weft.mechanism.backends import native, torch_ops, triton
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
@@ -24,7 +24,7 @@ from weft.mechanism.scores import Score
 
 __all__ = ["Backend", "attend", "attention"]
 
-Backend = Literal["native", "torch"]
+Backend = Literal["native", "triton", "torch"]
 
 #: Keys below which the output alone is left to torch's fused attention: unless the batch is large,
 #: the kernels' fixed cost of a call is not yet earned (benchmarks/bench_short_sequences.py).
@@ -62,7 +62,8 @@ def attention(
         softcap: c: scores become c tanh(score / c), before bias and mask.
         sinks: (heads,): one extra logit a head that takes mass and gives no value.
         dropout: probability that a weight is set to 0 (the others grow to match).
-        backend: "torch", "native", or None for the best that serves the call.
+        backend: "torch", "native" (CPU), "triton" (CUDA), or None for the best that serves the
+            call.
 
     Returns: (batch, heads, queries, value_depth); 0 for a query that may look at no key.
         Differentiable as often as asked, forward too, and under torch.func. A key or a value that
@@ -115,6 +116,9 @@ def attention(
     by_terms = complete_graph.score_served(call) if backend is None else None
     if by_terms is not None:
         output = complete_graph.served_attention(call, by_terms)
+        return output if batched else output[0]
+    if backend == "triton":
+        output, _ = _by_triton("attention", call, Top(0))
         return output if batched else output[0]
     served = _served_natively("attention", call, backend)
     if backend is None and call.keys.shape[2] < SHORT and torch_ops.fused_serves(call):
@@ -208,6 +212,9 @@ def attend(
     if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
         output, graph = routing.attend(call, keep)
         return (output, graph) if batched else (output[0], graph[0])
+    if isinstance(keep, Top) and (backend == "triton" or (backend is None and queries.is_cuda)):
+        output, graph = _by_triton("attend", call, keep, named=backend is not None)
+        return (output, graph) if batched else (output[0], graph[0])
     served = _served_natively("attend", call, backend, keep)
     if isinstance(keep, All):
         output, weights = torch_ops.attend_all(call)
@@ -218,13 +225,35 @@ def attend(
     raise InputError(f"attend: keep={keep!r}; expected weft.Top(k) or weft.All().")
 
 
+def _by_triton(
+    operation: str, call: AttentionCall, keep: Top, *, named: bool = True
+) -> tuple[Tensor, AttentionGraph]:
+    """Output and graph by the GPU's kernel; by torch where it does not serve and was not named."""
+    reason = triton.why_not_served(call, keep)
+    if reason is None:
+        return triton.attend(call, keep)
+    if named:
+        raise BackendError(
+            f'{operation}: backend="triton" does not serve this call: {reason}. Use '
+            'backend="torch", or None for whichever serves it.'
+        )
+    return torch_ops.attend(call, keep)
+
+
 def _served_natively(
     operation: str, call: AttentionCall, backend: Backend | None, keep: Keep | None = None
 ) -> bool:
     """Whether the native kernels run a call; an error where they are asked for and cannot."""
-    if backend not in (None, "torch", "native"):
-        raise InputError(f'{operation}: backend={backend!r}; expected "native", "torch" or None.')
-    if backend == "torch":
+    if backend not in (None, "torch", "native", "triton"):
+        raise InputError(
+            f'{operation}: backend={backend!r}; expected "native", "triton", "torch" or None.'
+        )
+    if backend == "triton" and isinstance(keep, All):
+        raise BackendError(
+            f'{operation}: backend="triton" never forms the dense weights that keep=All() asks '
+            'for. Use backend="torch".'
+        )
+    if backend in ("torch", "triton"):
         return False
     reason = native.why_not_served(call)
     if isinstance(keep, All):

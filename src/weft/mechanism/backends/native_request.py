@@ -30,6 +30,7 @@ __all__ = [
     "NativeCall",
     "kernels",
     "prepare",
+    "why_form_not_served",
     "why_not_served",
     "why_wrapped",
 ]
@@ -152,6 +153,16 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
     if call.queries.dtype not in (torch.float32, torch.bfloat16):
         return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
+    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
+        return (
+            f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
+            f"to {DEPTHS[-1]}"
+        )
+    return why_form_not_served(call)
+
+
+def why_form_not_served(call: AttentionCall) -> str | None:
+    """Why no kernel serves this score, these positions or this mask; None where one may."""
     if not isinstance(call.score, Dot | ScaledDot | Bilinear):
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
     tables = None if call.relative is None else call.relative.tables()
@@ -162,11 +173,6 @@ def why_not_served(call: AttentionCall) -> str | None:
         return f"{kind} adds more than a bias by distance, or than Shaw's tables"
     if call.dropout:
         return f"dropout is {call.dropout}, the kernels have none"
-    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
-        return (
-            f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
-            f"to {DEPTHS[-1]}"
-        )
     return _why_mask_not_served(call)
 
 

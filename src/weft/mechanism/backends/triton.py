@@ -1,0 +1,226 @@
+"""attend() on a GPU by the Triton kernel: output and exact graph in one pass, memory linear.
+
+The kernel is forward; gradients are taken by torch's formulas, a block of rows at a time, as
+second derivatives are elsewhere. Before it serves a device it is held against plain torch on a
+small call there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.mechanism.backends import torch_ops
+from weft.mechanism.backends.native_by_torch import torch_gradients
+from weft.mechanism.backends.native_request import (
+    NativeCall,
+    prepare,
+    why_form_not_served,
+    why_wrapped,
+)
+from weft.mechanism.backends.rows import Rows
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.masks import causal
+from weft.mechanism.scores import ScaledDot
+from weft.mechanism.shapes import Output
+
+__all__ = ["attend", "why_not_served"]
+
+#: Depths the kernel takes; of edges, as many as are sorted in registers.
+DEEPEST, MOST_KEPT = 256, 512
+#: By how much the small call may differ, of numbers about 1.
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets kernels, on the CPU, instead of compiling them."""
+    return os.environ.get("TRITON_INTERPRET", "") == "1"
+
+
+def why_not_served(call: AttentionCall, keep: Top) -> str | None:
+    """Why the kernel does not serve a call, or None where it does."""
+    device, dtype = call.queries.device, call.queries.dtype
+    if device.type != "cuda" and not (interpreted() and device.type == "cpu"):
+        return f"the tensors are on {device}, the kernel runs on CUDA devices"
+    if find_spec("triton") is None:
+        return 'Triton is not installed (pip install "weft[gpu]")'
+    wrapped = why_wrapped((call.queries, call.keys, call.values))
+    if wrapped is not None:
+        return wrapped
+    if dtype not in TOLERANCES:
+        return f"the tensors are {dtype}, the kernel takes float32, bfloat16 and float16"
+    if call.relative is not None and call.relative.tables() is not None:
+        return "the kernel has no tables of relative positions"
+    depths = call.keys.shape[3], call.values.shape[3]
+    if not 0 < min(depths) <= max(depths) <= DEEPEST:
+        return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
+    if min(keep.k, call.keys.shape[2]) > MOST_KEPT:
+        return f"{keep.k:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
+    return why_form_not_served(call) or _difference(device, dtype)
+
+
+@lru_cache
+def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with the kernel on a device, held against plain torch there; None: nothing."""
+    generator = torch.Generator().manual_seed(1)
+    queries, keys, values = (
+        torch.randn(1, heads, 70, 32, generator=generator).to(device, dtype) for heads in (4, 2, 2)
+    )
+    call = AttentionCall(queries, keys, values, ScaledDot(), 32**-0.5, causal())
+    with torch.no_grad():
+        output, graph = attend(call, Top(8))
+        expected, other = torch_ops.attend(call, Top(8))
+    pairs = {
+        "output": (output, expected), "weights": (graph.weights, other.weights),
+        "log-sum-exp": (graph.lse, other.lse), "entropy": (graph.entropy, other.entropy),
+        "rest": (graph.rest, other.rest),
+    }  # fmt: skip
+    for name, (found, wanted) in pairs.items():
+        apart = float((found.float() - wanted.float()).abs().max())
+        if not apart <= TOLERANCES[dtype]:
+            return f"on {device} its {name} is off by {apart:.1e} from plain torch in {dtype}"
+    return None
+
+
+def _power(number: int, least: int) -> int:
+    """The power of two that holds a number, and is no smaller than another one."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
+def forward_graph(native: NativeCall, kept: int) -> Rows:
+    """Output and graph. kept: how many edges of a row to keep."""
+    from weft.mechanism.backends.triton_kernels import attend_kernel
+
+    device = native.queries.device
+    batch, heads, count, depth = native.queries.shape
+    kv_heads, length, value_depth = native.values.shape[1:]
+    k, rows = min(kept, length), (batch, heads, count)
+    results = Rows(
+        native.queries.new_empty(*rows, value_depth),
+        keys=torch.empty(*rows, k, dtype=torch.int32, device=device),
+        scores=torch.empty(*rows, k, device=device),
+        weights=torch.empty(*rows, k, device=device),
+        lse=torch.empty(rows, device=device),
+        entropy=torch.empty(rows, device=device),
+        rest=torch.empty(rows, device=device),
+        keys_seen=torch.empty(rows, dtype=torch.int32, device=device),
+    )
+    if not results.lse.numel():
+        return results
+    widths = {"DEPTH": _power(depth, 16), "VALUE_DEPTH": _power(value_depth, 16)}
+    deep = max(widths.values()) > 128 or native.queries.dtype == torch.float32
+    tile = 32 if interpreted() or deep else 64
+    block = 16 if interpreted() else 32 if deep else 64
+    capacity = _power(k + tile, 2 * tile) if k else tile
+    blocks = -(-count // block)
+    room = torch.empty(
+        blocks * batch * heads * block * (capacity + 1) if k else 0, dtype=torch.int64,
+        device=device,
+    )  # fmt: skip
+    rules = _rules(native)
+    cells = {name: rules[name] for name in ("bias", "allowed")}
+    strides = [stride for of in cells.values() for stride in _strides(of, rows)]
+    inputs = native.queries, native.keys, native.values
+    absent = results.lse  # an address for what is not read
+    attend_kernel[(blocks, batch * heads)](
+        *inputs, results.output,
+        results.keys, results.scores, results.weights,
+        results.lse, results.entropy, results.rest, results.keys_seen,
+        *(absent if tensor is None else tensor for tensor in rules.values()), room,
+        *(stride for of in inputs for stride in of.stride()[:3]),
+        *strides,
+        batch, heads, heads // kv_heads, count, length, depth, value_depth,
+        native.scale, native.softcap, *_band(native), k,
+        HAS_SINKS=rules["sinks"] is not None, HAS_BIAS=rules["bias"] is not None,
+        HAS_OFFSETS=rules["offset_bias"] is not None, HAS_ALLOWED=rules["allowed"] is not None,
+        HAS_KEY_RANGE=rules["key_range"] is not None,
+        HAS_ROW_RANGE=rules["row_range"] is not None,
+        BANDED=native.banded, CAPPED=native.softcap != 0, WIDE=interpreted(), KEEPS=k > 0,
+        # Of float32 all digits: no product of fewer bits.
+        PRECISION="ieee" if native.queries.dtype == torch.float32 else "tf32",
+        ROWS=block, TILE=tile, CUT=min(16, block), CAPACITY=capacity, **widths,
+    )  # fmt: skip
+    return results
+
+
+def _rules(native: NativeCall) -> dict[str, Tensor | None]:
+    """What the kernel reads beside queries, keys and values, in its order and on their device."""
+    device, (batch, _, count, _) = native.queries.device, native.queries.shape
+    rows = native.row_range
+    found = {
+        "sinks": native.sinks,
+        "bias": native.bias,
+        "offset_bias": native.offset_bias,
+        "allowed": None if native.allowed is None else native.allowed.to(torch.uint8),
+        "key_range": None if native.key_range is None else native.key_range.int(),
+        "row_range": None if rows is None else rows.expand(2, batch, count).int(),
+    }
+    cells = ("bias", "allowed")
+    return {
+        name: tensor
+        if tensor is None or (name in cells and tensor.device == device)
+        else tensor.to(device).contiguous()
+        for name, tensor in found.items()
+    }
+
+
+def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...]:
+    """Of cells of which each dimension is whole or 1, but for the keys."""
+    if cells is None:
+        return (0, 0, 0)
+    return tuple(
+        0 if size == 1 else stride for size, stride in zip(cells.shape, cells.stride(), strict=True)
+    )[:3]
+
+
+def _band(native: NativeCall) -> tuple[int, int]:
+    """Its two sides, of which an open one reaches beyond every key."""
+    beyond = native.queries.shape[2] + native.keys.shape[2]
+    return max(native.left, -beyond), min(native.right, beyond)
+
+
+class _Attend(torch.autograd.Function):
+    """Output and graph, differentiable but for the kept keys and the counts."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, native: NativeCall, kept: int, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        rows = forward_graph(native, kept)
+        ctx.native = native.bare()
+        ctx.mark_non_differentiable(rows.keys, rows.keys_seen)
+        ctx.save_for_backward(*tensors, rows.keys)
+        return tuple(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
+        output, _, scores, weights, lse, entropy, rest, _ = by_rows
+        *tensors, kept = ctx.saved_tensors
+        native = ctx.native.with_tensors(tuple(tensors))
+        incoming = (output, lse, entropy, scores, weights, rest)
+        needs = ctx.needs_input_grad[-len(tensors) :]
+        return None, None, *torch_gradients(native, kept, incoming, needs)
+
+
+_attend: Callable[..., tuple[Tensor, ...]] = _Attend.apply
+
+
+def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
+    """Output and attention graph of a call that the kernel serves; see torch_ops.attend."""
+    native = prepare(call)
+    k = keep.places(call.keys.shape[2])
+    wanted = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in native.tensors
+    )
+    rows = Rows(*_attend(native, k, *native.tensors)) if wanted else forward_graph(native, k)
+    weights = rows.weights.to(call.queries.dtype)
+    rows = rows._replace(weights=weights)
+    return rows.output, rows.with_places(k).graph(call)

@@ -1,0 +1,68 @@
+"""Random legal calls by the Triton kernel against a formula in float64; Triton interprets it.
+
+A program of its own, which test_triton.py runs: Triton asks the environment once, when it is
+imported, whether it interprets kernels. Prints the problems, then what was met.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "random_calls"))
+
+from comparing import FAULTS, problems
+from drawing import Case, draw
+
+#: Tiles of scores of a call, at most: the interpreter takes its time.
+TILES = 8
+
+
+def small(case: Case) -> bool:
+    """Whether a call has few tiles, but for that of some graph."""
+    (*outer, rows, _), keys = case.queries.shape, case.keys.shape[-2]
+    tiles = -(-rows // 16) * -(-keys // 32)
+    for size in outer:
+        tiles *= size
+    return case.keep in ("output", "top") and tiles <= TILES
+
+
+def main(seed: int, wanted: int, fault: str | None) -> None:
+    """Check so many calls that the kernel serves."""
+    assert fault is None or fault in FAULTS
+    met: dict[str, int] = {}
+    number = calls = wrong = 0
+    while calls < wanted:
+        case = draw(seed, number, [])
+        number += 1
+        if not small(case):
+            continue
+        case.backend = "triton"
+        said = problems(case, fault)
+        if any("BackendError" in line for line in said):
+            met["refused"] = met.get("refused", 0) + 1
+            continue
+        calls += 1
+        wrong += bool(said)
+        if said and fault is None:
+            print(f"seed {seed} call {number - 1}: {'; '.join(said)} | {case}")
+        features = {
+            "bfloat16": case.dtype == torch.bfloat16, "float16": case.dtype == torch.float16,
+            "float32": case.dtype == torch.float32, "mask": case.mask is not None,
+            "bias": case.bias is not None, "softcap": case.softcap is not None,
+            "sinks": case.sinks is not None, "edges": case.keep == "top" and case.k > 0,
+            "relative": case.relative != "none", "gradients": case.gradients,
+            "grouped heads": case.queries.shape[-3] != case.keys.shape[-3],
+            "several tiles": case.keys.shape[-2] > 32,
+        }  # fmt: skip
+        for name, there in features.items():
+            met[name] = met.get(name, 0) + there
+    print(json.dumps({"calls": calls, "wrong": wrong, **met}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -1,0 +1,115 @@
+"""The kernel for GPUs, as Triton interprets it on the CPU; and who is not served by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.errors import BackendError
+from weft.mechanism.backends import torch_ops, triton
+from weft.mechanism.call import AttentionCall
+from weft.mechanism.scores import ScaledDot
+
+PROGRAM = Path(__file__).with_name("interpreted_triton.py")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+
+
+def interpreted(*arguments: object) -> dict[str, int]:
+    """What the program says in its last line. Raises: AssertionError: a call was wrong."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    *problems, last = done.stdout.splitlines()
+    assert not problems, "\n".join(problems)
+    met: dict[str, int] = json.loads(last)
+    return met
+
+
+@needs_triton
+def test_random_calls_are_those_of_float64() -> None:
+    met = interpreted(2, 24)
+    assert (met["calls"], met["wrong"]) == (24, 0)
+    for feature in ("bfloat16", "float32", "mask", "edges", "gradients", "grouped heads"):
+        assert met[feature] > 0, met
+
+
+@needs_triton
+@pytest.mark.slow
+def test_many_random_calls_are_those_of_float64() -> None:
+    met = interpreted(3, 300)
+    assert (met["calls"], met["wrong"]) == (300, 0)
+    assert all(met.values()) or [name for name, count in met.items() if not count] == ["wrong"], met
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["mask", "edges"])
+def test_planted_faults_are_found(fault: str) -> None:
+    assert interpreted(4, 20, fault)["wrong"] >= 3
+
+
+def call_of(*parts: Tensor, **options: Any) -> AttentionCall:
+    return AttentionCall(*parts, ScaledDot(), 0.5, **options)
+
+
+def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(BackendError, match=r"tensors are on cpu, the kernel runs on CUDA.*torch"):
+        weft.attend(x, x, x, backend="triton")
+    with pytest.raises(BackendError, match=r"tensors are on cpu"):
+        weft.attention(x, x, x, backend="triton")
+    with pytest.raises(BackendError, match=r"never forms the dense weights"):
+        weft.attend(x, x, x, backend="triton", keep=weft.All())
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(triton, "find_spec", lambda name: None)
+    reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
+    assert reason == 'Triton is not installed (pip install "weft[gpu]")'
+    monkeypatch.setattr(triton, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton, "_difference", lambda device, dtype: None)
+    deep, many, table = (torch.zeros(1, 1, 600, size) for size in (300, 4, 4))
+    shaw = weft.Shaw(torch.zeros(3, 4))
+    for call, kept, expected in (
+        (call_of(x, x, x), 2, None),
+        (call_of(x.double(), x.double(), x.double()), 2, "float64"),
+        (call_of(deep, deep, deep), 2, "depths are 300 and 300"),
+        (call_of(many, many, many), 513, "513 edges"),
+        (call_of(x, x, x), 513, None),  # of three keys
+        (call_of(table, table, table, relative=shaw), 2, "no tables"),
+        (call_of(x, x, x, dropout=0.5), 2, "dropout is 0.5"),
+    ):
+        reason = triton.why_not_served(call, weft.Top(kept))
+        assert reason == expected or (expected is not None and expected in (reason or ""))
+
+
+@pytest.mark.parametrize("wrong", ["output", "weights", "lse", "entropy", "rest", None])
+def test_a_device_on_which_it_is_wrong_is_not_served(
+    wrong: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(call: AttentionCall, keep: weft.Top) -> tuple[Tensor, weft.AttentionGraph]:
+        output, graph = torch_ops.attend(call, keep)
+        if wrong is not None:
+            tensor = output if wrong == "output" else getattr(graph, wrong)
+            tensor[..., 3].add_(0.01)
+        return output, graph
+
+    monkeypatch.setattr(triton, "attend", attend)
+    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
+    if wrong is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert said.startswith("on cpu its ")
+        assert "1.0e-02 from plain torch" in said
