@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from tests.training.conftest import toml
@@ -27,9 +28,11 @@ from weft.formats.shards import latest_shards
 from weft.formats.tensors import load_tensors
 from weft.training.batches import Batch
 from weft.training.config import RunConfig, check_config
+from weft.training.inference import open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.ranks import Ranks
+from weft.training.tasks import make_task
 
 ConfigMaker = Callable[..., RunConfig]
 Kind = Literal["ddp", "fsdp"]
@@ -376,3 +379,40 @@ def test_processes_of_different_configurations_are_refused(
     assert ends[1].startswith("GroupError")
     with pytest.raises(InputError, match="another configuration"):
         alone(tiny(parallel="fsdp"), tmp_path / "a")
+
+
+@pytest.mark.slow
+@KINDS
+def test_batch_norms_are_those_of_the_checkpoint(
+    parallel: Kind, starter: Starter, tmp_path: Path
+) -> None:
+    """Each process norms its own share; what is kept goes on the same, and was validated."""
+    draw = np.random.default_rng(1)
+    for part, size in (("train", 64), ("valid", 16)):
+        images = draw.integers(0, 255, (size, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{part}.npz", images=images, labels=images[:, 0, 0] % 3)
+    settings = {
+        "task": {
+            "kind": "images", "folder": str(tmp_path), "train": "train.npz", "valid": "valid.npz",
+        },
+        "model": {"kind": "convolutional", "channels": [4, 4], "halved": [1], "attention": 0},
+        "training": {
+            "max_steps": 12, "batch_tokens": 1024, "validate_every": 4, "checkpoint_every": 5,
+            "warmup": 2, "parallel": parallel, "average": 0.9,
+        },
+    }  # fmt: skip
+    config = check_config(settings, "test")
+    assert starter.run(config, tmp_path / "whole", 2) == ["", ""]
+    assert "" not in starter.run(config, tmp_path / "pieces", 2, stop=7)
+    assert starter.run(config, tmp_path / "pieces", 2) == ["", ""]
+    assert losses(tmp_path / "whole") == losses(tmp_path / "pieces")
+    best = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("whole", "pieces")]
+    assert best[0] == best[1]
+    run = open_run(tmp_path / "whole")
+    assert any("running_mean" in name for name in run.model.state_dict())
+    task = make_task(run.config, run.data)
+    found = task.results(run.model.eval(), split="valid", beam=1, progress=lambda done, total: None)
+    measured = next(m for m in found.measures if m.name == "loss")
+    reports = RunFolder(tmp_path / "whole").read_metrics()
+    least = min(r["validation_loss"] for r in reports if "validation_loss" in r)
+    assert float(measured.formula(measured.statistics.sum(0))) == pytest.approx(least, abs=1e-5)
