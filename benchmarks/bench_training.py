@@ -1,12 +1,15 @@
-"""Claim: training on weft's layers is not slower than on torch.nn.Transformer.
+r"""Claim: training on weft's layers is not slower than on torch.nn.Transformer.
 
 Peer: torch.nn.Transformer of the same sizes, with the same embeddings, batches and optimiser, and
 torch's own loss. weft multiplies in float32, and in bfloat16 where the processor has such products.
-All take the same steps in turn. Prints real source + target tokens a second and the ratios,
-weft / peer, last.
+All take the same steps in turn. Prints real source + target tokens a second; the bound: what the
+peer's step would take if it were its matrix products alone, at the speed of large ones, in float32
+by torch and in bfloat16 by weft; and the ratios, weft / peer, last.
 
     python benchmarks/bench_training.py                        # dates
     python benchmarks/bench_training.py --folder PATH/multi30k # English to German
+    python benchmarks/bench_training.py --folder PATH/multi30k --width 512 --heads 8 \
+        --feed-forward 2048 --layers 6 --vocabulary 32000 --batch-tokens 2048 --steps 12
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ import time
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from weft.mechanism.linear import Products, products
+from weft.mechanism.linear import Products, linear_maps, products
 from weft.mechanism.positions import sinusoidal
 from weft.models.configuration import Architecture
 from weft.models.transformer import Transformer
@@ -31,7 +35,8 @@ from weft.training.optimisation import smoothed_cross_entropy
 from weft.training.tasks.dates import dates_task
 from weft.training.tasks.translation import translation_task
 
-ARCHITECTURE = Architecture(width=256, heads=4, feed_forward=1024, dropout=0.1)
+#: Rows, columns and depth of a large product.
+LARGE = 2048
 
 
 class Peer(nn.Module):
@@ -98,12 +103,44 @@ def step(
     return time.perf_counter() - start
 
 
+def bounds(model: Peer, batches: list[Batch]) -> dict[Products, float]:
+    """Seconds of a mean step that is its matrix products alone, each as fast as a large one."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        for batch in batches:
+            loss(model, batch).backward()
+    model.zero_grad()
+    operations = counter.get_total_flops() / len(batches)
+    inputs, large = torch.randn(LARGE, LARGE), nn.Linear(LARGE, LARGE, bias=False)
+    kinds: tuple[Products, Products] = ("float32", "bfloat16")
+    seconds = {}
+    for kind in kinds:
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            with torch.no_grad(), products(kind):
+                linear_maps(inputs, [large])
+            times.append(time.perf_counter() - start)
+        seconds[kind] = operations / (2 * LARGE**3 / statistics.median(times[2:]))
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", help="of Multi30k, task 1 raw; default: the dates task")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--feed-forward", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=3, help="of encoder and decoder")
+    parser.add_argument("--vocabulary", type=int, default=0, help="at least the task's own")
+    parser.add_argument("--batch-tokens", type=int, default=4096)
     arguments = parser.parse_args()
+    sizes = Architecture(
+        width=arguments.width, heads=arguments.heads, feed_forward=arguments.feed_forward,
+        encoder_layers=arguments.layers, decoder_layers=arguments.layers, dropout=0.1,
+    )  # fmt: skip
     if arguments.folder:
         task = translation_task(
             TranslationConfig(
@@ -118,15 +155,17 @@ def main() -> None:
         task = dates_task(DatesConfig(train_examples=20_000), seed=1)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
+    choices = max(len(task.vocabulary), arguments.vocabulary)
+    peer = Peer(choices, sizes)
     models: dict[str, Transformer | Peer] = {
-        "torch.nn.Transformer": Peer(len(task.vocabulary), ARCHITECTURE),
-        "weft": Transformer(len(task.vocabulary), ARCHITECTURE),
-        "weft, bfloat16": Transformer(len(task.vocabulary), ARCHITECTURE),
+        "torch.nn.Transformer": peer,
+        "weft": Transformer(choices, sizes),
+        "weft, bfloat16": Transformer(choices, sizes),
     }
     optimisers = {
         name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()
     }
-    plans = task.plan_epoch(0, 4_096)[: arguments.steps]
+    plans = task.plan_epoch(0, arguments.batch_tokens)[: arguments.steps]
     speeds: dict[str, list[float]] = {name: [] for name in models}
     for number, plan in enumerate(plans):
         batch = task.batch(plan)
@@ -136,9 +175,17 @@ def main() -> None:
             if number >= 4:  # the first steps warm up
                 speeds[name].append(batch.tokens / seconds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
+    batches = [task.batch(plan) for plan in plans[4:]]
+    tokens = statistics.mean(batch.tokens for batch in batches)
+    least = bounds(peer, batches)
+    parameters = sum(parameter.numel() for parameter in peer.parameters())
+    print(f"{parameters / 1e6:.2f} million parameters, {tokens:,.0f} real tokens a step")
     for name, speed in medians.items():
         print(f"{name:<22} {speed:8,.0f} real tokens/s")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB, all")
+    for kind, seconds in least.items():
+        most = tokens / seconds / medians["torch.nn.Transformer"]
+        print(f"bound {most:.2f} ({kind}: the peer's products alone take {seconds:.2f} s a step)")
     for name in ("weft, bfloat16", "weft"):
         pairs = zip(speeds[name], speeds["torch.nn.Transformer"], strict=True)
         ratios = sorted(ours / peers for ours, peers in pairs)
