@@ -6,7 +6,7 @@ which stands above the analyses and the studio that it opens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
     from torch import Tensor
 
+    from weft.analysis.eviction.evict import Eviction, Rule
     from weft.analysis.image_map import ImageMap
     from weft.studio.serving import Viewer
 
@@ -94,6 +95,25 @@ class Trace(TraceData):
         from weft.analysis.image_map import image_map
 
         return image_map(self, layer, head, token, image=image, size=size)
+
+    def evict(
+        self,
+        *,
+        budgets: Sequence[float] = (0.05, 0.2, 0.5),
+        policies: Sequence[Rule] | None = None,
+        prompt: int | None = None,
+        each_step: bool = False,
+    ) -> Eviction:
+        """What a cache of fewer keys would have thrown away, and the attention mass lost by it.
+
+        By H2O, SnapKV, TOVA, StreamingLLM or a function, against the best choice; ``.table()`` is a
+        DataFrame. See `weft.analysis.eviction.evict.evict`.
+
+        Raises: InputError: a layer without exact weights; no such budget, prompt or policy.
+        """
+        from weft.analysis.eviction.evict import evict
+
+        return evict(self, budgets=budgets, policies=policies, prompt=prompt, each_step=each_step)
 
     def sql(self, query: str) -> pandas.DataFrame:
         """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.

@@ -26,6 +26,7 @@ __all__ = [
     "bare",
     "new_figure",
     "not_shown",
+    "picture_format",
     "save_picture",
     "sized",
     "weight_norm",
@@ -178,6 +179,17 @@ def sized(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:
     return list(tokens)
 
 
+def picture_format(path: Path) -> str:
+    """What a picture is written as, by its suffix: "png", "svg" or "pdf".
+
+    Raises: InputError: another suffix.
+    """
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in _FORMATS:
+        raise InputError(f"{path}: a picture is written as .png, .svg or .pdf.")
+    return kind
+
+
 def save_picture(figure: Figure, path: Path | str, dpi: float = _DPI) -> None:
     """Write a figure to a file, whole or not at all; its suffix chooses PNG, SVG or PDF.
 
@@ -191,9 +203,7 @@ def save_picture(figure: Figure, path: Path | str, dpi: float = _DPI) -> None:
     Raises: InputError: another suffix; DataError: the file cannot be written.
     """
     path = Path(path)
-    kind = path.suffix.lower().lstrip(".")
-    if kind not in _FORMATS:
-        raise InputError(f"{path}: a picture is written as .png, .svg or .pdf.")
+    kind = picture_format(path)
     # The same picture gives the same bytes: no dates, no random names.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "pdf.fonttype": 42}
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]

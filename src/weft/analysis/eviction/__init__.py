@@ -1,0 +1,1 @@
+"""What a smaller cache of keys would have thrown away, and what that costs, on a trace."""

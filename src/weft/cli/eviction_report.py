@@ -1,0 +1,68 @@
+"""The table that `weft evict` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.cli.output import print_frame, print_json, print_table, records
+
+if TYPE_CHECKING:
+    from weft.analysis.eviction.evict import Eviction
+
+__all__ = ["print_eviction"]
+
+#: What stands in a column, by its name in the DataFrame.
+_HEADINGS = {
+    "policy": "policy", "budget": "budget", "keys": "keys", "layer": "layer", "head": "head",
+    "step": "step", "lost": "lost", "above": "above best", "worst_lost": "worst head",
+    "worst_layer": "layer", "worst_head": "head", "output": "output", "layer_output": "layer out",
+}  # fmt: skip
+_PERCENT = ("lost", "above", "worst_lost", "output", "layer_output")
+
+
+def print_eviction(path: Path, found: Eviction, by: str, as_csv: bool, as_json: bool) -> None:
+    """Print a row for each policy and budget, or for its layers, heads or steps."""
+    table = found.table(by)
+    if as_csv:
+        print_frame(table, as_csv)
+        return
+    names = [name for name in table.columns if not bool(table[name].isna().all())]
+    rows = records(table)
+    print_table(
+        [_HEADINGS[name] for name in names],
+        [[_cell(name, row[name]) for name in names] for row in rows],
+        left=("policy",),
+        wide=True,
+    )
+    heads = sum(layer.lost.shape[2] for layer in found.layers.values())
+    how = "a key goes after every step" if found.each_step else "keys go once, after the prompt"
+    print(
+        f"{len(found.layers)} layers, {heads} heads; prompt of {found.prompt:,} tokens, then "
+        f"{found.steps:,} steps; {how}."
+    )
+    print(
+        "lost: attention mass on keys that are gone, mean over heads and steps. above best: more "
+        "than with the best keys for each step."
+    )
+    if found.passed_over:
+        print(f"Without {len(found.passed_over)} layers that do not look back at their sequence.")
+    if as_json:
+        print_json(
+            {
+                "trace": str(path),
+                "prompt": found.prompt,
+                "steps": found.steps,
+                "each_step": found.each_step,
+                "passed_over": list(found.passed_over),
+                "rows": rows,
+            }
+        )
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "budget":
+        return f"{100 * value:.3g} %"
+    if name in _PERCENT:
+        return "-" if value != value else f"{100 * value:.2f} %"
+    return f"{value:,}" if name == "keys" else str(value)

@@ -1,0 +1,157 @@
+"""The policies and their losses as the papers say them: loops over sets, float64, dense weights.
+
+Shares no code with weft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    weights: Array = powers / powers.sum(-1, keepdims=True)
+    return weights
+
+
+def dense(
+    queries: Array, keys: Array, left: int | None = None, sinks: Array | None = None
+) -> Array:
+    """Causal weights, (heads, queries, keys), keys repeated; a window, and logits beside them."""
+    group = len(queries) // len(keys)
+    keys = np.repeat(keys, group, 0)
+    scores = queries @ keys.transpose(0, 2, 1) / np.sqrt(queries.shape[-1])
+    i, j = np.indices(scores.shape[1:])
+    hidden = (j > i) | (False if left is None else j < i - left)
+    scores[:, hidden] = -np.inf
+    if sinks is None:
+        return softmax(scores)
+    beside = np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+    return softmax(np.concatenate((scores, beside), -1))[..., :-1]
+
+
+def best(scores: Array, budget: int) -> set[int]:
+    """The positions of the highest scores, of equal ones the later."""
+    order = sorted(range(len(scores)), key=lambda j: (-scores[j], -j))
+    return set(order[:budget])
+
+
+def groups(weights: Array, kv_heads: int) -> list[Array]:
+    return np.split(weights, kv_heads)
+
+
+def h2o(weights: Array, kv_heads: int, n: int, budget: int) -> list[set[int]]:
+    """Zhang et al., algorithm 1 on a prompt: half for the latest, half for heavy hitters."""
+    latest = set(range(n - budget // 2, n))
+    sets = []
+    for group in groups(weights[:, :n, :n], kv_heads):
+        sums = group.sum((0, 1))
+        sums[sorted(latest)] = -1
+        sets.append(latest | best(sums, budget - len(latest)))
+    return sets
+
+
+def observed(weights: Array, kv_heads: int, n: int, budget: int) -> list[set[int]]:
+    sets = []
+    for group in groups(weights[:, :n, :n], kv_heads):
+        means = np.array([group[:, j:, j].mean(1).mean() for j in range(n)])
+        sets.append(best(means, budget))
+    return sets
+
+
+def tova(weights: Array, kv_heads: int, n: int, budget: int) -> list[set[int]]:
+    last = weights[:, n - 1, : n - 1].mean(0)
+    return [best(last, budget - 1) | {n - 1}] * kv_heads
+
+
+def streaming(weights: Array, kv_heads: int, n: int, budget: int) -> list[set[int]]:
+    sinks = set(range(min(4, budget)))
+    return [sinks | set(range(n - (budget - len(sinks)), n))] * kv_heads
+
+
+def snapkv(
+    weights: Array, kv_heads: int, n: int, budget: int, window: int, kernel: int
+) -> list[set[int]]:
+    sets = []
+    for group in groups(weights[:, n - window : n, : n - window], kv_heads):
+        votes = group.sum((0, 1))
+        pooled = [
+            sum(
+                votes[k] for k in range(j - kernel // 2, j + kernel // 2 + 1) if 0 <= k < n - window
+            )
+            for j in range(n - window)
+        ]
+        sets.append(best(np.array(pooled), budget - window) | set(range(n - window, n)))
+    return sets
+
+
+def lost_after(weights: Array, sets: list[set[int]], n: int) -> Array:
+    """The mass of later queries on keys of the prompt that are not in the set, (heads, steps)."""
+    heads, length, _ = weights.shape
+    lost = np.zeros((heads, length - n))
+    for h in range(heads):
+        there = sets[h // (heads // len(sets))]
+        for i in range(n, length):
+            lost[h, i - n] = sum(weights[h, i, j] for j in range(n) if j not in there)
+    return lost
+
+
+def best_by_trying(group: Array, budget: int) -> float:
+    """The least mass that any set of so many keys loses: (heads, rows, keys), all summed."""
+    columns = group.sum((0, 1))
+    return float(
+        min(columns.sum() - columns[list(each)].sum()
+            for each in combinations(range(len(columns)), budget))
+    )  # fmt: skip
+
+
+def online(
+    weights: Array,
+    kv_heads: int,
+    n: int,
+    first: list[set[int]],
+    goes: Callable[[list[int], Array, Array, int], int],
+) -> tuple[Array, list[dict[int, int]]]:
+    """A cache that throws a key away after each query: lost mass, and after which query each went.
+
+    goes: of the keys there, the weights of this query over them (of the group, and of all heads),
+    and the sums so far: the one that goes.
+    """
+    heads, length, _ = weights.shape
+    size = heads // kv_heads
+    lost = np.zeros((heads, length - n))
+    caches = [sorted(each) for each in first]
+    gone: list[dict[int, int]] = [{j: n - 1 for j in range(n) if j not in each} for each in first]
+    sums = np.stack([g[:, :n].sum((0, 1)) for g in groups(weights, kv_heads)])
+    for i in range(n, length):
+        seen = np.zeros((heads, length))
+        for k, cache in enumerate(caches):
+            cache.append(i)
+            for h in range(k * size, (k + 1) * size):
+                there = weights[h, i, cache]
+                away = weights[h, i].sum() - there.sum()
+                lost[h, i - n] = away
+                seen[h, cache] = there / (1 - away)
+            sums[k] += seen[k * size : (k + 1) * size].sum(0)
+        for k, cache in enumerate(caches):
+            which = goes(cache, sums[k], seen.mean(0), i)
+            cache.remove(which)
+            gone[k][which] = i
+    return lost, gone
+
+
+def moved(weights: Array, values: Array, gone: Array) -> tuple[Array, Array]:
+    """The output with all keys, and with those left, renormalised: (heads, rows, depth) each.
+
+    weights: (heads, rows, keys), gone: the same shape. A sink's share stays beside the keys.
+    """
+    values = np.repeat(values, len(weights) // len(values), 0)
+    left = np.where(gone, 0, weights)
+    away = (weights - left).sum(-1, keepdims=True)
+    return weights @ values, (left / (1 - away)) @ values

@@ -1,0 +1,108 @@
+"""`weft evict`: the table, a policy of one's own, the picture, and bad input in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import weft
+
+RULES = """
+import torch
+def latest(prompt, budget):
+    return torch.arange(prompt.length).expand(prompt.kv_heads, -1)
+def broken(prompt, budget):
+    return prompt.nothing
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evict")
+    made = torch.Generator().manual_seed(1)
+    queries, keys = torch.randn(2, 3, 4, 48, 8, generator=made)
+    options = {"mask": weft.causal(), "kind": "decoder"}
+    weft.from_queries_keys(queries, keys, save=folder / "t.weft", **options)
+    weft.from_queries_keys(
+        queries, keys, save=folder / "without.weft", queries_keys=False, **options
+    )
+    (folder / "rules.py").write_text(RULES)
+    (folder / "bad.py").write_text("1 +")
+    return folder
+
+
+def test_the_table_has_a_row_for_each_policy_and_budget(folder: Path, weft_main: Command) -> None:
+    own = f"{folder / 'rules.py'}:latest"
+    result = weft_main(
+        "evict", folder / "t.weft", "--policy", "tova", "--policy", own, "--budget", "25%",
+        "--budget", "8", "--prompt", "32", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    report = json.loads(lines[-1])
+    rows = {(row["policy"], row["keys"]): row for row in report["rows"]}
+    assert (report["prompt"], report["steps"]) == (32, 16)
+    names = ("tova", "latest", "oracle", "oracle-step")
+    assert set(rows) == {(name, 8) for name in names}
+    # By hand, in float64: the 8 latest of the prompt stay.
+    lost = []
+    for layer in weft.open(folder / "t.weft").layers:
+        assert layer.queries is not None and layer.keys is not None
+        scores = layer.queries.double() @ layer.keys.double().transpose(1, 2) / 8**0.5
+        weights = scores.masked_fill(torch.ones(48, 48).triu(1).bool(), -torch.inf).softmax(-1)
+        lost.append(weights[:, 32:, :24].sum(-1))
+    expected = float(torch.stack(lost).mean())
+    assert rows["latest", 8]["lost"] == pytest.approx(expected, abs=1e-6)
+    assert f"{100 * expected:.2f} %" in result.out
+    assert "3 layers, 12 heads; prompt of 32 tokens, then 16 steps" in result.out
+
+
+def test_every_layer_head_and_step_as_comma_separated_values(
+    folder: Path, weft_main: Command
+) -> None:
+    for by, count in (("layer", 3), ("head", 12), ("step", 6)):
+        result = weft_main(
+            "evict", folder / "t.weft", "--by", by, "--csv", "--each-step", "--budget", "9"
+        )
+        rows = list(csv.DictReader(result.out.splitlines()))
+        assert len(rows) == 4 * count and {row["policy"] for row in rows} == {
+            "h2o", "streaming", "tova", "oracle-step"
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [(), ("--each-step",)])
+def test_the_picture_is_drawn(
+    folder: Path, tmp_path: Path, weft_main: Command, options: tuple[str, ...]
+) -> None:
+    out = tmp_path / "e.svg"
+    result = weft_main("evict", folder / "t.weft", "--picture", out, *options)
+    assert result.code == 0, result.err
+    text = out.read_text()
+    assert "What a cache of 20 % of the keys keeps" in text and "oracle-step" in text
+
+
+def test_bad_input_is_one_line(folder: Path, tmp_path: Path, weft_main: Command) -> None:
+    rules = folder / "rules.py"
+
+    def line(*words: object, trace: str = "t.weft") -> str:
+        return weft_main("evict", folder / trace, *words).one_line()
+
+    assert "Trace again with queries and keys" in line(trace="without.weft")
+    assert "no policy 'h3'" in line("--policy", "h3")
+    assert "--budget much: expected a share" in line("--budget", "much")
+    assert "budget 1.2; expected a share" in line("--budget", "120%")
+    assert "a prompt of 99 of 48 tokens" in line("--prompt", "99")
+    assert "expected policy, layer, head or step" in line("--by", "token")
+    assert "no.py" in line("--policy", "no.py:f")
+    assert "cannot be imported (SyntaxError" in line("--policy", f"{folder / 'bad.py'}:f")
+    assert "there is none" in line("--policy", f"{rules}:absent")
+    assert "it is of type int" in line("--policy", f"{rules}:number")
+    assert "policy broken: failed (AttributeError" in line("--policy", f"{rules}:broken")
+    assert "module no_such_module" in line("--policy", "no_such_module:f")
+    assert "a picture is written as .png" in line("--picture", tmp_path / "e.bmp")
