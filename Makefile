@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; the second time that costs nothing.
-.PHONY: help setup demo test test-all check bench pictures docs clean
+.PHONY: help setup demo test test-all check bench pictures docs wheel clean
 
 python := .venv/bin/python
 # A file of tests stays in one process; each worker computes on its share of the cores.
@@ -27,7 +27,7 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp
+	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp tests/native/*.cpp
 	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last
@@ -42,5 +42,8 @@ docs: setup  ## the reference of the public functions, in build/docs
 	$(python) -m pdoc --docformat google --output-directory build/docs weft
 	@echo build/docs/index.html
 
+wheel:  ## a wheel and a source distribution, in dist; see docs/install.md
+	@scripts/wheel
+
 clean:  ## remove what was built (.venv, build, the front end); runs stay
-	rm -rf .venv build studio/node_modules src/weft/studio/static
+	rm -rf .venv build dist studio/node_modules src/weft/studio/static

@@ -49,6 +49,10 @@ constexpr bool pairs_serve_float32 = false;
 // keys would cost more than it saves.
 constexpr int few_rows = 4;
 
+// Whether the floats path reads the keys where they are. This sums in another order than packed
+// keys do, so that nothing but the shapes may decide it: not how many blocks a thread takes.
+inline bool reads_keys_directly(const Call& call) { return call.queries_count <= few_rows; }
+
 // Whether the products can read the values where they are.
 inline bool values_in_place(const Call& call) {
     return !call.bfloat16 && call.value_depth % lanes == 0;

@@ -171,7 +171,7 @@ inline void stream_tiles(const Block& block, const Pass& pass) {
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
                           PackedKeys& keys, int64_t kv_head) {
     begin_block(call, block, b, h, first, true);
-    const bool directly = kv_head >= 0 && block.rows <= few_rows;
+    const bool directly = kv_head >= 0 && reads_keys_directly(call);
     stream_tiles(block, [&](Range tile) {
         if (directly)
             pack_values(call, b, kv_head, tile, keys);

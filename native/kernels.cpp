@@ -75,7 +75,7 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
 #endif
         // Where no other block will use them, keys are packed a tile at a time, and never leave the
         // cache: all that a step of decoding costs is reading keys and values once.
-        const bool by_tile = end_block - first_block == 1;
+        const bool by_tile = reads_keys_directly(call) || end_block - first_block == 1;
         if (!by_tile && !packed_floats) pack_keys(call, b, kv_head, seen, keys);
         packed_floats = true;
         forward_block(call, *block, b, head, query, keys, by_tile ? kv_head : -1);

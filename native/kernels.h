@@ -42,6 +42,9 @@ struct Kernels {
 // Instruction sets that this build has and this processor runs, widest first.
 std::vector<std::string> instruction_sets();
 
+// Those that this build has, widest first.
+std::vector<std::string> compiled_instruction_sets();
+
 // The kernels of an instruction set by name, of the widest for an empty name; nullptr where this
 // machine has none of that name.
 const Kernels* find_kernels(const std::string& instruction_set);

@@ -338,6 +338,8 @@ NB_MODULE(_native, module) {
     module.doc() = "weft's native kernels.";
     module.def("instruction_sets", &instruction_sets,
                "The instruction sets that these kernels and this processor share, widest first.");
+    module.def("compiled_instruction_sets", &compiled_instruction_sets,
+               "The instruction sets that these kernels were compiled for, widest first.");
     nb::class_<Tensor>(module, "Tensor", "An address and strides, in elements.")
         .def(
             "__init__",

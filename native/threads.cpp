@@ -4,7 +4,9 @@
 #include <dlfcn.h>
 #include <link.h>
 #endif
+#if !defined(_WIN32)
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <condition_variable>
@@ -92,16 +94,23 @@ private:
     uint64_t generation_ = 0;
 };
 
+// Which process this is. Windows makes none that goes on with the memory of another.
+#if defined(_WIN32)
+int this_process() { return 1; }
+#else
+int this_process() { return static_cast<int>(getpid()); }
+#endif
+
 // The pool of this process: a child made by fork has none of its parent's threads and needs a
 // pool of its own. Never destroyed, since its threads sleep in it until the process ends.
 Pool& pool() {
     static std::mutex mutex;
     static Pool* current = nullptr;
-    static pid_t owner = 0;
+    static int owner = 0;
     std::lock_guard<std::mutex> lock(mutex);
-    if (!current || owner != getpid()) {
+    if (!current || owner != this_process()) {
         current = new Pool;
-        owner = getpid();
+        owner = this_process();
     }
     return *current;
 }
@@ -162,8 +171,8 @@ void run_tasks(int threads, int64_t count,
     }
     // libgomp does not survive a fork: a child would wait for threads that it does not have.
     static const ParallelRegion parallel_region = find_parallel_region();
-    static const pid_t owner = getpid();
-    if (parallel_region && owner == getpid()) {
+    static const int owner = this_process();
+    if (parallel_region && owner == this_process()) {
         Region region{task, count};
         parallel_region(&Region::run, &region, static_cast<unsigned>(threads), 0);
         return;

@@ -55,7 +55,8 @@ class _Verbs(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verb = args[0]
-        if verb in self.commands or verb.startswith("-"):
+        # A shell that asks what may follow is told nothing of a word that is no verb.
+        if verb in self.commands or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         listed = [name for name, command in self.commands.items() if not command.hidden]
         close = get_close_matches(verb[:100], listed, 1)
@@ -127,7 +128,6 @@ def _app() -> typer.Typer:
         name="weft",
         cls=_Verbs,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

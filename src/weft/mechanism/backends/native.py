@@ -18,9 +18,25 @@ from weft.mechanism.backends.native_request import NativeCall, kernels, prepare,
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.parts import changed
 from weft.mechanism.shapes import Output
 
-__all__ = ["attend", "attention", "instruction_sets", "why_not_served"]
+__all__ = [
+    "attend",
+    "attention",
+    "compiled_instruction_sets",
+    "instruction_sets",
+    "why_not_served",
+]
+
+
+def compiled_instruction_sets() -> list[str]:
+    """The instruction sets that the kernels were compiled for, the widest first.
+
+    None are known of kernels that were built before they could be asked.
+    """
+    ask = getattr(kernels, "compiled_instruction_sets", list)
+    return list(ask())
 
 
 def instruction_sets() -> list[str]:
@@ -94,9 +110,16 @@ def attention(call: AttentionCall) -> Output:
     return _attention(native, *native.tensors)[0]
 
 
-def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
-    """Output and attention graph of a call that the kernels serve; see torch_ops.attend."""
+def attend(
+    call: AttentionCall, keep: Top, instruction_set: str | None = None
+) -> tuple[Output, AttentionGraph]:
+    """Output and attention graph of a call that the kernels serve; see torch_ops.attend.
+
+    instruction_set: whose kernels run; None: those of every call.
+    """
     native = prepare(call)
+    if instruction_set is not None:
+        native = changed(native, instruction_set=instruction_set)
     k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
         rows = Rows(*_attend(native, k, *native.tensors))

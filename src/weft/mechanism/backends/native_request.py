@@ -8,6 +8,7 @@ mask that is none of these is formed as bool cells, up to a size.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -115,10 +116,23 @@ class NativeCall:
 
 def _load_kernels() -> tuple[Any, str]:
     """The compiled kernels, or None and why there are none: torch then serves every call."""
+    module, reason = _import_kernels()
+    if module is None:
+        warnings.warn(
+            f"{reason}: torch computes attention, slower. `weft doctor` shows what is here.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return module, reason
+
+
+def _import_kernels() -> tuple[Any, str]:
     try:
         module = import_module("weft._native")
-    except ImportError:  # built without a compiler
+    except ModuleNotFoundError:  # built without a compiler that knows vectors
         return None, "weft was installed without its native kernels"
+    except ImportError as error:
+        return None, f"the native kernels cannot be loaded ({error})"
     fields = {*NativeCall.names, *NativeCall.rules, *NativeCall.numbers}
     calls = {"NeighbourCall", "LinearCall", "LossCall", "DropoutCall", "RotaryCall"}
     if not fields <= set(dir(module.Call)) or not calls <= set(dir(module)):

@@ -1,0 +1,193 @@
+"""`weft doctor`: what it says, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import weft
+from weft.jobs import doctor
+from weft.mechanism import self_check
+from weft.mechanism.backends import native, native_forward
+
+
+def answer(result: Any) -> tuple[list[str], dict[str, Any]]:
+    *lines, last = result.out.splitlines()
+    return lines, json.loads(last)
+
+
+def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None:
+    lines, found = answer(weft_main("doctor", "--json"))
+    assert all(len(line) < 80 for line in lines)
+    facts = found["findings"]
+    assert facts["versions"]["torch"] == importlib.metadata.version("torch")
+    assert facts["versions"]["python"].split()[1].rstrip(",") == platform.python_version()
+    assert facts["attention"]["threads"].startswith(f"{torch.get_num_threads()} ")
+    checks = facts["self-check against float64"]
+    assert set(checks) == {*native.instruction_sets(), "torch", "took"}
+    assert checks["took"].endswith(" s")
+    extras = importlib.metadata.metadata("weft").get_all("Provides-Extra")
+    assert set(facts["extras"]) == set(extras or []) - {"dev", "all", "test-notebooks"}
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux what it has")
+def test_the_instruction_sets_are_those_that_the_system_names() -> None:
+    """The kernels ask the processor; Linux asked it too."""
+    line = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if "flags" in line)
+    flags = set(line.split())
+    wide = {"avx512f", "avx512dq", "avx512bw", "avx512vl", "fma", "avx2"}
+    needed = {
+        "avx2": {"avx2", "fma"},
+        "avx512": wide,
+        "avx512_bf16": wide | {"avx512_bf16"},
+        "amx": wide | {"avx512_bf16", "amx_tile", "amx_bf16"},
+        "baseline": set(),
+    }
+    compiled = native.compiled_instruction_sets()
+    assert compiled[-1] == "baseline"
+    assert native.instruction_sets() == [name for name in compiled if needed[name] <= flags]
+
+
+@pytest.mark.parametrize("backend", [*native.instruction_sets(), "torch"])
+def test_a_small_fault_of_one_backend_is_found(
+    backend: str, weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One number of one call, off by a thousandth."""
+    right = self_check._attend
+
+    def fault(call: Any, asked: str) -> Any:
+        output, graph = right(call, asked)
+        if asked == backend and call.keys.shape[2] == 1500:
+            output = output + torch.eye(*output.shape[2:]) * 1e-3
+        return output, graph
+
+    monkeypatch.setattr(self_check, "_attend", fault)
+    result = weft_main("doctor", "--json")
+    _, found = answer(result)
+    assert result.code == 1
+    assert not found["healthy"]
+    (problem,) = found["problems"]
+    assert problem["name"] == backend
+    assert f"weft: {backend}: output of the call 'long rows'" in result.err
+
+
+def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that keep the wrong keys, and kernels that give NaN."""
+    if not native.instruction_sets():
+        pytest.skip("built without the native kernels")
+    right = native_forward._run
+
+    def shifted(asked: Any, results: Any, kept: int = 0) -> None:
+        right(asked, results, kept)
+        if "kept_keys" in results:
+            results["kept_keys"].copy_(results["kept_keys"].roll(1, -1))
+
+    def undefined(asked: Any, results: Any, kept: int = 0) -> None:
+        right(asked, results, kept)
+        results["lse"][0, 0, 0] = float("nan")
+
+    for fault, where in ((shifted, "keys"), (undefined, "log-sum-exp")):
+        monkeypatch.setattr(native_forward, "_run", fault)
+        checks = list(self_check.check_attention(["baseline"]))
+        assert all(not check.passed for check in checks), where
+        assert {check.worst for check in checks} == {where}
+    monkeypatch.setattr(native_forward, "_run", right)
+    assert all(check.passed for check in self_check.check_attention(["baseline"]))
+
+
+def test_packages_that_are_missing_or_too_old(
+    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name in ("matplotlib", "rich"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.9.0" if name == "torch" else real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    result = weft_main("doctor", "--json")
+    _, found = answer(result)
+    assert result.code == 1
+    assert [problem["name"] for problem in found["problems"]] == ["torch", "rich"]
+    assert "weft: torch is 1.9.0, weft needs torch>=2.6. pip install" in result.err
+    assert "weft: rich is missing. pip install" in result.err
+    # An extra may be missing: that is told, and nothing is wrong.
+    assert found["findings"]["extras"]["pictures"] == (
+        'pip install "weft[pictures]"; missing: matplotlib'
+    )
+
+
+def test_an_instruction_set_that_is_not_here(
+    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.mechanism.backends.native_request.INSTRUCTION_SET", "avx1024")
+    result = weft_main("doctor")
+    assert result.code == 1
+    assert "weft: WEFT_INSTRUCTION_SET is avx1024, which this processor or build lacks" in (
+        result.err
+    )
+
+
+@pytest.fixture
+def without_kernels(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a process that finds a copy of weft without its native module."""
+    (tmp_path / "weft").mkdir()
+    for path in Path(weft.__file__).parent.iterdir():
+        if not path.name.startswith("_native"):
+            (tmp_path / "weft" / path.name).symlink_to(path)
+    yield {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_without_kernels_torch_serves_and_it_is_said_once(without_kernels: dict[str, str]) -> None:
+    code = (
+        "import torch, weft\n"
+        "q = torch.eye(3)[None]\n"
+        "for _ in range(2):\n"
+        "    output, graph = weft.attend(q, q, q, keep=weft.Top(2))\n"
+        "print(graph.keys[0].tolist())\n"
+        "try:\n"
+        "    weft.attend(q, q, q, backend='native')\n"
+        "except weft.BackendError as error:\n"
+        "    print(error)\n"
+    )
+    # -S: the editable installation's finder would find the module all the same.
+    folders = os.pathsep.join([without_kernels["PYTHONPATH"], *sys.path])
+    environment = {**without_kernels, "PYTHONPATH": folders}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-S", *words], env=environment, capture_output=True, text=True
+        )
+
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+    graph, refused = done.stdout.splitlines()
+    assert graph == "[[0, 1], [1, 0], [2, 0]]"
+    assert "weft was installed without its native kernels" in refused
+    assert done.stderr.count("torch computes attention, slower. `weft doctor`") == 1
+    told = run("-m", "weft", "doctor", "--json")
+    *_, last = told.stdout.splitlines()
+    found = json.loads(last)["findings"]
+    assert found["attention"]["kernels"] == "none: torch computes everything, slower"
+    assert set(found["self-check against float64"]) == {"torch", "took"}
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_folder_that_cannot_be_written_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    finding = doctor._folder("folders", "here", tmp_path / "a" / "b")
+    assert finding.problem == f"{tmp_path} cannot be written to."
