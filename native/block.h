@@ -6,6 +6,7 @@
 #include "ordering.h"
 #include "packing.h"
 #include "pairs.h"
+#include "received.h"
 #include "softmax.h"
 #include "strongest.h"
 #include "workspace.h"
@@ -35,6 +36,8 @@ struct Block {
     int rows;
     float guess;                // of the threshold of the next row whose query has length 1
     float norms[most_queries];  // of the queries
+    Waiting waiting;            // where it is asked what keys receive
+    float normalisers[most_queries];
 };
 
 inline Block* lay_out_block(const Call& call, Workspace& space) {
@@ -78,6 +81,7 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
                 b.candidates[row].keys = keys + row * (b.capacity + lanes);
             }
     }
+    b.waiting = lay_out_waiting(call, queries, b.tile_width, b.score_row, space);
     return block;
 }
 
@@ -89,6 +93,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     block.first_query = first;
     block.rows = (int)smaller(queries_of_block(call), call.queries_count - first);
     block.guess = infinity;
+    block.waiting.tiles = 0;
     for (int row = 0; row < block.rows; ++row) {
         if (with_queries)
             copy_row(call.queries, call.bfloat16, b, h, first + row, call.depth, call.scale,
@@ -123,10 +128,28 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     }
 }
 
+// Give a tile's scores, from this row of the block on, the place where their powers can wait.
+inline void take_place(Block& block, int64_t tile, int row) {
+    const Waiting& waiting = block.waiting;
+    block.scores = waiting.powers + (tile * waiting.rows + row) * block.score_row;
+}
+
+inline void begin_tile(Block& block, Range tile) {
+    Waiting& waiting = block.waiting;
+    if (!waiting.powers) return;
+    take_place(block, waiting.tiles, 0);
+    waiting.ranges[waiting.tiles] = tile;
+    for (int row = 0; row < block.rows; ++row)
+        waiting.raised[waiting.tiles * waiting.rows + row] = 1.0f;
+    ++waiting.tiles;
+}
+
 // Show a row a score that may be its highest: what it has summed so far follows its level.
 inline void raise_row(Block& block, int row, float higher) {
     const float factor = block.running[row].raise(higher);
     if (factor == 1.0f) return;
+    const Waiting& waiting = block.waiting;
+    if (waiting.powers) waiting.raised[(waiting.tiles - 1) * waiting.rows + row] = factor;
     float* sums = block.sums + row * block.sums_row;
     for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
     if (block.by_distance)
@@ -169,6 +192,7 @@ inline void finish_block(const Call& call, Block& block) {
         const bool blind = with_sink == 0;
         const float inverse = blind ? 0.0f : 1.0f / with_sink;
         write_output(call, at, block.sums + row * block.sums_row, factor * inverse);
+        block.normalisers[row] = factor * inverse;
         if (!call.lse) continue;
         const float logarithm = __builtin_logf(with_sink);
         call.lse[at] = blind ? -infinity : running.log_sum(logarithm);
@@ -203,6 +227,9 @@ inline void finish_block(const Call& call, Block& block) {
         const float rest = (blind ? 0.0f : inverse * with_sink) - mass;
         call.rest[at] = rest < 0 ? 0.0f : rest;
     }
+    if (block.waiting.powers)
+        receive(call, block.waiting, block.score_row, block.visible, block.first_query, block.rows,
+                block.normalisers);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -56,6 +56,19 @@ struct Call {
     int32_t* kept_keys = nullptr;  // (rows, kept)
     float* kept_scores = nullptr;
     float* kept_weights = nullptr;
+
+    // What each key receives, (batch, heads, keys); `received` and `received_most`, or neither.
+    float* received = nullptr;       // the sum of its weights over all queries
+    float* received_most = nullptr;  // the largest of them
+    float* received_last = nullptr;  // the sum over the last queries, so many, or nullptr
+    int64_t last_queries = 0;
+
+    // Of `forward` itself. A task is so many blocks of a key/value head, by the shapes alone where
+    // it is asked what keys receive; what it adds to each head it has blocks of is a share: three
+    // rows of share_row numbers, as the three results. (batch, heads, shares_of_head).
+    int64_t blocks_of_task = 0;
+    float* shares = nullptr;
+    int64_t shares_of_head = 0, share_row = 0;
 };
 
 }  // namespace weft

@@ -60,17 +60,18 @@ inline bool values_in_place(const Call& call) {
 
 inline bool keeps_edges(const Call& call) { return call.kept > 0; }
 
-// Whether a call of bfloat16 keeps no edges and has no rule but which keys are seen.
+// Whether a call of bfloat16 keeps no edges, asks nothing of its keys, and has no rule but which
+// keys are seen.
 inline bool is_plain(const Call& call) {
     return call.bfloat16 && !keeps_edges(call) && call.value_depth > 0 && !call.value_table.data &&
-           !has_rules(call);
+           !call.received && !has_rules(call);
 }
 
 // Whether one small tile holds all keys of a call, and only output and log-sum-exp are asked for.
 inline bool is_short(const Call& call) {
     return call.keys_count <= short_keys && call.queries_count >= lanes && !call.bfloat16 &&
-           !call.entropy && !call.sinks.data && !call.value_table.data && !has_rules(call) &&
-           one_range_for_all(call) && values_in_place(call);
+           !call.entropy && !call.received && !call.sinks.data && !call.value_table.data &&
+           !has_rules(call) && one_range_for_all(call) && values_in_place(call);
 }
 
 // Whether the products of a call are of pairs of bfloat16.

@@ -158,12 +158,15 @@ inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Ra
 
 // Let every tile of keys that a block of queries sees pass it: pass(tile) for each.
 template <typename Pass>
-inline void stream_tiles(const Block& block, const Pass& pass) {
+inline void stream_tiles(Block& block, const Pass& pass) {
     Range seen;
     for (int row = 0; row < block.rows; ++row) seen = hull(seen, block.visible[row]);
     const int64_t start = seen.first / panel_columns * panel_columns;
-    for (int64_t tile = start; tile < seen.end; tile += block.tile_width)
-        pass(Range{tile, smaller(tile + block.tile_width, seen.end)});
+    for (int64_t first = start; first < seen.end; first += block.tile_width) {
+        const Range tile{first, smaller(first + block.tile_width, seen.end)};
+        begin_tile(block, tile);
+        pass(tile);
+    }
 }
 
 // One block of queries from beginning to end. kv_head: whose keys are packed on the way, or -1

@@ -61,7 +61,8 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
                                           exact ? call.scale : 1.0f, block.query_tiles);
     if (splits > 1 && !finite) return false;
     stream_tiles(block, [&](Range tile) {
-        for (int row = 0; row < block.rows; row += stripe_rows)
+        for (int row = 0; row < block.rows; row += stripe_rows) {
+            if (call.received) take_place(block, block.waiting.tiles - 1, row);
             if (splits == 1 && sees_whole_tile(call, block, row, tile))
                 call.entropy ? pass_whole_tile<true>(call, block, keys, tile, row)
                              : pass_whole_tile<false>(call, block, keys, tile, row);
@@ -69,6 +70,7 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
                 pass_stripe<splits, true>(call, block, keys, tile, row);
             else
                 pass_stripe<splits, false>(call, block, keys, tile, row);
+        }
     });
     finish_block(call, block);
     return true;

@@ -53,6 +53,8 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
         for (int64_t query = first; query < end; ++query)
             seen = hull(seen, visible_keys(call, b, query));
     }
+    const int64_t share_size = 3 * call.share_row,
+                  task = first_block / larger(call.blocks_of_task, 1);
     keys.as_pairs = false;
     bool packed_floats = false;
 #if defined(WEFT_HAS_PAIRS)
@@ -67,6 +69,14 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
     // at the end even out what the threads have left.
     for (int64_t n = end_block - 1; n >= first_block; --n) {
         const int64_t head = kv_head * group + n / blocks, query = n % blocks * size;
+        if (call.received) {
+            const int64_t first_task = n / blocks * blocks / call.blocks_of_task;
+            block->waiting.share =
+                call.shares +
+                ((b * call.heads + head) * call.shares_of_head + (task - first_task)) * share_size;
+            if (n == end_block - 1 || n % blocks == blocks - 1)
+                std::memset(block->waiting.share, 0, share_size * sizeof(float));
+        }
 #if defined(WEFT_HAS_PAIRS)
         if (keys.as_pairs &&
             (call.bfloat16 ? forward_block_pairs<1>(call, *block, b, head, query, keys)

@@ -85,6 +85,10 @@ void bind_call(nb::module_& module) {
     WEFT_FIELD(kept_keys);
     WEFT_FIELD(kept_scores);
     WEFT_FIELD(kept_weights);
+    WEFT_FIELD(received);
+    WEFT_FIELD(received_most);
+    WEFT_FIELD(received_last);
+    WEFT_FIELD(last_queries);
 }
 
 void bind_gradients(nb::module_& module) {

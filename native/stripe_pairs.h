@@ -45,7 +45,7 @@ inline void exponentiate_pairs(Running& row, float* scores, int64_t chunks, int3
 // still near. Where the weights are wanted as floats too, or as three numbers, they do not fit.
 template <int splits>
 inline bool weights_in_place(const Call& call) {
-    return splits == 1 && !call.value_table.data;
+    return splits == 1 && !call.value_table.data && !call.received;
 }
 
 // What a row sees of a tile, in whole chunks.
@@ -96,7 +96,8 @@ inline void softmax_row_pairs(const Call& call, Block& block, int row, Range str
     if (area.empty()) return clear(stripe);
     exponentiate_pairs<splits, with_statistics>(
         block.running[row], scores + area.first, (area.end - area.first) / chunk_terms,
-        weights + chunk_of(area.first) * step, step, block.by_distance != nullptr);
+        weights + chunk_of(area.first) * step, step,
+        block.by_distance != nullptr || call.received != nullptr);
     if (block.by_distance) {
         const Range keys = intersection(block.visible[row], tile);
         sum_by_distance(call, scores + keys.first, block.first_query + row, keys,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from drawing import Case
-from formula import ROUNDING, STORED, Answer, answer, bounds, leaves
+from formula import ROUNDING, STORED, Answer, answer, bounds, columns, last_queries, leaves
 from torch import Tensor
 
 import weft
@@ -72,8 +72,13 @@ def _call(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
             output, weights = weft.attend(*inputs, keep=weft.All(), **options)
             results = {"output": output, "dense": weights}
         else:
-            output, graph = weft.attend(*inputs, keep=weft.Top(case.k), **options)
-            names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+            last = last_queries(case)
+            received = weft.LastQueries(last) if last else False
+            output, graph = weft.attend(
+                *inputs, keep=weft.Top(case.k), received=received, **options
+            )
+            names = ["keys", "scores", "weights", "lse", "entropy", "rest", "count"]
+            names += ["received", "received_most", "received_last"] if last else []
             results = {"output": output} | {name: getattr(graph, name) for name in names}
     finally:
         native.prepare = _prepare
@@ -202,6 +207,9 @@ def _check_graph(
     else:
         total = torch.zeros_like(right.mass)
     rest = (graph["rest"].double() - (right.mass - total)).abs()
+    cells = columns(_check_weights(right.weights, t, right.weights, t.unit), last_queries(case))
+    for name, wanted in columns(right.weights, last_queries(case)).items():
+        yield from _exceeds(name, (graph[name].double() - wanted).abs(), cells[name] + SMALLEST)
     yield from _exceeds("rest", rest, torch.where(t.open, 1.0, t.factor + 4 * t.sums))
     level = torch.where(right.lse > -torch.inf, right.lse, 0.0)
     blind = right.lse == -torch.inf
@@ -231,6 +239,8 @@ def _check_gradients(
         results["dense"] = right.weights
     elif case.keep == "top":
         results |= {"lse": right.lse, "entropy": right.entropy}
+        results |= columns(right.weights, last_queries(case))
+        results.pop("received_most", None)
         places = gave["keys"].long()
         at, there = places.clamp(min=0), places >= 0
         if case.keys.shape[2]:
@@ -291,6 +301,8 @@ def _gradient_bounds(
         table = size["value_table"].amax(-2)
         table = (table if table.ndim == 2 else table[None])[None, :, :, None]
         by_weight = by_weight + by["output"].abs() @ table
+    for name in by.keys() & {"received", "received_last"}:
+        by_weight = by_weight + by[name].abs()[:, :, None]
     if "dense" in by:
         by_weight = by_weight + by["dense"].abs()
     by_row = torch.zeros_like(right.lse)

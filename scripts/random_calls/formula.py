@@ -14,7 +14,7 @@ import torch
 from drawing import Case
 from torch import Tensor
 
-__all__ = ["Answer", "answer", "bounds", "leaves"]
+__all__ = ["Answer", "answer", "bounds", "columns", "last_queries", "leaves"]
 
 #: Half the distance from 1 to the next number: of the arithmetic, and of what is stored.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24, torch.float64: 2.0**-53}
@@ -31,6 +31,24 @@ class Answer:
     lse: Tensor
     entropy: Tensor
     mass: Tensor
+
+
+def last_queries(case: Case) -> int:
+    """Of how many last queries keys are asked what they receive; 0: they are not asked at all."""
+    asked = case.keep == "top" and (case.queries.shape[2] + case.keys.shape[2]) % 2
+    return case.k + 1 if asked else 0
+
+
+def columns(cells: Tensor, last: int) -> dict[str, Tensor]:
+    """Of (batch, heads, queries, keys): the sum, the largest and the last queries' sum of each key;
+    nothing where they are not asked for.
+    """
+    if not last:
+        return {}
+    queries = cells.shape[2]
+    most = cells.detach().amax(2) if queries else cells.sum(2)
+    window = cells[:, :, max(queries - last, 0) :].sum(2)
+    return {"received": cells.sum(2), "received_most": most, "received_last": window}
 
 
 def leaves(case: Case) -> dict[str, Tensor]:

@@ -149,6 +149,23 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "attend",
         "weft.Top(k)",
     ),
+    (
+        "received",
+        lambda: untyped.attend(zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), received=64),
+        "attend",
+        "weft.LastQueries(n)",
+    ),
+    (
+        "received of the dense weights",
+        lambda: untyped.attend(
+            zeros(1, 2, 3), zeros(1, 2, 3), zeros(1, 2, 3), keep=weft.All(), received=True
+        ),
+        "attend",
+        "weights.sum(-2)",
+    ),
+    ("no last queries", lambda: weft.LastQueries(0), "LastQueries", "1 or more"),
+    ("LastQueries of a bool", lambda: weft.LastQueries(True), "LastQueries", "whole number"),
+    ("LastQueries of a text", lambda: untyped.LastQueries("9"), "LastQueries", "whole number"),
     ("Top", lambda: weft.Top(-1), "Top", "0 or more"),
     ("Top of a bool", lambda: weft.Top(True), "Top", "whole number"),
     ("Top of a fraction", lambda: untyped.Top(2.5), "Top", "whole number"),

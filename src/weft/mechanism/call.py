@@ -37,6 +37,8 @@ class AttentionCall:
     softcap: float | None = None
     sinks: Tensor | None = None  # (heads,)
     dropout: float = 0.0
+    # None: nobody asks what keys receive; else of how many last queries by themselves, 0 for none.
+    received: int | None = None
 
     @property
     def heads(self) -> int:

@@ -6,6 +6,7 @@ A backend named by the caller serves the call or raises; nothing falls back in s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.neighbourhood import routing
 from weft.mechanism.positions import Relative
+from weft.mechanism.received import LastQueries, last_queries
 from weft.mechanism.scores import Score
 
 __all__ = ["Backend", "attend", "attention"]
@@ -133,7 +135,7 @@ def _through_modes(function: Callable[..., Any], given: tuple[Tensor, ...], **op
 
 
 class _Options(TypedDict, total=False):
-    """The keywords that attend() shares with attention(), for the overloads below."""
+    """The keywords of attend() but `keep`, for the overloads below."""
 
     mask: Mask | Tensor | None
     score: Score | None
@@ -144,6 +146,7 @@ class _Options(TypedDict, total=False):
     sinks: Tensor | None
     dropout: float
     backend: Backend | None
+    received: bool | LastQueries
 
 
 @overload
@@ -172,6 +175,7 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
     keep: Keep = Top(32),  # noqa: B008 - frozen
+    received: bool | LastQueries = False,
     backend: Backend | None = None,
 ) -> tuple[Tensor, AttentionGraph | Tensor]:
     """The attention output, and who attended to whom.
@@ -181,6 +185,10 @@ def attend(
     Args:
         keep: ``Top(k)`` for the graph of each query's k strongest edges, ``All()`` for the dense
             weights. Weights are those before dropout.
+        received: True: the graph's `received` and `received_most` say of each key the sum and the
+            largest of all weights on it, (heads, keys), exactly, from the same pass;
+            ``LastQueries(n)``: its `received_last` too, the sum over the last n queries (of the
+            tensor: padding counts). Differentiable as the rest, but for the largest.
 
     Returns: the output, and
         with ``Top``: an `AttentionGraph`, in memory linear in the length;
@@ -195,13 +203,16 @@ def attend(
     [[0, 1], [1, 0], [2, 0]]
     >>> graph
     AttentionGraph(shape=(1, 3, 3), k=2, edges=6)
+    >>> _, graph = attend(tokens, tokens, tokens, mask=weft.causal(), received=True)
+    >>> graph.received[0].sum()                        # each of three queries gives a mass of 1
+    tensor(3.)
     """
     given = queries, keys, values
     if has_torch_function(given):
         options: dict[str, Any] = {"mask": mask, "score": score, "relative": relative, "bias": bias}
         options |= {"scale": scale, "softcap": softcap, "sinks": sinks, "dropout": dropout}
         both: tuple[Tensor, AttentionGraph | Tensor] = _through_modes(
-            attend, given, keep=keep, backend=backend, **options
+            attend, given, keep=keep, received=received, backend=backend, **options
         )
         return both
     check_tensors("attend", queries, keys, values)
@@ -209,6 +220,7 @@ def attend(
     call = checked_call(
         "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
     )
+    call = replace(call, received=last_queries(received, "attend"))
     if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
         output, graph = routing.attend(call, keep)
         return (output, graph) if batched else (output[0], graph[0])
@@ -217,6 +229,11 @@ def attend(
         return (output, graph) if batched else (output[0], graph[0])
     served = _served_natively("attend", call, backend, keep)
     if isinstance(keep, All):
+        if call.received is not None:
+            raise InputError(
+                "attend: keep=All() gives the dense weights and no graph; received= is for "
+                "keep=Top(k). Their column sums are weights.sum(-2)."
+            )
         output, weights = torch_ops.attend_all(call)
         return (output, weights) if batched else (output[0], weights[0])
     if isinstance(keep, Top):

@@ -102,6 +102,13 @@ class AttentionGraph:
         count                   (heads, queries): number of keys that could be looked at
         length                  number of keys: the columns of the matrix
         symmetric               whether score(i, j) = score(j, i) by construction
+
+    And where they were asked for, else None (see `weft.attend`), exact, over all weights of a
+    column, kept or not; a sink's mass is received by no key:
+
+        received                (heads, keys): what a key receives from all queries, sum_i w_ij
+        received_most           (heads, keys): the largest weight that a query has on it, max_i w_ij
+        received_last           (heads, keys): the sum over the last queries alone
     """
 
     keys: Tensor
@@ -113,6 +120,9 @@ class AttentionGraph:
     count: Tensor
     length: int
     symmetric: bool = False
+    received: Tensor | None = None
+    received_most: Tensor | None = None
+    received_last: Tensor | None = None
 
     @property
     def batched(self) -> bool:
@@ -189,7 +199,9 @@ class AttentionGraph:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> AttentionGraph:
         names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
-        return changed(self, **{name: change(getattr(self, name)) for name in names})
+        asked = ("received", "received_most", "received_last")
+        found = {name: getattr(self, name) for name in (*names, *asked)}
+        return changed(self, **{n: change(part) for n, part in found.items() if part is not None})
 
     def of_head(self, head: int) -> AttentionGraph:
         """One head of a graph without a batch."""
@@ -269,12 +281,12 @@ class AttentionGraph:
     def strength(self) -> Tensor:
         """In-strength: what each key receives over the kept edges, (heads, keys).
 
-        A lower bound of the column sums of the whole matrix; the mass left out in all is
-        ``graph.rest.sum(-1)``.
+        A lower bound of the column sums of the whole matrix, which `received` holds where it was
+        asked for; the mass left out in all is ``graph.rest.sum(-1)``.
         """
         columns = torch.where(self.keys >= 0, self.keys, self.length).long().flatten(-2)
-        received = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
-        return received.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
+        strength = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
+        return strength.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
 
     def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
         """A head as a NetworkX graph with `score` and `weight` on its edges.

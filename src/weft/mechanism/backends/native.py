@@ -61,25 +61,26 @@ class _Attention(torch.autograd.Function):
 
 
 class _Attend(torch.autograd.Function):
-    """Output and graph, differentiable but for the kept keys and the counts."""
+    """Output and graph, differentiable but for the kept keys, the counts and the largest."""
 
     @staticmethod
     def forward(
-        ctx: Any, native: NativeCall, kept: int, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        rows = forward_graph(native, kept)
+        rows = forward_graph(native, kept, received)
         ctx.native = native.bare()
-        ctx.mark_non_differentiable(rows.keys, rows.keys_seen)
+        constant = (rows.keys, rows.keys_seen, rows.received_most)
+        ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
         saved = Saved(rows.output, rows.lse, rows.entropy, rows.keys, rows.weights)
         ctx.save_for_backward(*tensors, *saved)
         return tuple(rows)
 
     @staticmethod
     def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
-        output, _, scores, weights, lse, entropy, rest, _ = by_rows
-        incoming = Incoming(output, lse, entropy, scores, weights, rest)
-        return None, None, *_backward(ctx, incoming)
+        output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
+        incoming = Incoming(output, lse, entropy, scores, weights, rest, received, last)
+        return None, None, None, *_backward(ctx, incoming)
 
 
 def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
@@ -93,7 +94,7 @@ def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
 
 # An autograd function's results, as its `forward` gives them.
 _attention: Callable[..., tuple[Tensor, Tensor]] = _Attention.apply
-_attend: Callable[..., tuple[Tensor, ...]] = _Attend.apply
+_attend: Callable[..., tuple[Any, ...]] = _Attend.apply
 
 
 def _wants_gradients(native: NativeCall) -> bool:
@@ -122,7 +123,7 @@ def attend(
         native = changed(native, instruction_set=instruction_set)
     k = keep.places(call.keys.shape[2])
     if _wants_gradients(native):
-        rows = Rows(*_attend(native, k, *native.tensors))
+        rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:
-        rows = forward_graph(native, k)
+        rows = forward_graph(native, k, call.received is not None)
     return rows.output, rows.with_places(k).graph(call)

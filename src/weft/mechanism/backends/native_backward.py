@@ -7,14 +7,21 @@ differentiated again, as often as asked: second derivatives are taken by torch's
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.mechanism.backends.native_by_torch import torch_gradients
-from weft.mechanism.backends.native_forward import request, strided
-from weft.mechanism.backends.native_request import NativeCall, kernels
+from weft.mechanism.backends.native_forward import forward, request, strided
+from weft.mechanism.backends.native_received import (
+    columns_of,
+    float_call,
+    gradient_by_columns,
+    with_columns,
+)
+from weft.mechanism.backends.native_request import DEPTHS, NativeCall, kernels
 from weft.mechanism.backends.recomputed import applied, products_again
 from weft.mechanism.shapes import Edges, Output, PerRow
 
@@ -47,6 +54,8 @@ class Incoming(NamedTuple):
     scores: Edges | None = None
     weights: Edges | None = None
     rest: PerRow | None = None
+    received: Tensor | None = None
+    received_last: Tensor | None = None
 
 
 def _sum_of(*terms: Tensor | None) -> Tensor | None:
@@ -75,6 +84,8 @@ def kernel_gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for NativeCall.tensors by the backward kernel, None for those that want none."""
+    if incoming.received is not None or incoming.received_last is not None:
+        return _through_columns(native, rows, incoming, needs)
     wanted = dict(zip(native.names, needs, strict=True))
     by_score, by_lse = _through_kept(rows, incoming)
     by_output = (
@@ -109,6 +120,39 @@ def kernel_gradients(
     return (*by_tensor, sinks)
 
 
+def _through_columns(
+    native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """As `kernel_gradients`, where what keys receive has a gradient; see native_received.py."""
+    by_received = incoming.received, incoming.received_last
+    as_float, depth = float_call(native), native.values.shape[3]
+    columns = columns_of(as_float, *by_received)
+    output, _ = forward(replace(as_float, values=columns, value_table=None), with_lse=False)
+    by_columns = gradient_by_columns(native, *by_received).expand(len(output), -1, -1, -1)
+    by_output = torch.zeros_like(rows.output) if incoming.output is None else incoming.output
+    by_tensor = kernel_gradients(
+        with_columns(as_float, columns),
+        rows._replace(output=torch.cat((rows.output.float(), output), -1)),
+        incoming._replace(
+            output=torch.cat((by_output.float(), by_columns), -1), received=None, received_last=None
+        ),
+        needs,
+    )
+    results = []
+    for name, tensor, gradient in zip(native.names, native.tensors, by_tensor, strict=True):
+        if gradient is not None and name in ("values", "value_table"):
+            gradient = gradient[..., :depth]
+        results.append(None if gradient is None or tensor is None else gradient.to(tensor.dtype))
+    return tuple(results)
+
+
+def _columns_added(native: NativeCall, incoming: Incoming) -> int:
+    """Columns of the values that stand for what keys receive."""
+    asked = (incoming.received, incoming.received_last)
+    group = native.queries.shape[1] // max(native.keys.shape[1], 1)
+    return group * sum(by is not None for by in asked)
+
+
 def gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
@@ -129,6 +173,8 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """By the kernel, or by torch where lse has lost the digits that weights are made of."""
     far = rows.lse.abs() > FAR
+    if _columns_added(native, incoming) + native.values.shape[3] > DEPTHS[-1]:
+        return torch_gradients(native, rows.keys, incoming, needs)
     if bool(far.any()) and bool((far & rows.lse.isfinite()).any()):
         return torch_gradients(native, rows.keys, incoming, needs)
     return kernel_gradients(native, rows, incoming, needs)

@@ -15,10 +15,14 @@ from weft.mechanism.backends.recomputed import products_again
 from weft.mechanism.backends.torch_blocks import block_scores, normalise, row_blocks, weigh
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.positions import ByDistance, Relative, Shaw
+from weft.mechanism.received import of_rows
 from weft.mechanism.scores import Dot
 from weft.mechanism.shapes import repeat_kv_heads
 
 __all__ = ["torch_gradients"]
+
+#: Of `_results`, those that have a row for each query; the others are sums over them.
+PER_ROW = 6
 
 
 def _relative_of(native: NativeCall) -> Relative | None:
@@ -29,10 +33,15 @@ def _relative_of(native: NativeCall) -> Relative | None:
     return None
 
 
-def _results(native: NativeCall, rows: range, kept: Tensor | None) -> tuple[Tensor, ...]:
+def _results(
+    native: NativeCall, rows: range, queries_count: int, kept: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """Output, lse, entropy, and kept scores, weights and rest of some rows, in float32.
 
+    And what keys receive from these rows: from all of them, and from those among the last queries.
+
     native: its queries, and its bias where that differs by query, are those of the rows alone.
+    queries_count: of the whole call.
     kept: keys (batch, heads, rows, k), or None for none.
     """
     queries, heads = native.queries, native.queries.shape[1]
@@ -60,7 +69,10 @@ def _results(native: NativeCall, rows: range, kept: Tensor | None) -> tuple[Tens
     absent, places = kept < 0, kept.clamp(min=0).long()
     kept_scores = scores.gather(-1, places).masked_fill(absent, -torch.inf)
     kept_weights = weights.gather(-1, places).masked_fill(absent, 0)
-    return output, lse, entropy, kept_scores, kept_weights, mass - kept_weights.sum(-1)
+    rest = mass - kept_weights.sum(-1)
+    received = of_rows(weights, rows, queries_count, native.last_queries)
+    by_key = received.received, received.received_last
+    return output, lse, entropy, kept_scores, kept_weights, rest, *by_key
 
 
 def torch_gradients(
@@ -91,8 +103,10 @@ def torch_gradients(
             every: list[Tensor | None] = [None] * len(native.names)
             for n, tensor in zip(present, tensors, strict=True):
                 every[n] = tensor
-            results_of_rows = _results(native.with_tensors(tuple(every)), rows, some_kept)
-            return tuple(results_of_rows[n] for n in wanted)
+            call = native.with_tensors(tuple(every))
+            results_of_rows = _results(call, rows, native.queries.shape[2], some_kept)
+            asked = [results_of_rows[n] for n in wanted]
+            return tuple(result for result in asked if result is not None)
 
         tensors = [native.tensors[n] for n in present]
         floats = [
@@ -100,8 +114,11 @@ def torch_gradients(
             for n, tensor in zip(present, tensors, strict=True)
             if tensor is not None
         ]
+        # What keys receive is a sum over rows: each block has the gradient of the whole.
         gradients = [
-            gradient[:, :, inside].float() for gradient in incoming if gradient is not None
+            (gradient[:, :, inside] if n < PER_ROW else gradient).float()
+            for n, gradient in enumerate(incoming)
+            if gradient is not None
         ]
         parts.append(products_again(results, floats, gradients))
     by_tensor: list[Tensor | None] = [None] * len(native.names)

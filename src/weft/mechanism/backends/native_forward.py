@@ -23,8 +23,12 @@ def forward(native: NativeCall, with_lse: bool = True) -> tuple[Output, PerRow]:
     return output, lse
 
 
-def forward_graph(native: NativeCall, kept: int) -> Rows:
-    """Output and graph. kept: how many edges of a row to keep."""
+def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
+    """Output and graph.
+
+    kept: how many edges of a row to keep. received: whether to sum what each key receives, also
+        from the last queries if `native` has such.
+    """
     rows, k = native.queries.shape[:3], min(kept, native.values.shape[2])
     results = Rows(
         native.queries.new_empty(*rows, native.values.shape[3]),
@@ -38,7 +42,18 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
     )
     edges = {f"kept_{name}": getattr(results, name) for name in ("keys", "scores", "weights")}
     totals = {name: getattr(results, name) for name in ("output", "lse", "entropy", "rest")}
-    _run(native, totals | edges | {"count": results.keys_seen}, k)
+    asked = totals | edges | {"count": results.keys_seen}
+    if received:
+        # The kernels write nothing where there is no query.
+        shape = (*rows[:2], native.keys.shape[2])
+        results = results._replace(
+            received=torch.zeros(shape),
+            received_most=torch.zeros(shape),
+            received_last=torch.zeros(shape) if native.last_queries else None,
+        )
+        names = ("received", "received_most", "received_last")
+        asked |= {name: found for name in names if (found := getattr(results, name)) is not None}
+    _run(native, asked, k)
     return results
 
 

@@ -62,6 +62,7 @@ class NativeCall:
     row_range                (2, batch or 1, queries): first key and end for each query
     allowed                  bool, as bias
     mask                     what band, ranges and `allowed` say together
+    last_queries             of how many the keys' share is asked by itself
     """
 
     queries: Tensor
@@ -83,6 +84,7 @@ class NativeCall:
     row_range: Tensor | None = None
     allowed: Tensor | None = None
     mask: Mask | None = None
+    last_queries: int = 0
     instruction_set: str = INSTRUCTION_SET
 
     #: What gradients may flow to, in the order of the autograd functions' arguments.
@@ -95,7 +97,7 @@ class NativeCall:
     addressed: ClassVar = (*names, *rules)
     numbers: ClassVar = (
         *("scale", "softcap", "banded", "left", "right"),
-        *("clip", "relative_offset"),
+        *("clip", "relative_offset", "last_queries"),
     )
 
     @property
@@ -223,6 +225,7 @@ def prepare(call: AttentionCall) -> NativeCall:
         call.scale,
         call.softcap or 0.0,
         sinks=None if call.sinks is None else call.sinks.float().contiguous(),
+        last_queries=call.received or 0,
     )
     if call.bias is not None:
         native = replace(native, bias=_as_cells(call.bias.float(), keys.shape[2]))

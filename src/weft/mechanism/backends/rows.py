@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.shapes import Edges, Output, PerRow
 
-__all__ = ["Rows"]
+__all__ = ["PER_ROW", "Rows"]
+
+#: Tensors of `Rows` that have a row for each query; those after them are of keys.
+PER_ROW = 8
 
 
 class Rows(NamedTuple):
     """Output, and the tensors of an `AttentionGraph` in its order, with a batch dimension.
 
-    keys_seen: its `count`.
+    keys_seen: its `count`. The last three are of keys, not of rows; None where nobody asks.
     """
 
     output: Output
@@ -28,6 +32,9 @@ class Rows(NamedTuple):
     entropy: PerRow
     rest: PerRow
     keys_seen: PerRow
+    received: Tensor | None = None
+    received_most: Tensor | None = None
+    received_last: Tensor | None = None
 
     def with_places(self, k: int) -> Rows:
         """The same with at least k places for edges, the last ones empty."""
@@ -42,4 +49,17 @@ class Rows(NamedTuple):
 
     def graph(self, call: AttentionCall) -> AttentionGraph:
         """The graph of the call that they are of."""
-        return AttentionGraph(*self[1:], call.keys.shape[2], call.symmetric)
+        return AttentionGraph(
+            self.keys,
+            self.scores,
+            self.weights,
+            self.lse,
+            self.entropy,
+            self.rest,
+            self.keys_seen,
+            call.keys.shape[2],
+            call.symmetric,
+            self.received,
+            self.received_most,
+            self.received_last,
+        )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.backends.recomputed import applied
-from weft.mechanism.backends.rows import Rows
+from weft.mechanism.backends.rows import PER_ROW, Rows
 from weft.mechanism.backends.torch_blocks import (
     block_scores,
     blocks,
@@ -31,6 +31,7 @@ from weft.mechanism.backends.torch_blocks import (
 from weft.mechanism.backends.torch_fused import fused, fused_serves
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
+from weft.mechanism.received import Received, of_rows
 from weft.mechanism.shapes import Keys, Output, Queries, Values, Weights, repeat_kv_heads
 
 __all__ = ["attend", "attend_all", "attention", "fused_serves", "strongest"]
@@ -81,6 +82,7 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
             entropy,
             mass,
             seen.sum(-1).int(),
+            *of_rows(weights, rows, call.queries.shape[2], call.received),
         ).with_places(k)
         return kept._replace(rest=(mass - kept.weights.sum(-1)).clamp(min=0))
 
@@ -113,9 +115,13 @@ class _Together(torch.autograd.Function):
 
 def _together(rows: Rows) -> Rows:
     """A block whose floating-point tensors are tied; see _Together."""
-    output, keys, scores, weights, lse, entropy, rest, keys_seen = rows
-    output, *others = applied(_Together, output, scores, weights, lse, entropy, rest)
-    return Rows(*(output, keys, *others, keys_seen))
+    constant = ("keys", "keys_seen", "received_most")
+    tied = {
+        name: tensor
+        for name, tensor in rows._asdict().items()
+        if tensor is not None and name not in constant
+    }
+    return rows._replace(**dict(zip(tied, applied(_Together, *tied.values()), strict=True)))
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
@@ -130,10 +136,17 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     ranges = blocks(call)
     step = _graph_rows(keep.places(call.keys.shape[2]))
     several = len(ranges) > 1
-    parts = [run_block(step, call, keys, values, rows, several) for rows in ranges]
-    if several:
-        parts = [_together(part) for part in parts]
-    whole = Rows(*(torch.cat(tensors, 2) for tensors in zip(*parts, strict=True)))
+    parts: list[Rows] = []
+    received = Received()
+    for rows in ranges:
+        part = run_block(step, call, keys, values, rows, several)
+        part = _together(part) if several else part
+        # Added up at once: a part of it for every block would take memory.
+        own = Received(part.received, part.received_most, part.received_last)
+        received = received.plus(own) if parts else own
+        parts.append(part._replace(received=None, received_most=None, received_last=None))
+    by_row = zip(*(part[:PER_ROW] for part in parts), strict=True)
+    whole = Rows(*(torch.cat(tensors, 2) for tensors in by_row))._replace(**received._asdict())
     whole = whole._replace(output=whole.output.to(dtype), weights=whole.weights.to(dtype))
     return whole.output, whole.graph(call)
 

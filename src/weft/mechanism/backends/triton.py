@@ -58,6 +58,8 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
         return f"the tensors are {dtype}, the kernel takes float32, bfloat16 and float16"
     if call.relative is not None and call.relative.tables() is not None:
         return "the kernel has no tables of relative positions"
+    if call.received is not None:
+        return "it is asked what keys receive, which the kernel does not sum"
     depths = call.keys.shape[3], call.values.shape[3]
     if not 0 < min(depths) <= max(depths) <= DEEPEST:
         return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"

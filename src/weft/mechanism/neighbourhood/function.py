@@ -15,6 +15,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.neighbourhood import by_torch, native
 from weft.mechanism.neighbourhood.call import NeighbourCall
 from weft.mechanism.parts import changed
+from weft.mechanism.received import of_edges
 
 __all__ = [
     "neighbour_attention",
@@ -51,11 +52,14 @@ def neighbour_weights(call: NeighbourCall) -> Tensor:
     return call.edges.by_number(by_torch.dropped(call, weights)).to(dtype)
 
 
-def neighbour_graph(call: NeighbourCall, k: int | None = None) -> AttentionGraph:
+def neighbour_graph(
+    call: NeighbourCall, k: int | None = None, received: int | None = None
+) -> AttentionGraph:
     """The attention graph of a call: of each query the k strongest edges, before dropout.
 
     k: None for as many as the node with the most neighbours has, which keeps every edge. Parallel
         edges are edges of their own.
+    received: whether to sum what each node receives; see AttentionCall.received.
     Returns: (heads, targets, k); a weight is differentiable as often as asked.
     """
     call, dtype = _in_float(call)
@@ -80,24 +84,25 @@ def neighbour_graph(call: NeighbourCall, k: int | None = None) -> AttentionGraph
     kept = places >= 0
     at, head = places.clamp(min=0), torch.arange(heads, device=places.device)[:, None, None]
 
-    def of_edges(numbers: Tensor, empty: float) -> Tensor:
+    def of_places(numbers: Tensor, empty: float) -> Tensor:
         if not len(edges):
             return numbers.new_full(places.shape, empty)
         return numbers[at, head].masked_fill(~kept, empty)
 
     columns = edges.columns[:, None].expand(-1, heads)
-    kept_weights = of_edges(weights, 0)
+    kept_weights = of_places(weights, 0)
     rest = (1 - kept_weights.sum(-1)).clamp(min=0).masked_fill(count.T == 0, 0)
     everything = kept.sum(-1) == count.T
     return AttentionGraph(
-        keys=of_edges(columns, -1),
-        scores=of_edges(scores, -torch.inf),
+        keys=of_places(columns, -1),
+        scores=of_places(scores, -torch.inf),
         weights=kept_weights.to(dtype),
         lse=lse.T,
         entropy=entropy.T,
         rest=rest.masked_fill(everything, 0),
         count=count.T.int(),
         length=edges.sources,
+        **of_edges(weights, rows, edges.columns, (targets, edges.sources), received)._asdict(),
     )
 
 

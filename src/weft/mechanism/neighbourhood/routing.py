@@ -17,6 +17,7 @@ from weft.mechanism.neighbourhood.function import (
     with_dropout,
 )
 from weft.mechanism.parts import changed
+from weft.mechanism.received import Received
 from weft.mechanism.scores import (
     Bilinear,
     Dot,
@@ -61,8 +62,9 @@ def attention(call: AttentionCall) -> Output:
 def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     """Output and graph of a call that is served."""
     places = keep.places(call.keys.shape[2])
-    graphs = [neighbour_graph(each, places) for each in _calls(call)]
-    names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+    graphs = [neighbour_graph(each, places, call.received) for each in _calls(call)]
+    every = ("keys", "scores", "weights", "lse", "entropy", "rest", "count", *Received._fields)
+    names = [name for name in every if getattr(graphs[0], name) is not None]
     stacked = {name: torch.stack([getattr(graph, name) for graph in graphs]) for name in names}
     return attention(call), changed(graphs[0], **stacked, symmetric=call.symmetric)
 

@@ -20,7 +20,7 @@ __all__ = ["WeftCall"]
 
 @dataclass(frozen=True, eq=False)
 class WeftCall:
-    """The arguments of `weft.attention`; those of `weft.attend` but `keep`."""
+    """The arguments of `weft.attention`; those of `weft.attend` but what it is to keep."""
 
     queries: Tensor
     keys: Tensor
@@ -40,7 +40,8 @@ class WeftCall:
         """The call that a function of weft was given."""
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        return cls(**{name: value for name, value in bound.arguments.items() if name != "keep"})
+        kept = ("keep", "received")
+        return cls(**{name: value for name, value in bound.arguments.items() if name not in kept})
 
     @property
     def has_formula(self) -> bool:
