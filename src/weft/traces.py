@@ -116,7 +116,8 @@ class Trace(TraceData):
         return evict(self, budgets=budgets, policies=policies, prompt=prompt, each_step=each_step)
 
     def sql(self, query: str) -> pandas.DataFrame:
-        """The answer to a SELECT over the views edges, rows, keys, tokens, layers, heads and named.
+        """The answer to a SELECT over the views edges, rows, keys, received, tokens, layers, heads,
+        named.
 
         The views are in `weft.analysis.sql.views`.
 

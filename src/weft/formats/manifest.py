@@ -14,6 +14,7 @@ from weft.formats.trace_writer import (
     KEYS,
     MANIFEST,
     QUERIES_KEYS,
+    RECEIVED,
     ROWS,
     VERSION,
     manifest_digest,
@@ -87,6 +88,8 @@ def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
         needed.append(QUERIES_KEYS)
     if any(layer.get("value_norms") is not None for layer in layers):
         needed.append(KEYS)
+    if any(layer.get("received") is not None for layer in layers):
+        needed.append(RECEIVED)
     for name in needed:
         problem = _file_problem(folder, name, files.get(name))
         if problem:
@@ -219,4 +222,9 @@ def _terms_problem(layer: JsonObject, heads: int) -> str | None:
     norms = layer.get("value_norms")
     if norms is not None and (not _is_count(norms, least=1) or heads % norms):
         return "value_norms are of the wrong type"
+    received = layer.get("received")
+    if received is not None and not (
+        isinstance(received, dict) and type(received.get("last")) is bool
+    ):
+        return "received is of the wrong type"
     return None

@@ -29,6 +29,7 @@ __all__ = [
     "edge_tables",
     "file_digest",
     "key_table",
+    "received_table",
     "row_table",
 ]
 
@@ -36,7 +37,10 @@ __all__ = [
 STORED_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 #: Columns of float32; the others hold whole numbers.
-FRACTIONS = ("score", "weight", "value_norm", "lse", "entropy", "rest")
+FRACTIONS = (
+    "score", "weight", "value_norm", "lse", "entropy", "rest",
+    "received", "received_most", "received_last",
+)  # fmt: skip
 
 #: Edges of a row group, about: what DuckDB likes, and 4 MB of memory.
 GROUP = 2**18
@@ -132,6 +136,28 @@ def key_table(layer: int, value_norms: Tensor) -> pa.Table:
             "kv_head": pa.array(np.repeat(np.arange(kv_heads, dtype=np.int16), keys)),
             "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), kv_heads)),
             "value_norm": pa.array(_numbers(value_norms)),
+        }
+    )
+
+
+def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
+    """What the keys of a graph receive, where it is known, as it lies in received.parquet.
+
+    received_last is NaN where the last queries were not asked for.
+    """
+    if graph.received is None or graph.received_most is None:
+        raise ValueError("a graph that does not know what its keys receive")
+    heads, keys = graph.received.shape
+    last = graph.received_last
+    last = torch.full_like(graph.received, torch.nan) if last is None else last
+    return pa.table(
+        {
+            "layer": pa.array(np.full(heads * keys, layer, np.int16)),
+            "head": pa.array(np.repeat(np.arange(heads, dtype=np.int16), keys)),
+            "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), heads)),
+            "received": pa.array(_numbers(graph.received)),
+            "received_most": pa.array(_numbers(graph.received_most)),
+            "received_last": pa.array(_numbers(last)),
         }
     )
 

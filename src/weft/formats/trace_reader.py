@@ -30,11 +30,14 @@ from weft.formats.trace_writer import (
     KEYS,
     MANIFEST,
     QUERIES_KEYS,
+    RECEIVED,
+    RECEIVED_COLUMNS,
     ROW_COLUMNS,
     ROWS,
     VERSION,
 )
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.received import Received
 
 __all__ = ["Digests", "StoredLayer", "check_stored_types", "open_folder"]
 
@@ -133,12 +136,30 @@ class StoredLayer:
             edges = self._table(EDGES, EDGE_COLUMNS, self.entry["edges"])
             keys, scores, weights = _slots(edges, heads, queries, length, kept)
         return AttentionGraph(
-            keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"]
-        )
+            keys, scores, weights, **totals, length=length, symmetric=self.entry["symmetric"],
+            **self.received()._asdict(),
+        )  # fmt: skip
 
     def lse(self) -> Tensor:
         """See LayerData."""
         return self._rows()["lse"]
+
+    def received(self) -> Received:
+        """What keys receive, where that was kept: see AttentionGraph."""
+        said = self.entry.get("received")
+        if said is None:
+            return Received()
+        heads, _, length = self.entry["shape"]
+        names = Received._fields
+        with self._reading(RECEIVED):
+            table = self._table(RECEIVED, RECEIVED_COLUMNS, heads * length)
+            places = table["head"] * np.int64(length) + table["key"]
+            if not np.array_equal(places, np.arange(heads * length)):
+                raise ValueError("its rows are not those of every head and key")
+            found = Received(
+                *(torch.from_numpy(table[name].reshape(heads, length).copy()) for name in names)
+            )
+        return found if said["last"] else found._replace(received_last=None)
 
     def _rows(self) -> dict[str, Tensor]:
         heads, queries, length = self.entry["shape"]

@@ -4,6 +4,8 @@
     edges.parquet                layer, head, query, key, score, weight: one row per kept edge
     rows.parquet                 layer, head, query, lse, entropy, rest, count: one per query
     keys.parquet                 optional: layer, kv_head, key, value_norm: one per key
+    received.parquet             optional: layer, head, key, received, received_most,
+                                 received_last: one per head and key
     queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys, and what else
                                  enters the scores: see weft.formats.terms
 
@@ -39,6 +41,7 @@ from weft.formats.trace_files import (
     edge_tables,
     file_digest,
     key_table,
+    received_table,
     row_table,
 )
 from weft.formats.traced_images import TracedImage
@@ -53,6 +56,8 @@ __all__ = [
     "KEY_COLUMNS",
     "MANIFEST",
     "QUERIES_KEYS",
+    "RECEIVED",
+    "RECEIVED_COLUMNS",
     "ROWS",
     "ROW_COLUMNS",
     "VERSION",
@@ -70,11 +75,13 @@ MANIFEST = "trace.json"
 EDGES = "edges.parquet"
 ROWS = "rows.parquet"
 KEYS = "keys.parquet"
+RECEIVED = "received.parquet"
 QUERIES_KEYS = "queries_keys.safetensors"
 
 EDGE_COLUMNS = ("layer", "head", "query", "key", "score", "weight")
 ROW_COLUMNS = ("layer", "head", "query", "lse", "entropy", "rest", "count")
 KEY_COLUMNS = ("layer", "kv_head", "key", "value_norm")
+RECEIVED_COLUMNS = ("layer", "head", "key", "received", "received_most", "received_last")
 
 
 def manifest_digest(manifest: JsonMapping) -> str:
@@ -183,6 +190,7 @@ class TraceWriter:
                 "queries_keys": queries_keys is not None,
                 "terms": None if terms is None or queries_keys is None else terms.said(),
                 "value_norms": None if value_norms is None else value_norms.shape[0],
+                **_said_of_keys(graph),
             }
         )
 
@@ -207,6 +215,8 @@ class TraceWriter:
         self._table(ROWS, row_table(number, graph))
         if value_norms is not None:
             self._table(KEYS, key_table(number, value_norms))
+        if graph.received is not None:
+            self._table(RECEIVED, received_table(number, graph))
 
     def _table(self, name: str, table: pa.Table) -> None:
         if name not in self._tables:
@@ -288,6 +298,11 @@ class TraceWriter:
                     stack.callback(file.close)
 
 
+def _said_of_keys(graph: AttentionGraph) -> JsonObject:
+    """Whether it is known what keys receive, and from the last queries; nothing where it is not."""
+    return {} if graph.received is None else {"received": {"last": graph.received_last is not None}}
+
+
 def not_a_trace(path: Path) -> str | None:
     """Why what is at a path must not be replaced by a trace; None: it is one, whole or damaged."""
     if not path.is_dir():
@@ -304,7 +319,7 @@ def not_a_trace(path: Path) -> str | None:
         ours = content.startswith(f'{{\n "format": "{FORMAT}",'.encode())
     if not ours:
         return f"it is no trace: its {MANIFEST} does not say that it is a {FORMAT}"
-    known = {MANIFEST, EDGES, ROWS, KEYS, QUERIES_KEYS}
+    known = {MANIFEST, EDGES, ROWS, KEYS, RECEIVED, QUERIES_KEYS}
     others = sorted({file.name for file in path.iterdir()} - known)
     others = [name for name in others if not name.startswith(".")]
     return f"besides a trace it holds {others[0]!r}" if others else None

@@ -31,6 +31,7 @@ class LayerArrays:
     weights    float32, likewise
     lse, entropy, rest   float32 (heads, queries)
     count      uint32 (heads, queries)
+    received   float32 (heads, length): over all weights; None: the trace does not hold it
     """
 
     keys: Array
@@ -42,6 +43,7 @@ class LayerArrays:
     #: Mean mass of a row on edges that were not kept, (heads,).
     left_out: Array
     length: int
+    received: Array | None = None
 
     @property
     def heads(self) -> int:
@@ -62,7 +64,7 @@ class LayerArrays:
     def nbytes(self) -> int:
         """Their size in memory."""
         parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
-        return sum(part.nbytes for part in parts)
+        return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
 
     def edges(self, head: int, block: int) -> bytes:
         """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
@@ -114,6 +116,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
         count=graph.count.numpy().astype(np.uint32),
         left_out=mean_left_out(graph).numpy(),
         length=graph.length,
+        received=None if graph.received is None else graph.received.float().numpy(),
     )
 
 

@@ -25,12 +25,14 @@ def layer_sums(arrays: LayerArrays, matrix: AttentionMatrix | None, norms: Array
         norms: |v|, (heads, keys); None: `received` is all.
     """
     heads, queries, length = arrays.heads, arrays.queries, arrays.length
-    received = np.zeros((heads, length), np.float32)
+    known = arrays.received
+    received = np.zeros((heads, length), np.float32) if known is None else known
     valued = np.zeros((heads, queries), np.float32)
     given = np.zeros((heads, length), np.float32)
     for head in range(heads if queries and length else 0):
         whole = _edges(arrays, head) if matrix is None else matrix.head(head)
-        received[head] = whole.T @ np.ones(queries, np.float32)
+        if known is None:
+            received[head] = whole.T @ np.ones(queries, np.float32)
         if norms is not None:
             valued[head] = whole @ norms[head]
             # A row that may look at no key gives nothing.

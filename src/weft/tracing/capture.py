@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
+from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
@@ -53,6 +54,7 @@ def trace(
     overwrite: bool = False,
     generate: int | Inputs | None = None,
     verify: Verify = None,
+    received: bool | LastQueries = False,
 ) -> TraceData | list[TraceData]:
     """Run a model once and catch the attention graph of every layer.
 
@@ -88,6 +90,10 @@ def trace(
         verify: how many tokens of the inputs the model reads without weft too, to see that it
             computes the same with it: a number, or "all"; None or True: 64; False: none. See
             `weft.tracing.verification`.
+        received: True: keep what each key receives too, exactly, as `weft.attend` has it:
+            ``trace.layers[i].graph.received`` and ``received_most``; ``LastQueries(n)``:
+            ``received_last`` as well, of the last n queries without padding. None in a layer
+            whose queries and keys are not known.
 
     Returns: a Trace; for a batch of several inputs a list with a Trace for each.
 
@@ -97,7 +103,9 @@ def trace(
         VerificationError: the model does not compute with weft what it computes without.
         DataError: the folder exists, or cannot be written.
     """
-    options = TraceOptions(tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify)
+    options = TraceOptions(
+        tokenizer, keep, queries_keys, layers, save, dtype, overwrite, verify, received=received
+    )
     return trace_as(model, inputs, options, generate)
 
 
@@ -145,7 +153,7 @@ def _trace_layers(
         passes = Passes()
         recorder = CallRecorder(
             calls.append if generate is None else passes, keep, options.layers,
-            lambda: options.sampled,
+            lambda: options.sampled, received=options.received,
         )  # fmt: skip
         with (
             untouched.verifying(as_observed(model, keep))
@@ -164,7 +172,7 @@ def _trace_layers(
         recorder.check()
     prompt = None if generate is None else longest
     sequences = named_sequences(model, ids, options.tokenizer, prompt)
-    made = LayerMaker(sequences, samples, options.queries_keys)
+    made = LayerMaker(sequences, samples, options.queries_keys, options.received_last)
     for call in calls:
         made(call)
     made.finish(

@@ -106,13 +106,13 @@ def _one_pass(
     if verification is None:
         untouched = untouched_transformer(model, arguments, options.verify)
     sequences = Sequences(model, arguments, options.tokenizer, offsets)
-    maker = LayerMaker(sequences, batch_of(arguments), options.queries_keys)
+    maker = LayerMaker(sequences, batch_of(arguments), options.queries_keys, options.received_last)
     receive: Callable[[RecordedCall], None] = maker
     if untouched is not None:
         receive = untouched.comparing(maker)
     recorder = CallRecorder(
         receive, options.keep, options.layers, lambda: options.sampled,
-        strict=options.verify is not False,
+        strict=options.verify is not False, received=options.received,
     )  # fmt: skip
     if progress is not None:
         recorder.progress = partial(_tell, progress, _expected(model))

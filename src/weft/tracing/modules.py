@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.received import LastQueries, last_queries
 from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
@@ -87,6 +88,7 @@ class ModuleRun:
         model: any module. inputs: what it is given, by name.
         keep, layers: as for `weft.trace`.
         untouched: what the run is held against; None: nothing.
+        received: what is asked of keys, as for `weft.trace`.
     """
 
     def __init__(
@@ -96,13 +98,15 @@ class ModuleRun:
         keep: Keep,
         layers: Sequence[int | str] | None,
         untouched: UntouchedRun | None = None,
+        received: bool | LastQueries = False,
     ) -> None:
+        self._received = last_queries(received, "trace")
         self._model, self._inputs = model, inputs
         self._calls: list[RecordedCall] = []
         receive: Callable[[RecordedCall], None] = self._calls.append
         if untouched is not None:
             receive = untouched.comparing(receive)
-        self.recorder = CallRecorder(receive, keep, layers)
+        self.recorder = CallRecorder(receive, keep, layers, received=received)
 
     def traces(
         self,
@@ -115,7 +119,7 @@ class ModuleRun:
         """The trace of each input; none where no attention was recorded."""
         samples = samples_of(self._inputs, self._calls)
         sequences = ModuleSequences(self._model, self._inputs, samples, self._calls, tokenizer)
-        made = LayerMaker(sequences, samples, queries_keys)
+        made = LayerMaker(sequences, samples, queries_keys, self._received)
         for call in self._calls:
             made(call)
         made.refused.update(refused)
@@ -149,7 +153,7 @@ def trace_module(
             )
     with recording_alone(model, "trace"), explained(model, arguments):
         untouched = untouched_module(model, arguments, options.verify)
-        run = ModuleRun(model, arguments, options.keep, options.layers, untouched)
+        run = ModuleRun(model, arguments, options.keep, options.layers, untouched, options.received)
         again = as_recorded(model, options.keep)
         with (
             untouched.verifying(again) if untouched else nullcontext(),

@@ -13,6 +13,7 @@ import torch
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
+from weft.mechanism.received import LastQueries, last_queries
 
 __all__ = [
     "TOKENS",
@@ -46,11 +47,18 @@ class TraceOptions:
     verify: Verify = None
     #: Whether a sample of the rows of each layer is held against the model's own attention.
     sampled: bool = True
+    received: bool | LastQueries = False
 
     def __post_init__(self) -> None:
         """Raise an InputError for what cannot be asked."""
         object.__setattr__(self, "layers", checked_layers(self.layers, "trace"))
         check_keep(self.keep, "trace")
+        last_queries(self.received, "trace")
+
+    @property
+    def received_last(self) -> int | None:
+        """As AttentionCall.received has it."""
+        return last_queries(self.received, "trace")
 
     def result(self, traces: list[TraceData]) -> TraceData | list[TraceData]:
         """The traces as `weft.trace` returns them: saved and opened, alone, or all."""

@@ -14,6 +14,7 @@ from weft.formats.files import JsonMapping
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
+from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
@@ -112,7 +113,8 @@ class WatchedTransformer(Watched):
         sequences = Sequences(
             self._model, inputs, self._options.tokenizer, self._offsets, text.prompt
         )
-        maker = LayerMaker(sequences, samples, self._options.queries_keys)
+        options = self._options
+        maker = LayerMaker(sequences, samples, options.queries_keys, options.received_last)
         for call in layers:
             maker(call)
         recorder = text.recorder
@@ -271,6 +273,7 @@ def watch(
     layers: Sequence[int | str] | None = None,
     description: JsonMapping | None = None,
     verify: Verify = None,
+    received: bool | LastQueries = False,
 ) -> Iterator[Watched]:
     """Trace whatever a model does in a block of code.
 
@@ -288,7 +291,7 @@ def watch(
     Args:
         model: in evaluation mode: any module of torch, as for `weft.trace`; of Transformers, one
             that uses its attention interface.
-        tokenizer, keep, queries_keys, layers: as for `weft.trace`.
+        tokenizer, keep, queries_keys, layers, received: as for `weft.trace`.
         description: what the traces say of the model; None: its name, class and size.
         verify: how much of the first text the model reads without weft too: see `weft.trace`.
 
@@ -313,7 +316,7 @@ def watch(
     check_visible(model, "watch")
     layers = checked_layers(layers, "watch")
     check_keep(keep, "watch")
-    options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify)
+    options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify, received=received)
     if model.training:
         raise InputError(
             "watch: the model is in training mode, in which its layers may act at random. Call "

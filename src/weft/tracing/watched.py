@@ -194,7 +194,8 @@ class WatchedWeftModel(Watched):
         ids = {name: torch.cat([part[name] for part in text.ids], 1) for name in first}
         prompt = next(iter(first.values())).shape[1] if len(text.ids) > 1 else None
         sequences = named_sequences(self._model, ids, self._options.tokenizer, prompt)
-        made = LayerMaker(sequences, len(next(iter(ids.values()))), self._options.queries_keys)
+        samples, asked = len(next(iter(ids.values()))), self._options
+        made = LayerMaker(sequences, samples, asked.queries_keys, asked.received_last)
         for call in text.passes.joined():
             made(call)
         self.traces += made.traces(describe(self._model), self._verification)

@@ -87,7 +87,10 @@ class WatchedModule(Watched):
                 self._verify = False
         notice.clear()
         calls.refused.clear()
-        self._run = ModuleRun(self._model, arguments, self._options.keep, self._options.layers)
+        asked = self._options
+        self._run = ModuleRun(
+            self._model, arguments, asked.keep, asked.layers, received=asked.received
+        )
 
     def _check(self, arguments: Arguments, named: bool) -> None:
         """Verify the module on the first inputs that it is given."""

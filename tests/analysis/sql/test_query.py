@@ -114,7 +114,10 @@ def test_hostile_tokens(make_trace, hostile_tokens) -> None:
     [
         ("selec 1", "syntax error"),
         ("select foo from edges", 'column "foo" not found'),
-        ("select * from nope", "The views are edges, rows, keys, tokens, layers, heads, named"),
+        (
+            "select * from nope",
+            "The views are edges, rows, keys, received, tokens, layers, heads, named",
+        ),
         ("", "0 statements"),
         ("select 1; select 2", "2 statements"),
         ("copy (select 1) to '{folder}/x.csv'", "a COPY statement"),

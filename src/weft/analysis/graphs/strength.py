@@ -19,8 +19,9 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
 
         r_j = sum_i w_ij,    with norms sum_i w_ij |v_j|
 
-    From kept edges: the kept ones below; above, each row that left key j out gives it at most the
-    largest weight that it can have left out.
+    From kept edges: exactly, where the graph holds it (`weft.attend(..., received=True)`); else the
+    kept ones below, and above, each row that left key j out gives it at most the largest weight
+    that it can have left out.
 
     Args:
         source: all weights, or the kept edges.
@@ -36,14 +37,14 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
     tensor([[2., 0.]])
     """
     check_numbers(source, "received")
-    if isinstance(source, AttentionGraph):
+    known = source.received if isinstance(source, AttentionGraph) else source.received()
+    if known is not None:
+        mass_received = Interval(known, known)
+    elif isinstance(source, AttentionGraph):
         lower = source.strength()
         mass, largest = left_out(source)
         more = torch.minimum(to_others(source, largest), mass.sum(-1, keepdim=True))
         mass_received = Interval(lower, lower + more)
-    else:
-        exact = source.received()
-        mass_received = Interval(exact, exact)
     if value_norms is None:
         return mass_received
     norms = value_norms.repeat_interleave(mass_received.lower.shape[0] // value_norms.shape[0], 0)
@@ -94,7 +95,7 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
         raise InputError(f"heavy_hitters: share={share}; expected a share above 0, at most 1.")
     got = received(source)
     lower, upper = got.lower.double(), got.upper.double()
-    if isinstance(source, AttentionGraph):
+    if isinstance(source, AttentionGraph) and source.received is None:
         missing = left_out(source)[0].double().sum(-1)
     else:
         missing = torch.zeros(lower.shape[0], dtype=torch.float64)

@@ -59,7 +59,8 @@ def graph_measures(
         source                            "exact" or "kept"
 
     Where two columns stand side by side the true value lies between them; from all weights they
-    are equal, but for the rank.
+    are equal, but for the rank; received and hitters also where a trace was made with
+    ``received=True``.
 
     Raises: InputError: pandas is not installed, or a layer has no exact weights that were asked
     for.
@@ -184,7 +185,7 @@ def _share(
     """
     kept = float(lower.double().sum())
     missing = 0.0
-    if isinstance(source, AttentionGraph):
+    if isinstance(source, AttentionGraph) and source.received is None:
         mass = left_out(source)[0].double()
         missing = float(mass.sum() if head is None else mass[head].sum())
     least, most = float(lower[key]), min(float(upper[key]), float(lower[key]) + missing)

@@ -3,6 +3,8 @@
     edges     layer, head, query, key, score, weight: the kept edges
     rows      layer, head, query, lse, entropy, rest, count
     keys      layer, kv_head, key, value_norm: |v_j|, of traces that know it
+    received  layer, head, key, received, received_most, received_last: what a key receives from
+              all queries, of traces that know it (received_last is NaN where it was not asked for)
     tokens    sequence, position, token, text, special, start, end, seconds, image, tile,
               patch_row, patch_column: token as the vocabulary spells it, text what it says; end is
               exclusive; seconds are those of a place of a sound, the last four of a patch of an
@@ -26,16 +28,23 @@ import pyarrow as pa
 
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
-from weft.formats.trace_files import edge_table, key_table, row_table
+from weft.formats.trace_files import edge_table, key_table, received_table, row_table
 from weft.formats.trace_reader import StoredLayer
-from weft.formats.trace_writer import EDGES, KEYS, ROWS
+from weft.formats.trace_writer import (
+    EDGES,
+    KEY_COLUMNS,
+    KEYS,
+    RECEIVED,
+    RECEIVED_COLUMNS,
+    ROWS,
+)
 
 if TYPE_CHECKING:
     import duckdb
 
 __all__ = ["VIEWS", "make_views", "stored_folder"]
 
-VIEWS = ("edges", "rows", "keys", "tokens", "layers", "heads", "named")
+VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
 _NAMED = """
     select e.*, q.token as query_token, k.token as key_token,
@@ -83,6 +92,7 @@ def make_views(
         ("edges", EDGES, lambda number, layer: edge_table(number, layer.graph)),
         ("rows", ROWS, lambda number, layer: row_table(number, layer.graph)),
         ("keys", KEYS, _keys),
+        ("received", RECEIVED, _received),
     )
     for view, file, table in tables:
         if view in asked:
@@ -154,9 +164,7 @@ def _make_view(
             else f"select * exclude (file) from {read}"
         )
     if not parts:
-        empty = pa.table({"layer": pa.array([], pa.int16()), "kv_head": pa.array([], pa.int16()),
-                          "key": pa.array([], pa.int32()),
-                          "value_norm": pa.array([], pa.float32())})  # fmt: skip
+        empty = _EMPTY[view]
         if column:
             empty = empty.add_column(0, "trace", pa.array([], pa.string()))
         _register(connection, f"{view}_none", empty)
@@ -192,6 +200,23 @@ def _stack(
 
 def _keys(number: int, layer: TraceLayer) -> pa.Table | None:
     return None if layer.value_norms is None else key_table(number, layer.value_norms)
+
+
+def _received(number: int, layer: TraceLayer) -> pa.Table | None:
+    return None if layer.graph.received is None else received_table(number, layer.graph)
+
+
+def _empty(names: tuple[str, ...], whole: tuple[str, ...]) -> pa.Table:
+    """A table of these columns; some are of whole numbers, `key` and those of float32."""
+    types = {name: pa.int16() for name in whole} | {"key": pa.int32()}
+    return pa.table({name: pa.array([], types.get(name, pa.float32())) for name in names})
+
+
+#: The views that a trace may have nothing for.
+_EMPTY = {
+    "keys": _empty(KEY_COLUMNS, ("layer", "kv_head")),
+    "received": _empty(RECEIVED_COLUMNS, ("layer", "head")),
+}
 
 
 def _clean(token: str) -> str:

@@ -25,7 +25,7 @@ def query(
     path: TraceOrFolder, sql: Sql, output: OutputFile = None, limit: RowLimit = 50,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Ask traces in SQL. The tables: edges, rows, keys, tokens, layers, heads, named."""
+    """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
     from weft.analysis.sql.query import WRITERS, ask, open_traces, shown
 
     if output is not None and output.suffix.lower() not in WRITERS:

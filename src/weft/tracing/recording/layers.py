@@ -16,6 +16,7 @@ from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.formats.trace_writer import TraceWriter
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.cutting import cut, part_names, part_numbers, proven_mask, side_by_side
+from weft.tracing.recording.key_sums import with_received
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.score_terms import cut_terms
 from weft.tracing.recording.sequences import InputSequence, NamesOfSequences
@@ -33,10 +34,18 @@ class LayerMaker:
         sequences: names the positions.
         samples: inputs of the batch.
         queries_keys: whether to keep queries and keys.
+        received: whether to keep what keys receive; see AttentionCall.received.
     """
 
-    def __init__(self, sequences: NamesOfSequences, samples: int, queries_keys: bool) -> None:
+    def __init__(
+        self,
+        sequences: NamesOfSequences,
+        samples: int,
+        queries_keys: bool,
+        received: int | None = None,
+    ) -> None:
         self._sequences, self._samples, self._queries_keys = sequences, samples, queries_keys
+        self._received = received
         self.writer: TraceWriter | None = None
         self._layers: list[list[TraceLayer]] = [[] for _ in range(samples)]
         self._named: list[dict[str, InputSequence]] = [{} for _ in range(samples)]
@@ -76,6 +85,12 @@ class LayerMaker:
                 if call.is_causal and self._sequences.plain and queries == keys:
                     verified = max(verified, _mass_ahead(part))
             tensors, terms, norms = self._made_of(call, sample, rows.span, columns.span)
+            part = with_received(part, self._received, tensors, terms, call.scale, call.softcap)
+            if not self._queries_keys:
+                tensors = None
+            elif tensors is not None:
+                # Copies: the model goes on with its own.
+                tensors = (_copy(tensors[0]), _copy(tensors[1]))
             layer = TraceLayer(
                 name=call.path,
                 kind=call.kind,
@@ -100,7 +115,7 @@ class LayerMaker:
     def _made_of(
         self, call: RecordedCall, sample: int, rows: slice, columns: slice
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
-        """Queries and keys if they are kept, the terms, and the norms of values, of one input."""
+        """Queries and keys, the terms, and the norms of values, of one input."""
         if call.queries is None or call.keys is None or call.ranges is None:
             return None, None, None
 
@@ -121,12 +136,7 @@ class LayerMaker:
         )
         if call.missing is not None:
             terms = replace(terms, missing=call.missing)
-        kept = None
-        if self._queries_keys:
-            # Copies: the model goes on with its own.
-            plain = torch.contiguous_format
-            kept = (queries.cpu().clone(memory_format=plain), keys.cpu().clone(memory_format=plain))
-        return kept, terms, norms
+        return (queries.cpu(), keys.cpu()), terms, norms
 
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:
         named = self._named[sample]
@@ -185,6 +195,10 @@ class LayerMaker:
             )
             for sample in range(self._samples)
         ]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _mass_ahead(part: AttentionGraph) -> float:

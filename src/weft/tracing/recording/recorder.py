@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
+from weft.mechanism.received import LastQueries
 from weft.tracing.recording.layer_call import LayerCall, RecordedCall
 from weft.tracing.recording.row_check import deviation, reference_deviation
 from weft.tracing.recording.score_terms import ranges_of
@@ -27,6 +28,7 @@ class CallRecorder:
         layers: numbers in the order of the run, or paths; None: all.
         verified: whether a call is to be verified, from its queries and the keys before them.
         strict: whether a call that differs from the model's own attention is an error.
+        received: what is asked of keys; see `weft.attend`.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class CallRecorder:
         layers: Sequence[int | str] | None,
         verified: Callable[[], bool] = lambda: True,
         strict: bool = True,
+        received: bool | LastQueries = False,
     ) -> None:
         self._receive, self.keep, self._wanted = receive, keep, layers
-        self._verified, self._strict = verified, strict
+        self._verified, self._strict, self._received = verified, strict, received
         #: Told the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
         #: Number and index of each layer by its path and how often the path came before in a pass.
@@ -58,7 +61,12 @@ class CallRecorder:
             return attention(call.queries, call.keys, call.values, **call.arguments())
         # Half precision is for the model; scores and their sums are taken in float32.
         tensors = (call.queries.float(), call.keys.float(), call.values.float())
-        output, graph = attend(*tensors, keep=self.places(call.keys.shape[2]), **call.arguments())
+        output, graph = attend(
+            *tensors,
+            keep=self.places(call.keys.shape[2]),
+            received=self._received,
+            **call.arguments(),
+        )
         result: Tensor = output.to(call.values.dtype)
         differs = None
         if self._verified():
