@@ -200,7 +200,8 @@ class _Attend(torch.autograd.Function):
         ctx.native = native.bare()
         ctx.mark_non_differentiable(rows.keys, rows.keys_seen)
         ctx.save_for_backward(*tensors, rows.keys)
-        return tuple(rows)
+        totals = rows.lse, rows.entropy, rows.rest, rows.keys_seen
+        return rows.output, rows.keys, rows.scores, rows.weights, *totals
 
     @staticmethod
     def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
