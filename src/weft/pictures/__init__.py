@@ -2,6 +2,7 @@
 
 from weft.pictures.alignment import alignment
 from weft.pictures.canvas import save_picture
+from weft.pictures.eviction import eviction
 from weft.pictures.heads import heads
 from weft.pictures.history import history
 from weft.pictures.places import places
@@ -11,6 +12,7 @@ from weft.pictures.worked import steps, three_kinds
 
 __all__ = [
     "alignment",
+    "eviction",
     "heads",
     "history",
     "places",
