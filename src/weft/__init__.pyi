@@ -17,6 +17,8 @@ from .errors import WeftError as WeftError
 from .formats.history import History as History
 from .formats.pharaoh import read_pharaoh as read_pharaoh
 from .formats.trace import TraceLayer as TraceLayer
+from .jobs.loaded_model import LoadedModel as LoadedModel
+from .jobs.loaded_model import from_huggingface as from_huggingface
 from .jobs.steps import steps as steps
 from .mechanism.adjacency import neighbours as neighbours
 from .mechanism.function import attend as attend

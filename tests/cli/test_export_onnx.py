@@ -188,7 +188,19 @@ def test_a_classifier_of_images(kind: str, weft_main: Command, tmp_path: Path) -
 @pytest.mark.parametrize("task", ["dates", "language"])
 @pytest.mark.parametrize(
     "choices",
-    [{"positions": "learned", "max_length": 6}, {"positions": "rotary", "norm": "post"}],
+    [
+        {"positions": "learned", "max_length": 6},
+        {"positions": "rotary", "norm": "post"},
+        {
+            "positions": "rotary",
+            "normalisation": "rms",
+            "feed_forward_kind": "gated",
+            "activation": "silu",
+            "biases": False,
+            "norm_epsilon": 1e-3,
+            "rotary_base": 99.0,
+        },
+    ],
     ids=str,
 )
 def test_other_settings(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import gelu, relu
@@ -76,3 +78,38 @@ def test_a_language_models_block_has_no_cross_attention() -> None:
     block = DecoderBlock(architecture(), source=False)
     assert block.cross_attention is None
     assert not any("cross" in name for name in block.state_dict())
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
+def test_gated_feed_forward_by_its_formula(activation: Any) -> None:
+    layer = FeedForward(
+        architecture(width=6, feed_forward_kind="gated", activation=activation)
+    ).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(4, 6, dtype=torch.float64)
+    numbers = {name: tensor.numpy() for name, tensor in layer.state_dict().items()}
+    gate, risen = (
+        x.numpy() @ numbers[f"{name}.weight"].T + numbers[f"{name}.bias"]
+        for name in ("gate", "rise")
+    )
+    bent = {
+        "relu": lambda v: max(v, 0.0),
+        "gelu": lambda v: v / 2 * (1 + math.erf(v / math.sqrt(2))),
+        "gelu-tanh": lambda v: (
+            v / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
+        ),
+        "silu": lambda v: v / (1 + math.exp(-v)),
+    }[activation]
+    hidden = np.vectorize(bent)(gate) * risen
+    expected = hidden @ numbers["fall.weight"].T + numbers["fall.bias"]
+    assert np.allclose(layer(x).detach().numpy(), expected, atol=1e-12)
+
+
+def test_the_norms_and_the_biases_of_an_architecture() -> None:
+    choices = architecture(width=4, normalisation="rms", norm_epsilon=0.5, biases=False)
+    block = DecoderBlock(choices, source=False)
+    assert not [name for name, _ in block.named_parameters() if name.endswith("bias")]
+    # mean square of (1, 1, 1, 3) is 3
+    expected = torch.tensor([1.0, 1.0, 1.0, 3.0]) / 3.5**0.5
+    assert torch.allclose(block.feed_forward_norm(torch.tensor([1.0, 1.0, 1.0, 3.0])), expected)

@@ -36,6 +36,18 @@ CHOICES: list[dict[str, Any]] = [
     {"positions": "alibi", "kv_heads": 1},
     {"positions": "rotary", "norm": "post"},
     {"positions": "none", "weights": "uniform", "activation": "gelu"},
+    {
+        "positions": "rotary",
+        "rotary_base": 50.0,
+        "normalisation": "rms",
+        "norm_epsilon": 0.01,
+        "feed_forward_kind": "gated",
+        "activation": "silu",
+        "biases": False,
+        "tied": False,
+        "output_bias": True,
+    },
+    {"activation": "gelu-tanh", "scaled_embeddings": False, "output_bias": True},
 ]
 
 

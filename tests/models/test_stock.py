@@ -111,6 +111,9 @@ def test_language_models(
         (Transformer, {"norm": "post", "positions": "learned"}, "With a counterpart: sinusoidal."),
         (Transformer, {"tied": False}, "three embedding matrices"),
         (Transformer, {"weights": "uniform"}, 'model.weights "uniform"'),
+        (Transformer, {"normalisation": "rms"}, 'model.normalisation "rms"'),
+        (LanguageModel, {"activation": "silu"}, 'model.activation "silu"'),
+        (LanguageModel, {"biases": False}, "model.biases = false"),
         (LanguageModel, {"positions": "alibi"}, "sinusoidal, learned, none, rotary"),
         (
             LanguageModel,

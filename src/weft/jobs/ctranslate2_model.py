@@ -41,7 +41,7 @@ def write_ctranslate2(run: TrainedRun, folder: Path) -> str:
         )
     architecture = model.architecture
     _check(architecture, translator=isinstance(model, Transformer))
-    activations = {"relu": specs.Activation.RELU, "gelu": specs.Activation.GELU}
+    activations: dict[str, Any] = {"relu": specs.Activation.RELU, "gelu": specs.Activation.GELU}
     settings = {
         "pre_norm": architecture.norm == "pre",
         "activation": activations[architecture.activation],
@@ -82,6 +82,7 @@ def _check(architecture: Architecture, *, translator: bool) -> None:
         (architecture.positions == "alibi", 'model.positions "alibi"'),
         (translator and architecture.positions == "rotary", "a translator with rotary positions"),
     ]
+    unknown += [(True, choice) for choice in architecture.later_choices()]
     for has, what in unknown:
         if has:
             raise InputError(f"export: CTranslate2 does not compute {what}. Train another model.")

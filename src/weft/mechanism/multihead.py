@@ -74,6 +74,7 @@ class MultiHeadAttention(AttentionLayer):
         relative: relative positions: "none", "shaw" (of keys and values), "shaw-keys" (of keys
             alone), "alibi" or "rotary".
         clip: the largest distance that Shaw's positions tell apart.
+        rotary_base: of rotary positions, see `weft.rotary`.
         source_width: width of what keys and values are made from. None: width.
         kind: what the layer is in its model: "encoder", "decoder" or "cross".
         weights: "learned"; or "uniform", the baseline of attention that chooses nothing: scores
@@ -102,6 +103,7 @@ class MultiHeadAttention(AttentionLayer):
         dropout: float = 0.0,
         relative: RelativeKind = "none",
         clip: int = 16,
+        rotary_base: float = 10_000.0,
         source_width: int | None = None,
         kind: LayerKind = "encoder",
         weights: WeightsKind = "learned",
@@ -129,7 +131,7 @@ class MultiHeadAttention(AttentionLayer):
             )
         super().__init__(heads, kv_heads, kind, relative)
         self.depth = width // heads if depth is None else depth
-        self.dropout = dropout
+        self.dropout, self.rotary_base = dropout, rotary_base
         self.scale = 0.0 if weights == "uniform" else None
         source_width = width if source_width is None else source_width
         self.w_q = nn.Linear(width, heads * self.depth, bias)
@@ -199,11 +201,11 @@ class MultiHeadAttention(AttentionLayer):
         else:
             queries, keys, values = self._project(queries_from, keys_from, values_from)
             if self.relative == "rotary":
-                keys = rotary(keys, offset)
+                keys = rotary(keys, offset, self.rotary_base)
             if cache is not None:
                 keys, values = cache.append(keys, values)
         if self.relative == "rotary":
-            queries = rotary(queries, offset)
+            queries = rotary(queries, offset, self.rotary_base)
 
         relative = self._relative_positions(offset)
         dropout = self.dropout if self.training else 0.0

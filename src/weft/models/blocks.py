@@ -12,15 +12,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, silu
 
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
-from weft.models.configuration import Architecture
+from weft.models.configuration import ActivationKind, Architecture
 from weft.models.dropout import Dropout
+from weft.models.norms import norm_of
 
-__all__ = ["BlockCache", "DecoderBlock", "EncoderBlock", "FeedForward"]
+__all__ = [
+    "BlockCache",
+    "DecoderBlock",
+    "EncoderBlock",
+    "FeedForward",
+    "activated",
+]
 
 
 @dataclass(eq=False)
@@ -37,25 +44,54 @@ class BlockCache:
             self.source.reorder(sources)
 
 
-class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity in between: ``activation(x W_1 + b_1) W_2 + b_2``.
+def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
+    """The non-linearity of a feed-forward layer.
 
-    Source: Vaswani et al. 2017, equation 2.
+        relu: max(0, x)    gelu: x Phi(x)    silu: x sigmoid(x)
+        gelu-tanh: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+
+    Source: Hendrycks and Gimpel 2016 for the last three.
+    """
+    if kind == "relu":
+        return hidden.relu()
+    if kind == "silu":
+        return silu(hidden)
+    return gelu(hidden, approximate="tanh" if kind == "gelu-tanh" else "none")
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a non-linearity in between, or three of which one is a gate.
+
+        plain:  activation(x W_1 + b_1) W_2 + b_2
+        gated:  (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2
+
+    Source: Vaswani et al. 2017, equation 2; Shazeer 2020, equation 6, for the gate.
     """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.rise = nn.Linear(architecture.width, architecture.feed_forward)
-        self.fall = nn.Linear(architecture.feed_forward, architecture.width)
-        self.relu = architecture.activation == "relu"
-        for linear in (self.rise, self.fall):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        width, inner, biases = architecture.width, architecture.feed_forward, architecture.biases
+        self.rise = nn.Linear(width, inner, bias=biases)
+        self.fall = nn.Linear(inner, width, bias=biases)
+        gated = architecture.feed_forward_kind == "gated"
+        self.gate = nn.Linear(width, inner, bias=biases) if gated else None
+        self.activation = architecture.activation
+        for linear in (self.rise, self.fall, self.gate):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
-        (hidden,) = linear_maps(inputs, [self.rise], relu=self.relu)
-        (result,) = linear_maps(hidden if self.relu else gelu(hidden), [self.fall])
+        if self.gate is not None:
+            gate, risen = linear_maps(inputs, [self.gate, self.rise])
+            hidden = activated(gate, self.activation) * risen
+        else:
+            relu = self.activation == "relu"
+            (hidden,) = linear_maps(inputs, [self.rise], relu=relu)
+            hidden = hidden if relu else activated(hidden, self.activation)
+        (result,) = linear_maps(hidden, [self.fall])
         return result
 
 
@@ -64,6 +100,9 @@ def _attention(architecture: Architecture, kind: LayerKind) -> MultiHeadAttentio
         architecture.width,
         architecture.heads,
         kv_heads=architecture.kv_heads,
+        depth=architecture.depth,
+        bias=architecture.biases,
+        rotary_base=architecture.rotary_base,
         dropout=architecture.attention_dropout,
         # Between two texts there is no distance to speak of.
         relative="none" if kind == "cross" else architecture.relative,
@@ -95,8 +134,8 @@ class EncoderBlock(_Block):
         super().__init__(architecture)
         self.self_attention = _attention(architecture, "encoder")
         self.feed_forward = FeedForward(architecture)
-        self.self_attention_norm = nn.LayerNorm(architecture.width)
-        self.feed_forward_norm = nn.LayerNorm(architecture.width)
+        self.self_attention_norm = norm_of(architecture)
+        self.feed_forward_norm = norm_of(architecture)
 
     def forward(self, inputs: Tensor, mask: Mask | None) -> Tensor:
         """(batch, positions, width) to the same."""
@@ -112,11 +151,11 @@ class DecoderBlock(_Block):
     def __init__(self, architecture: Architecture, *, source: bool) -> None:
         super().__init__(architecture)
         self.self_attention = _attention(architecture, "decoder")
-        self.self_attention_norm = nn.LayerNorm(architecture.width)
+        self.self_attention_norm = norm_of(architecture)
         self.cross_attention = _attention(architecture, "cross") if source else None
-        self.cross_attention_norm = nn.LayerNorm(architecture.width) if source else None
+        self.cross_attention_norm = norm_of(architecture) if source else None
         self.feed_forward = FeedForward(architecture)
-        self.feed_forward_norm = nn.LayerNorm(architecture.width)
+        self.feed_forward_norm = norm_of(architecture)
 
     def forward(
         self,

@@ -19,6 +19,7 @@ from weft.models.blocks import EncoderBlock
 from weft.models.configuration import Architecture, PoolingKind
 from weft.models.dropout import Dropout
 from weft.models.embeddings import Embedding
+from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
 
 __all__ = ["Classifier", "pooled", "pooled_parts"]
@@ -110,8 +111,7 @@ class Classifier(Predictor):
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
         )
-        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
-        self.encoder_norm = closing(architecture.width)
+        self.encoder_norm = closing_norm(architecture)
         self.dropout = Dropout(architecture.dropout)
         self.output = nn.Linear(architecture.width, classes)
         nn.init.xavier_uniform_(self.output.weight)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from weft.errors import InputError
 from weft.mechanism.multihead import RelativeKind, WeightsKind
 
-__all__ = ["Architecture", "PoolingKind", "PositionKind"]
+__all__ = [
+    "ActivationKind",
+    "Architecture",
+    "FeedForwardKind",
+    "NormalisationKind",
+    "PoolingKind",
+    "PositionKind",
+]
 
 PositionKind = Literal["sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "rotary", "none"]
 PoolingKind = Literal["mean", "first", "max"]
+NormalisationKind = Literal["layer", "rms"]
+FeedForwardKind = Literal["plain", "gated"]
+ActivationKind = Literal["relu", "gelu", "gelu-tanh", "silu"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,17 @@ class Architecture:
             self-attention.
         clip: the largest distance that Shaw's positions tell apart.
         norm: "pre" (normalise what enters a layer) or "post" (what leaves it, as in 2017).
-        activation: of the feed-forward layers.
+        normalisation: "layer" (mean and deviation, Ba et al. 2016) or "rms" (root mean square
+            alone, without a bias, Zhang and Sennrich 2019).
+        norm_epsilon: added to the variance, or to the mean square, before the root.
+        feed_forward_kind: "plain" or "gated"; see `weft.models.blocks.FeedForward`.
+        activation: of the feed-forward layers. "gelu-tanh" is the approximation of GPT-2, "silu"
+            is x sigmoid(x), also called swish.
+        biases: whether the linear layers of the blocks have them.
+        depth: of a head's queries and keys; None: width / heads.
+        rotary_base: of rotary positions, which sets the longest wavelength.
+        scaled_embeddings: whether embeddings are multiplied by sqrt(width).
+        output_bias: whether one is added to the scores of the tokens.
         dropout: of embeddings and of what each layer adds.
         attention_dropout: of the attention weights.
         tied: whether source, target and output share one embedding matrix.
@@ -47,7 +68,15 @@ class Architecture:
     positions: PositionKind = "sinusoidal"
     clip: int = 16
     norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu"] = "relu"
+    normalisation: NormalisationKind = "layer"
+    norm_epsilon: float = 1e-5
+    feed_forward_kind: FeedForwardKind = "plain"
+    activation: ActivationKind = "relu"
+    biases: bool = True
+    depth: int | None = None
+    rotary_base: float = 10_000.0
+    scaled_embeddings: bool = True
+    output_bias: bool = False
     dropout: float = 0.1
     attention_dropout: float = 0.0
     tied: bool = True
@@ -58,7 +87,7 @@ class Architecture:
         for name in ("width", "heads", "feed_forward", "decoder_layers", "max_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"model.{name} is {getattr(self, name)}; expected 1 or more.")
-        if self.width % self.heads:
+        if self.depth is None and self.width % self.heads:
             raise InputError(
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
                 "Choose a multiple."
@@ -68,6 +97,26 @@ class Architecture:
                 f'model.weights "uniform" with model.positions "{self.positions}": these positions '
                 'act on the weights. Choose "sinusoidal", "learned" or "none".'
             )
+
+    def later_choices(self) -> list[str]:
+        """The choices that models before 2019 did not have, by their keys, for a message."""
+        named = {
+            'model.normalisation "rms"': self.normalisation == "rms",
+            'model.feed_forward_kind "gated"': self.feed_forward_kind == "gated",
+            f'model.activation "{self.activation}"': self.activation in ("gelu-tanh", "silu"),
+            "model.biases = false": not self.biases,
+            f"model.norm_epsilon = {self.norm_epsilon}": self.norm_epsilon != 1e-5,
+            f"model.rotary_base = {self.rotary_base}": self.rotary_base != 10_000.0,
+            f"heads of depth {self.depth}": self.depth not in (None, self.width // self.heads),
+            "embeddings that are not scaled": not self.scaled_embeddings,
+            "a bias of the scores": self.output_bias,
+        }
+        return [name for name, there in named.items() if there]
+
+    @property
+    def embedding_factor(self) -> float:
+        """What embeddings are multiplied by."""
+        return math.sqrt(self.width) if self.scaled_embeddings else 1.0
 
     @property
     def relative(self) -> RelativeKind:

@@ -10,6 +10,7 @@ from weft.errors import InputError
 from weft.mechanism.positions import sinusoidal
 from weft.models.configuration import Architecture
 from weft.models.dropout import Dropout
+from weft.models.norms import norm_of
 
 __all__ = ["Embedding"]
 
@@ -20,12 +21,24 @@ class Embedding(nn.Module):
         x_t = E[token_t] sqrt(width) + position_t
         logits = y E^T
 
-    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Press and Wolf 2017 for the tied output.
+    Without the factor where the architecture has no scaled embeddings.
+
+    Args:
+        vocabulary: number of tokens.
+        architecture: sizes and choices.
+        segments: how many there are with a vector of their own, which is added; 0: none.
+        normed: whether the sum is normalised.
+
+    Source: Vaswani et al. 2017, sections 3.4 and 3.5; Press and Wolf 2017 for the tied output;
+    Devlin et al. 2019, figure 2, for the segments.
     """
 
     sinusoids: Tensor
 
-    def __init__(self, vocabulary: int, architecture: Architecture) -> None:
+    def __init__(
+        self, vocabulary: int, architecture: Architecture, *, segments: int = 0,
+        normed: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.architecture = architecture
         width = architecture.width
@@ -38,16 +51,25 @@ class Embedding(nn.Module):
         if architecture.positions == "sinusoidal":
             self.register_buffer("sinusoids", sinusoidal(128, width), persistent=False)
 
-    def forward(self, ids: Tensor, offset: int = 0) -> Tensor:
+        self.segments: nn.Embedding | None = None
+        if segments:
+            self.segments = nn.Embedding(segments, width)
+            nn.init.normal_(self.segments.weight, std=1 / math.sqrt(width))
+        self.norm = norm_of(architecture) if normed else nn.Identity()
+
+    def forward(self, ids: Tensor, offset: int = 0, segments: Tensor | None = None) -> Tensor:
         """Embed.
 
         Args:
             ids: (batch, positions).
             offset: the position of the first column.
+            segments: of each token, as ids; None: all are of segment 0.
 
         Returns: (batch, positions, width).
         """
-        vectors = self.tokens(ids) * math.sqrt(self.architecture.width)
+        vectors = self.tokens(ids)
+        if self.architecture.scaled_embeddings:
+            vectors = vectors * self.architecture.embedding_factor
         end = offset + ids.shape[1]
         if self.architecture.positions == "learned":
             if end > self.architecture.max_length:
@@ -62,7 +84,10 @@ class Embedding(nn.Module):
                 table = sinusoidal(2 * end, self.architecture.width)
                 self.sinusoids = table.to(self.sinusoids)
             vectors = vectors + self.sinusoids[offset:end]
-        result: Tensor = self.dropout(vectors)
+        if self.segments is not None:
+            first = self.segments.weight[0]
+            vectors = vectors + (first if segments is None else self.segments(segments))
+        result: Tensor = self.dropout(self.norm(vectors))
         return result
 
     def logits(self, outputs: Tensor) -> Tensor:

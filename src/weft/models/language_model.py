@@ -9,6 +9,7 @@ from weft.models.blocks import BlockCache, DecoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
 from weft.models.embeddings import Embedding
+from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
 
 __all__ = ["LanguageModel"]
@@ -31,15 +32,16 @@ class LanguageModel(Predictor):
         super().__init__()
         self.architecture, self.padding = architecture, padding
         self.embedding = Embedding(vocabulary, architecture)
-        self.output_embedding = nn.Linear(architecture.width, vocabulary, bias=False)
+        self.output_embedding = nn.Linear(
+            architecture.width, vocabulary, bias=architecture.output_bias
+        )
         nn.init.xavier_uniform_(self.output_embedding.weight)
         if architecture.tied:
             self.output_embedding.weight = self.embedding.tokens.weight
         self.decoder = nn.ModuleList(
             DecoderBlock(architecture, source=False) for _ in range(architecture.decoder_layers)
         )
-        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
-        self.decoder_norm = closing(architecture.width)
+        self.decoder_norm = closing_norm(architecture)
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """What the blocks give before the vocabulary, (batch, positions, width)."""

@@ -74,6 +74,8 @@ def _no_counterpart(what: str, remedy: str) -> InputError:
 def _check_weights(architecture: Architecture) -> None:
     if architecture.weights == "uniform":
         raise _no_counterpart('model.weights "uniform"', 'Train with "learned".')
+    for choice in architecture.later_choices():
+        raise _no_counterpart(choice, "Train without it, or export --to onnx.")
 
 
 def _translator(model: Transformer) -> StockModel:

@@ -10,6 +10,7 @@ from weft.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
 from weft.models.embeddings import Embedding
+from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
 
 __all__ = ["Transformer"]
@@ -35,7 +36,9 @@ class Transformer(Predictor):
         self.architecture, self.padding = architecture, padding
         self.source_embedding = Embedding(vocabulary, architecture)
         self.target_embedding = Embedding(vocabulary, architecture)
-        self.output_embedding = nn.Linear(architecture.width, vocabulary, bias=False)
+        self.output_embedding = nn.Linear(
+            architecture.width, vocabulary, bias=architecture.output_bias
+        )
         nn.init.xavier_uniform_(self.output_embedding.weight)
         if architecture.tied:
             self.target_embedding.tokens.weight = self.source_embedding.tokens.weight
@@ -46,10 +49,8 @@ class Transformer(Predictor):
         self.decoder = nn.ModuleList(
             DecoderBlock(architecture, source=True) for _ in range(architecture.decoder_layers)
         )
-        # Pre-norm blocks leave their sum unnormalised, so one norm closes each stack.
-        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
-        self.encoder_norm = closing(architecture.width)
-        self.decoder_norm = closing(architecture.width)
+        self.encoder_norm = closing_norm(architecture)
+        self.decoder_norm = closing_norm(architecture)
 
     def source_mask(self, source: Tensor) -> Mask | None:
         """The mask that hides padding, or None where there is none."""

@@ -22,6 +22,7 @@ from weft.models.blocks import EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.dropout import Dropout
 from weft.models.image_classifier import ImageClassifier, ImageShape
+from weft.models.norms import closing_norm
 
 __all__ = ["ReadOut", "VisionTransformer"]
 
@@ -81,8 +82,7 @@ class VisionTransformer(ImageClassifier):
         )
         for _, layer in layers_of(self):
             layer.grids = (self.grid, self.grid)
-        closing = nn.LayerNorm if architecture.norm == "pre" else nn.Identity
-        self.encoder_norm = closing(width)
+        self.encoder_norm = closing_norm(architecture)
 
     def outputs(self, images: Tensor) -> Tensor:
         """(batch, width), of images (batch, channels, rows, columns)."""

