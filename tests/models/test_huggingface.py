@@ -277,6 +277,20 @@ def test_settings_that_weft_lacks(
     assert "weft.trace" in str(caught.value)
 
 
+def test_positions_that_marian_does_not_compute(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = saved("MarianMTModel", MARIAN, tmp_path)
+    table = model.model.encoder.embed_positions.weight.detach().clone()
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.encoder.embed_positions.weight"
+    save_file(weights | {name: table}, tmp_path / "model.safetensors")
+    weft.from_huggingface(tmp_path)
+    save_file(weights | {name: table.roll(1, 0)}, tmp_path / "model.safetensors")
+    with pytest.raises(weft.InputError, match="holds no sines and cosines"):
+        weft.from_huggingface(tmp_path)
+
+
 def test_bad_folders(tmp_path: Path) -> None:
     with pytest.raises(weft.DataError, match="no such folder"):
         weft.from_huggingface(tmp_path / "none")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from weft.errors import InputError
+from weft.mechanism.positions import sinusoidal
 from weft.models.blocks import DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.huggingface.folder import Settings, Tensors, read_tensors
@@ -292,6 +293,7 @@ def _marian(settings: Settings, tensors: Tensors) -> Transformer:
             if isinstance(block, (EncoderBlock, DecoderBlock)):
                 _marian_layer(tensors, f"model.{side}.layers.{number}", block)
         tensors.drop(f"model.{side}.embed_tokens.")
+        _check_sines(tensors, f"model.{side}.embed_positions.weight", architecture)
     bias = torch.zeros(1, vocabulary)
     if tensors.has("final_logits_bias"):
         bias = tensors.take("final_logits_bias", (1, vocabulary))
@@ -299,6 +301,20 @@ def _marian(settings: Settings, tensors: Tensors) -> Transformer:
     tensors.drop("lm_head.")
     _sines_in_turn(model)
     return model
+
+
+def _check_sines(tensors: Tensors, name: str, architecture: Architecture) -> None:
+    """Raise an InputError where a folder has other positions than Marian's sines and cosines."""
+    if not tensors.has(name):
+        return
+    given = tensors.take(name, (architecture.max_length, architecture.width))
+    computed = sinusoidal(architecture.max_length, architecture.width)
+    computed = torch.cat((computed[:, 0::2], computed[:, 1::2]), 1)
+    if not torch.allclose(given, computed, atol=1e-2):  # half precision has 3 digits
+        raise InputError(
+            f"{tensors.folder}: {name} holds no sines and cosines; weft's translators with a norm "
+            "after each layer compute theirs. Trace the model by weft.trace instead."
+        )
 
 
 def _marian_layer(tensors: Tensors, name: str, block: EncoderBlock | DecoderBlock) -> None:

@@ -32,7 +32,6 @@ _ACTIVATIONS: Mapping[str, ActivationKind] = {
 #: Tensors that say nothing: positions, masks and frequencies that models compute anew.
 _COMPUTED = (
     "position_ids", "token_type_ids", "attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
-    "embed_positions.weight",
 )  # fmt: skip
 
 
