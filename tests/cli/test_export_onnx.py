@@ -60,7 +60,7 @@ checkpoint_every = 2
 
 def examples() -> list[str]:
     """The blocks of Python below the heading ONNX."""
-    after = DOCS.read_text("utf-8").split("## ONNX")[1]
+    after = DOCS.read_text("utf-8").split("## ONNX")[1].split("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", after, re.DOTALL)
 
 

@@ -117,6 +117,11 @@ def test_a_real_encoder() -> None:
     assert len(trace.layers) == 6
     for layer, weights in zip(trace.layers, found.attentions, strict=True):
         assert torch.allclose(layer.graph.dense(), weights[0], atol=1e-5)
+    docs = (Path(__file__).parents[2] / "docs" / "export.md").read_text("utf-8")
+    block = docs.split("## The other way")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(block.replace("FOLDER", str(folder)), names)
+    assert names["trace"].tokens[1:4] == ["the", "dog", "did"]
 
 
 LANGUAGE_MODELS: list[tuple[str, dict[str, Any]]] = [
