@@ -86,19 +86,21 @@ def check_attention(backends: Iterable[str] | None = None) -> Iterator[Check]:
 
 
 def _call(case: _Case, generator: torch.Generator) -> AttentionCall:
-    batch, heads, shared, queries, keys, depth = case.sizes
+    batch, heads, shared, rows, length, depth = case.sizes
 
     def draw(*shape: int) -> Tensor:
         numbers = torch.randn(*shape, generator=generator).to(case.dtype)
         return numbers.requires_grad_()
 
-    tensors = (draw(batch, heads, queries, depth), *(
-        draw(batch, shared, keys, depth) for _ in range(2)))  # fmt: skip
+    queries = draw(batch, heads, rows, depth)
+    keys, values = draw(batch, shared, length, depth), draw(batch, shared, length, depth)
     bias, sinks, cap = None, None, None
     if case.rules:
-        bias, sinks, cap = draw(1, heads, queries, keys), draw(heads), 5.0
+        bias, sinks, cap = draw(1, heads, rows, length), draw(heads), 5.0
     mask = causal() if case.rules else None
-    return checked_call("self-check", *tensors, mask, None, None, bias, None, cap, sinks, 0.0)
+    return checked_call(
+        "self-check", queries, keys, values, mask, None, None, bias, None, cap, sinks, 0.0
+    )
 
 
 def _attend(call: AttentionCall, backend: str) -> tuple[Tensor, AttentionGraph]:

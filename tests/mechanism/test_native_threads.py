@@ -1,0 +1,40 @@
+"""How many threads there are changes no bit of attention, whatever the rows of the last block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import weft
+from weft.mechanism.backends import native
+from weft.mechanism.checked import checked_call
+
+INSTRUCTION_SETS = native.instruction_sets()
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# Blocks of 64, 48 or 24 queries, of which the last has one row or a few; steps of decoding.
+@pytest.mark.parametrize("queries", [1, 2, 4, 5, 49, 50, 65, 66, 130, 195, 258])
+def test_threads_change_no_bit(instruction_set: str, dtype: torch.dtype, queries: int) -> None:
+    generator = torch.Generator().manual_seed(queries)
+    shapes = ((2, 4, queries, 36), (2, 2, 300, 36), (2, 2, 300, 36))
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    call = checked_call("test", *tensors, None, None, None, None, None, None, None, 0.0)
+    found = []
+    for threads in (1, 2, 3, 16):
+        torch.set_num_threads(threads)
+        output, graph = native.attend(call, weft.Top(8), instruction_set)
+        found.append((output, graph.lse, graph.entropy, graph.scores, graph.keys, graph.weights))
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
