@@ -1,43 +1,74 @@
-"""Claim: batches of short padded sequences are not slower than the peer's.
+"""Claim: short sequences cost no more than the peer's, padded ones and small calls alike.
 
-Peer: torch's scaled_dot_product_attention with a bool mask. 64 sequences of 8 heads.
-Prints milliseconds and the ratio weft / peer, last.
+Peer: torch's scaled_dot_product_attention, which returns the output alone; of padded sequences (64
+of 8 heads) with a bool mask. Small calls, of one sequence or a few, are the defaults: `attention`,
+and `attend` with its top 32. Prints microseconds and, last, the ratios weft / peer of medians, with
+the quartiles of the ratios of neighbouring runs.
 
     python benchmarks/bench_short_sequences.py
 """
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import weft
-from side_by_side import side_by_side
+from side_by_side import in_turn, ratio
+
+#: Small calls: batch, heads, tokens, depth; and whether they are padded.
+SMALL = (
+    ((1, 12, 128, 64), False),
+    ((1, 12, 256, 64), False),
+    ((1, 4, 64, 32), False),
+    ((1, 8, 16, 32), False),
+    ((1, 8, 1, 32), False),
+    ((8, 8, 32, 32), True),
+    ((64, 8, 16, 32), True),
+)
 
 
 def main() -> None:
     """Run and print."""
-    torch.set_num_threads(2)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    for depth in (32, 64):
-        for length in (32, 64, 128):
-            inputs = [torch.randn(64, 8, length, depth) for _ in range(3)]
-            lengths = torch.randint(1, length + 1, (64,))
-            dense = (torch.arange(length) < lengths[:, None])[:, None, None, :]
-            mask = weft.padding(lengths)
+    with torch.no_grad():
+        for depth in (32, 64):
+            for length in (32, 64, 128):
+                measure((64, 8, length, depth), padded=True, repeats=25)
+        for shape, padded in SMALL:
+            measure(shape, padded=padded, repeats=400)
 
-            def peer() -> object:
-                return scaled_dot_product_attention(*inputs, attn_mask=dense)  # noqa: B023
 
-            def ours() -> object:
-                return weft.attention(*inputs, mask=mask, backend="native")  # noqa: B023
+def measure(shape: tuple[int, int, int, int], *, padded: bool, repeats: int) -> None:
+    """One line."""
+    batch, heads, length, depth = shape
+    inputs = [torch.randn(shape) for _ in range(3)]
+    lengths = torch.randint(1, length + 1, (batch,))
+    dense = (torch.arange(length) < lengths[:, None])[:, None, None, :] if padded else None
+    mask = weft.padding(lengths) if padded else None
 
-            one, other = side_by_side(peer, ours, repeats=25)
-            print(
-                f"depth {depth} N={length:4} sdpa {one * 1e3:7.2f} ms  weft {other * 1e3:7.2f} ms  "
-                f"ratio {other / one:.2f}",
-                flush=True,
-            )
+    def peer() -> object:
+        return scaled_dot_product_attention(*inputs, attn_mask=dense)
+
+    def output() -> object:
+        return weft.attention(*inputs, mask=mask)
+
+    def graph() -> object:
+        return weft.attend(*inputs, mask=mask, keep=weft.Top(32))
+
+    theirs, plain, captured = in_turn(peer, output, graph, repeats=repeats)
+    print(
+        f"{batch:2} x {heads:2} heads, N={length:4}, depth {depth}, "
+        f"{'padded' if padded else 'whole '}  sdpa {1e6 * sorted(theirs)[repeats // 2]:8.1f} us  "
+        f"attention {ratio(plain, theirs)}  attend {ratio(captured, theirs)}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

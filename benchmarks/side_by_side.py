@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["extra_memory", "peak_memory", "side_by_side"]
+__all__ = ["extra_memory", "in_turn", "peak_memory", "ratio", "side_by_side"]
 
 
-def side_by_side(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
-    """Median seconds of each run, taken in turn so that a slow moment hits all alike."""
+def in_turn(*runs: Callable[[], object], repeats: int = 5) -> list[list[float]]:
+    """Seconds of each run, taken in turn so that a slow moment hits all alike."""
     for run in runs:
         run()
     seconds: list[list[float]] = [[] for _ in runs]
@@ -22,7 +22,20 @@ def side_by_side(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
+    return seconds
+
+
+def side_by_side(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
+    """Median seconds of each run, taken in turn."""
+    return [statistics.median(times) for times in in_turn(*runs, repeats=repeats)]
+
+
+def ratio(ours: list[float], peer: list[float]) -> str:
+    """The ratio of two medians, and the quartiles of the ratios of runs that were neighbours."""
+    each = sorted(one / other for one, other in zip(ours, peer, strict=True))
+    quarter = len(each) // 4
+    middle = statistics.median(ours) / statistics.median(peer)
+    return f"{middle:.2f} ({each[quarter]:.2f} to {each[-1 - quarter]:.2f})"
 
 
 def peak_memory() -> float:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "few.h"
 #include "memory.h"
 #include "threads.h"
 
@@ -57,6 +58,7 @@ void add_shares(const Call& call, int64_t blocks_of_head) {
 }  // namespace
 
 void forward(const Kernels& kernels, const Call& asked, int threads) {
+    if (forward_few(kernels, asked, threads)) return;
     Call call = asked;
     const int64_t kv_heads = call.batch * call.kv_heads;
     const int64_t group = call.kv_heads ? call.heads / call.kv_heads : 0;

@@ -1,9 +1,8 @@
-// A block of queries while its keys stream by: what it keeps, how it begins, and what its rows come
-// to in the end.
+// A block of queries while its keys stream by: what it keeps, how it begins, and how it ends.
 #pragma once
 
 #include "choose.h"
-#include "ordering.h"
+#include "finish.h"
 #include "packing.h"
 #include "pairs.h"
 #include "received.h"
@@ -72,7 +71,7 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     }
 #endif
     if (keeps_edges(call)) {
-        b.capacity = candidate_capacity(call.kept, b.tile_width);
+        b.capacity = candidate_capacity(smaller(call.kept, call.keys_count), b.tile_width);
         float* scores = space.take<float>(queries * (b.capacity + lanes));
         int32_t* keys = space.take<int32_t>(queries * (b.capacity + lanes));
         if (block)
@@ -159,16 +158,6 @@ inline void raise_row(Block& block, int row, float higher) {
         }
 }
 
-inline void write_output(const Call& call, int64_t row, const float* sums, float factor) {
-    if (call.bfloat16) {
-        uint16_t* to = (uint16_t*)call.output + row * call.value_depth;
-        for (int64_t d = 0; d < call.value_depth; ++d) to[d] = to_bfloat16(sums[d] * factor);
-    } else {
-        float* to = (float*)call.output + row * call.value_depth;
-        for (int64_t d = 0; d < call.value_depth; ++d) to[d] = sums[d] * factor;
-    }
-}
-
 // From the streamed sums to the results of the block's rows.
 inline void finish_block(const Call& call, Block& block) {
     if (block.by_distance)
@@ -180,52 +169,9 @@ inline void finish_block(const Call& call, Block& block) {
     for (int row = 0; row < block.rows; ++row) {
         const int64_t at =
             (block.batch * call.heads + block.head) * call.queries_count + block.first_query + row;
-        Running& running = block.running[row];
-        float factor = 1.0f, sink_total = 0.0f;
-        if (call.sinks.data) {
-            const float sink = call.sinks.at<float>(0, 0, 0)[block.head];
-            factor = running.raise(sink);
-            sink_total = sink == -infinity ? 0.0f : __builtin_exp2f(running.exponent(sink));
-        }
-        const float total = sum(running.total), with_sink = total + sink_total;
-        // A row that saw no key: no mass, and minus infinity for its logarithm.
-        const bool blind = with_sink == 0;
-        const float inverse = blind ? 0.0f : 1.0f / with_sink;
-        write_output(call, at, block.sums + row * block.sums_row, factor * inverse);
-        block.normalisers[row] = factor * inverse;
-        if (!call.lse) continue;
-        const float logarithm = __builtin_logf(with_sink);
-        call.lse[at] = blind ? -infinity : running.log_sum(logarithm);
-        if (!call.entropy) continue;
-        const float entropy = (total * logarithm - sum(running.moment) * log_of_2) * inverse;
-        // Of one key it is 0, not what rounding leaves of a difference.
-        const bool certain = block.count[row] == 1 && sink_total == 0;
-        call.entropy[at] = blind || certain || entropy < 0 ? 0.0f : entropy;
-        call.count[at] = block.count[row];
-        float mass = 0;
-        if (call.kept) {
-            float* scores = call.kept_scores + at * call.kept;
-            float* weights = call.kept_weights + at * call.kept;
-            int32_t* keys = call.kept_keys + at * call.kept;
-            const int64_t kept = order_strongest(block.candidates[row], call.kept, scores, keys);
-            Floats total_kept{};
-            for (int64_t n = 0; n < kept; n += lanes) {
-                const Floats x = running.exponents(load_part(scores + n, kept - n));
-                Floats p = power_of_2<5>(x) * inverse;
-                if (n + lanes > kept)
-                    for (int64_t lane = kept - n; lane < lanes; ++lane) p[lane] = 0;
-                total_kept += p;
-                store_part(weights + n, p, kept - n);
-            }
-            mass = sum(total_kept);
-            for (int64_t n = kept; n < call.kept; ++n) {
-                scores[n] = -infinity;
-                weights[n] = 0;
-                keys[n] = -1;
-            }
-        }
-        const float rest = (blind ? 0.0f : inverse * with_sink) - mass;
-        call.rest[at] = rest < 0 ? 0.0f : rest;
+        block.normalisers[row] = finish_row(call, block.head, at, block.running[row],
+                                            block.sums + row * block.sums_row, block.count[row],
+                                            block.candidates[row]);
     }
     if (block.waiting.powers)
         receive(call, block.waiting, block.score_row, block.visible, block.first_query, block.rows,

@@ -2,6 +2,7 @@
 //
 //     path         for which calls                                         where
 //     short        is_short: one small tile, output and log-sum-exp alone  forward_short.h
+//     few          is_few: as in a step of decoding                        few_block.h
 //     pairs        uses_pairs: products of bfloat16 pairs pay              forward_pairs.h
 //       plain      of these, is_plain: tiles that a stripe sees whole      stripe_plain.h
 //       any other  its other tiles, and those of other calls               stripe_pairs.h
@@ -45,14 +46,6 @@ constexpr bool pairs_serve_float32 = true;
 constexpr bool pairs_serve_float32 = false;
 #endif
 
-// Rows so few, as in a step of decoding, that each key is used hardly once: turning or cutting the
-// keys would cost more than it saves.
-constexpr int few_rows = 4;
-
-// Whether the floats path reads the keys where they are. This sums in another order than packed
-// keys do, so that nothing but the shapes may decide it: not how many blocks a thread takes.
-inline bool reads_keys_directly(const Call& call) { return call.queries_count <= few_rows; }
-
 // Whether the products can read the values where they are.
 inline bool values_in_place(const Call& call) {
     return !call.bfloat16 && call.value_depth % lanes == 0;
@@ -77,7 +70,7 @@ inline bool is_short(const Call& call) {
 // Whether the products of a call are of pairs of bfloat16.
 inline bool uses_pairs(const Call& call) {
 #if defined(WEFT_HAS_PAIRS)
-    return (call.bfloat16 && call.queries_count > few_rows) ||
+    return call.bfloat16 ||
            (pairs_serve_float32 && call.keys_count >= pairs_least_keys &&
             call.queries_count >= pairs_least_queries);
 #else

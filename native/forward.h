@@ -55,14 +55,7 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
         block.guess = guess / block.norms[row];
     } else
         highest = highest_of(scores + area.first, vectors);
-    if (with_statistics) {
-        int64_t seen = keys.end - keys.first;
-        if (call.allowed.data || call.bias.data || call.offset_bias.data) {
-            seen = 0;
-            for (int64_t j = keys.first; j < keys.end; ++j) seen += scores[j] != -infinity;
-        }
-        block.count[row] += (int32_t)seen;
-    }
+    if (with_statistics) block.count[row] += keys_seen(call, keys, scores + keys.first);
     raise_row(block, row, highest);
 }
 
@@ -93,44 +86,15 @@ inline void softmax_row(const Call& call, Block& block, int row, Range group, Ra
     for (int64_t j = area.end; j < group.end; ++j) scores[j] = 0;
 }
 
-// The scores of a few rows and a tile, from keys as they are: lanes of products, 16 (8, 4) keys at
-// a time, turned and added up.
-inline void multiply_directly(const Call& call, Block& block, int64_t kv_head, Range tile) {
-    for (int row = 0; row < block.rows; ++row) {
-        const float* query = block.queries + row * call.depth;
-        for (int64_t key = tile.first; key < tile.end; key += lanes) {
-            Floats products[lanes];
-            for (int n = 0; n < lanes; ++n) {
-                products[n] = Floats{};
-                if (key + n >= tile.end) continue;
-                int64_t d = 0;
-                for (; d + lanes <= call.depth; d += lanes)
-                    products[n] += load(query + d) * load_row(call.keys, call.bfloat16, block.batch,
-                                                              kv_head, key + n, d);
-                for (int lane = 0; d + lane < call.depth; ++lane)
-                    products[n][lane] +=
-                        query[d + lane] *
-                        element(call.keys, call.bfloat16, block.batch, kv_head, key + n, d + lane);
-            }
-            transpose(products);
-            for (int half = lanes / 2; half > 0; half /= 2)
-                for (int n = 0; n < half; ++n) products[n] += products[n + half];
-            store(block.scores + row * block.score_row + (key - tile.first), products[0]);
-        }
-    }
-}
-
-// Let one tile of keys pass a block of queries. kv_head: whose keys are read directly, or -1.
+// Let one tile of keys pass a block of queries.
 template <bool with_statistics>
-inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile,
-                      int64_t kv_head) {
+inline void pass_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile) {
     const bool rules = has_rules(call);
     Range groups[most_queries / group_rows + 1];
     for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g)
         groups[g] = group_range(block, row, (int)smaller(group_rows, block.rows - row), tile);
 
-    if (kv_head >= 0) multiply_directly(call, block, kv_head, tile);
-    for (int64_t panel = tile.first; panel < tile.end && kv_head < 0; panel += panel_columns) {
+    for (int64_t panel = tile.first; panel < tile.end; panel += panel_columns) {
         const float* columns = keys.panel(panel, call.depth);
         for (int row = 0, g = 0; row < block.rows; row += group_rows, ++g) {
             if (groups[g].end <= panel || groups[g].first >= panel + panel_columns) continue;
@@ -174,16 +138,12 @@ inline void stream_tiles(Block& block, const Pass& pass) {
 inline void forward_block(const Call& call, Block& block, int64_t b, int64_t h, int64_t first,
                           PackedKeys& keys, int64_t kv_head) {
     begin_block(call, block, b, h, first, true);
-    const bool directly = kv_head >= 0 && reads_keys_directly(call);
     stream_tiles(block, [&](Range tile) {
-        if (directly)
-            pack_values(call, b, kv_head, tile, keys);
-        else if (kv_head >= 0)
-            pack_keys(call, b, kv_head, tile, keys);
+        if (kv_head >= 0) pack_keys(call, b, kv_head, tile, keys);
         if (call.entropy)
-            pass_tile<true>(call, block, keys, tile, directly ? kv_head : -1);
+            pass_tile<true>(call, block, keys, tile);
         else
-            pass_tile<false>(call, block, keys, tile, directly ? kv_head : -1);
+            pass_tile<false>(call, block, keys, tile);
     });
     finish_block(call, block);
 }

@@ -84,8 +84,8 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
             continue;
 #endif
         // Where no other block will use them, keys are packed a tile at a time, and never leave the
-        // cache: all that a step of decoding costs is reading keys and values once.
-        const bool by_tile = reads_keys_directly(call) || end_block - first_block == 1;
+        // cache.
+        const bool by_tile = end_block - first_block == 1;
         if (!by_tile && !packed_floats) pack_keys(call, b, kv_head, seen, keys);
         packed_floats = true;
         forward_block(call, *block, b, head, query, keys, by_tile ? kv_head : -1);
@@ -108,6 +108,7 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define WEFT_STRING(name) #name
 #define WEFT_NAME(name) WEFT_STRING(name)
 
+extern const FewKernels few_kernels;
 extern const NeighbourKernels neighbour_kernels;
 extern const PassKernels pass_kernels;
 #if defined(WEFT_HAS_PAIRS)
@@ -127,6 +128,7 @@ const Kernels kernels = {
     forward,
     backward_workspace,
     backward,
+    &few_kernels,
     &neighbour_kernels,
     &pass_kernels,
     WEFT_PAIR_KERNELS(linear_kernels),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call.h"
+#include "few.h"
 #include "gradients.h"
 #include "linear_call.h"
 #include "neighbours_call.h"
@@ -32,6 +33,7 @@ struct Kernels {
     void (*backward)(const Call& call, const Gradients& gradients, int64_t batch, int64_t kv_head,
                      int64_t piece, char* workspace);
 
+    const FewKernels* few;               // few queries, as in a step of decoding
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
     const PassKernels* passes;           // losses, dropout, rotary positions
     // nullptr where no pairs of bfloat16 are multiplied:

@@ -11,6 +11,7 @@
 #include "neighbours.h"
 #include "passes.h"
 #include "projected.h"
+#include "reading.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -45,51 +46,6 @@ void field(nb::class_<Owner>& owner, const char* name, Element* Owner::* member)
 }
 
 #define WEFT_FIELD(name) field(owner, #name, &Owner::name)
-
-void bind_call(nb::module_& module) {
-    using Owner = Call;
-    nb::class_<Owner> owner(module, "Call", "What one attention call is asked; see native/call.h.");
-    owner.def(nb::init<>());
-    WEFT_FIELD(batch);
-    WEFT_FIELD(heads);
-    WEFT_FIELD(kv_heads);
-    WEFT_FIELD(queries_count);
-    WEFT_FIELD(keys_count);
-    WEFT_FIELD(depth);
-    WEFT_FIELD(value_depth);
-    WEFT_FIELD(queries);
-    WEFT_FIELD(keys);
-    WEFT_FIELD(values);
-    WEFT_FIELD(bfloat16);
-    WEFT_FIELD(scale);
-    WEFT_FIELD(softcap);
-    WEFT_FIELD(banded);
-    WEFT_FIELD(left);
-    WEFT_FIELD(right);
-    WEFT_FIELD(key_range);
-    WEFT_FIELD(row_range);
-    WEFT_FIELD(allowed);
-    WEFT_FIELD(bias);
-    WEFT_FIELD(offset_bias);
-    WEFT_FIELD(key_table);
-    WEFT_FIELD(value_table);
-    WEFT_FIELD(clip);
-    WEFT_FIELD(relative_offset);
-    WEFT_FIELD(sinks);
-    WEFT_FIELD(kept);
-    WEFT_FIELD(output);
-    WEFT_FIELD(lse);
-    WEFT_FIELD(entropy);
-    WEFT_FIELD(rest);
-    WEFT_FIELD(count);
-    WEFT_FIELD(kept_keys);
-    WEFT_FIELD(kept_scores);
-    WEFT_FIELD(kept_weights);
-    WEFT_FIELD(received);
-    WEFT_FIELD(received_most);
-    WEFT_FIELD(received_last);
-    WEFT_FIELD(last_queries);
-}
 
 void bind_gradients(nb::module_& module) {
     using Owner = Gradients;
@@ -344,14 +300,9 @@ NB_MODULE(_native, module) {
                "The instruction sets that these kernels and this processor share, widest first.");
     module.def("compiled_instruction_sets", &compiled_instruction_sets,
                "The instruction sets that these kernels were compiled for, widest first.");
-    nb::class_<Tensor>(module, "Tensor", "An address and strides, in elements.")
-        .def(
-            "__init__",
-            [](Tensor* self, uint64_t data, int64_t batch, int64_t head, int64_t row) {
-                new (self) Tensor{address<void>(data), batch, head, row};
-            },
-            nb::arg("data"), nb::arg("batch"), nb::arg("head"), nb::arg("row"));
-    bind_call(module);
+    nb::class_<Tensor>(module, "Tensor", "An address and strides, in elements.");
+    module.def("strided", &reading::strided, "The kernels' view of a tensor; see native/call.h.");
+    module.attr("CALL_FIELDS") = reading::names();
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
@@ -359,21 +310,23 @@ NB_MODULE(_native, module) {
     bind_passes(module);
     module.def(
         "forward",
-        [](const Call& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
+        [](nb::object native, nb::dict results, int threads) {
+            Call call = reading::call_of(native);
+            reading::read_results(results, call);
+            const Kernels& kernels = kernels_by_name(reading::instruction_set_of(native));
             nb::gil_scoped_release unlocked;
             forward(kernels, call, threads);
         },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Fill the results of a call. instruction_set: the widest there is if empty.");
+        nb::arg("native"), nb::arg("results"), nb::arg("threads"),
+        "Fill the results of a NativeCall.");
     module.def(
         "backward",
-        [](const Call& call, const Gradients& gradients, int threads,
-           const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
+        [](nb::object native, const Gradients& gradients, int threads) {
+            const Call call = reading::call_of(native);
+            const Kernels& kernels = kernels_by_name(reading::instruction_set_of(native));
             nb::gil_scoped_release unlocked;
             backward(kernels, call, gradients, threads);
         },
-        nb::arg("call"), nb::arg("gradients"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Add the gradients of a call.");
+        nb::arg("native"), nb::arg("gradients"), nb::arg("threads"),
+        "Add the gradients of a NativeCall.");
 }

@@ -97,5 +97,14 @@ inline void apply_rules(const Call& call, int64_t b, int64_t h, int64_t query, R
     }
 }
 
+// How many keys of a range a query may look at, once the rules have been applied.
+inline int32_t keys_seen(const Call& call, Range keys, const float* scores) {
+    if (!call.allowed.data && !call.bias.data && !call.offset_bias.data)
+        return (int32_t)(keys.end - keys.first);
+    int32_t seen = 0;
+    for (int64_t j = 0; j < keys.end - keys.first; ++j) seen += scores[j] != -infinity;
+    return seen;
+}
+
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft

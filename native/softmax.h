@@ -33,16 +33,23 @@ struct Running {
     // old level shrink.
     float raise(float higher) {
         if (!(higher > limit())) return 1.0f;
-        const float wanted = rounded(higher * log2_of_e);
+        Running target;
+        target.maximum = higher;
+        // The product of a score that is far may be infinite.
+        target.level = is_far(higher) ? 0.0f : rounded(higher * log2_of_e);
+        return follow(target);
+    }
+
+    // Take the level of another row, which is not below. Returns the same factor.
+    float follow(const Running& target) {
         const bool first = level == -infinity;
-        const Running before = *this;
-        maximum = higher;
-        level = is_far(higher) ? 0.0f : wanted;  // the product may be infinite
-        // The level was, and is, the highest score less what rounding took from it.
+        // A level is the highest score less what rounding took from it.
         const float step =
-            fused_multiply_add && !far() && !before.far()
-                ? before.level - level
-                : difference(before.maximum, higher) * log2_of_e + (lost() - before.lost());
+            fused_multiply_add && !far() && !target.far()
+                ? level - target.level
+                : difference(maximum, target.maximum) * log2_of_e + (target.lost() - lost());
+        maximum = target.maximum;
+        level = target.level;
         if (first) return 1.0f;  // nothing was seen: every sum is 0
         const float factor = __builtin_exp2f(step);
         moment = factor == 0 ? Floats{} : factor * (moment + total * step);

@@ -14,9 +14,11 @@ from weft.mechanism.shapes import Keys, Queries, Scores, Values
 __all__ = ["AttentionCall"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class AttentionCall:
     """The arguments of one attention call, with a batch dimension and every default filled in.
+
+    Never changed; not frozen, since a frozen class takes three times as long to make.
 
     The scores of a call are
 

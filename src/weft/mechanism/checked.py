@@ -17,6 +17,9 @@ from weft.mechanism.shapes import check_attention_inputs, describe
 
 __all__ = ["check_tensors", "checked_call"]
 
+#: The score of a call that names none: it has no parameters to check.
+SCALED_DOT = ScaledDot()
+
 #: The largest number of float32, in which half precision is computed too.
 LARGEST = torch.finfo(torch.float32).max
 
@@ -54,18 +57,24 @@ def checked_call(
     dropout: float,
 ) -> AttentionCall:
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
-    score = ScaledDot() if score is None else score
-    _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
-    _check_numbers(operation, scale, softcap, dropout)
+    # What is left out has nothing to check: a call of a few microseconds asks for little.
+    if any(part is not None for part in (score, relative, bias, sinks)):
+        _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
+    if scale is not None or softcap is not None or dropout != 0:
+        _check_numbers(operation, scale, softcap, dropout)
     same = queries is keys
     if queries.ndim == keys.ndim == values.ndim == 3:
         queries, keys, values = queries[None], keys[None], values[None]
     if same:
         keys = queries
-    check_attention_inputs(operation, queries, keys, values, same_depth=score.same_depth)
-    score.check(queries)
+    same_depth = score is None or score.same_depth
+    check_attention_inputs(operation, queries, keys, values, same_depth=same_depth)
+    if score is None:
+        score = SCALED_DOT
+    else:
+        score.check(queries)
     batch, heads, rows, depth = queries.shape
-    length, value_depth = keys.shape[2], values.shape[3]
+    length, value_depth = values.shape[2:]
     if mask is not None:
         mask = as_mask(mask)
         mask.check(batch, heads, rows, length)
@@ -77,13 +86,12 @@ def checked_call(
         raise ShapeError(
             f"{operation}: the sinks are {describe(sinks)}; expected one logit a head, ({heads},)."
         )
-    single = queries.dtype != torch.float64
-    if scale is not None and single and not abs(scale) <= LARGEST:
+    if scale is not None and queries.dtype != torch.float64 and not abs(scale) <= LARGEST:
         raise InputError(
             f"{operation}: scale={scale}; expected a number that float32 holds, {LARGEST:.2g} at "
             "most. Give float64 tensors for a larger one."
         )
-    if softcap is not None and single:
+    if softcap is not None and queries.dtype != torch.float64:
         # Beyond these a cap is infinite or 0 in float32. Scores under the one are 0 to a softmax,
         # the other bends none.
         softcap = None if softcap > 1e30 else max(softcap, 1e-30)
@@ -97,7 +105,7 @@ def _check_kinds(
     operation: str, score: object, relative: object, tensors: Mapping[str, object]
 ) -> None:
     """Raise an InputError where an argument is no score, no positions, no tensor."""
-    if not isinstance(score, Score):
+    if score is not None and not isinstance(score, Score):
         raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
     if relative is not None and not isinstance(relative, Relative):
         raise InputError(

@@ -84,11 +84,12 @@ def _sums_before(rows: Tensor) -> Tensor:
 
 def score_served(call: AttentionCall) -> GraphAttention | None:
     """The score of a call of graph attention on the complete graph, if sorting pays for it."""
-    rules = (call.mask, call.relative, call.bias, call.softcap, call.sinks)
     score = call.score
+    if not isinstance(score, GraphAttention):
+        return None
+    rules = (call.mask, call.relative, call.bias, call.softcap, call.sinks)
     if (
-        isinstance(score, GraphAttention)
-        and 0 <= score.slope <= 1
+        0 <= score.slope <= 1
         and call.scale == 1
         and not call.dropout
         and call.keys.shape[2] >= LEAST_KEYS

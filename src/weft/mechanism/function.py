@@ -28,10 +28,6 @@ __all__ = ["Backend", "attend", "attention"]
 
 Backend = Literal["native", "triton", "torch"]
 
-#: Keys below which the output alone is left to torch's fused attention: unless the batch is large,
-#: the kernels' fixed cost of a call is not yet earned (benchmarks/bench_short_sequences.py).
-SHORT = 64
-
 
 def attention(
     queries: Tensor,
@@ -123,8 +119,6 @@ def attention(
         output, _ = _by_triton("attention", call, Top(0))
         return output if batched else output[0]
     served = _served_natively("attention", call, backend)
-    if backend is None and call.keys.shape[2] < SHORT and torch_ops.fused_serves(call):
-        served = False
     output = native.attention(call) if served else torch_ops.attention(call)
     return output if batched else output[0]
 

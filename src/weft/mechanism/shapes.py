@@ -99,6 +99,10 @@ def check_attention_inputs(
     def shapes() -> str:
         return f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
 
+    # Each shape is asked for once: a call of a few microseconds feels it.
+    batch, heads, _, depth = queries.shape
+    key_batch, kv_heads, length, key_depth = keys.shape
+    value_batch, value_heads, value_length, _ = values.shape
     if not (queries.dtype == keys.dtype == values.dtype):
         raise InputError(
             f"{operation}: queries are {queries.dtype}, keys {keys.dtype}, values {values.dtype}. "
@@ -109,30 +113,30 @@ def check_attention_inputs(
             f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
             f"{values.device}. Move all three to one device."
         )
-    if not (queries.shape[0] == keys.shape[0] == values.shape[0]):
+    if not (batch == key_batch == value_batch):
         raise ShapeError(
-            f"{operation}: batches of {queries.shape[0]}, {keys.shape[0]} and {values.shape[0]}, "
-            f"{shapes()}. Give all three the same batch."
+            f"{operation}: batches of {batch}, {key_batch} and {value_batch}, {shapes()}. Give all "
+            "three the same batch."
         )
-    if keys.shape[1] != values.shape[1]:
+    if kv_heads != value_heads:
         raise ShapeError(
-            f"{operation}: keys have {keys.shape[1]} heads, values {values.shape[1]}, {shapes()}. "
-            "Keys and values share their heads."
+            f"{operation}: keys have {kv_heads} heads, values {value_heads}, {shapes()}. Keys and "
+            "values share their heads."
         )
-    if keys.shape[1] == 0 or queries.shape[1] % keys.shape[1]:
+    if kv_heads == 0 or heads % kv_heads:
         raise ShapeError(
-            f"{operation}: {queries.shape[1]} heads of queries over {keys.shape[1]} heads of keys, "
-            f"{shapes()}. The heads of the keys must divide those of the queries."
+            f"{operation}: {heads} heads of queries over {kv_heads} heads of keys, {shapes()}. The "
+            "heads of the keys must divide those of the queries."
         )
-    if keys.shape[2] != values.shape[2]:
+    if length != value_length:
         raise ShapeError(
-            f"{operation}: {keys.shape[2]} keys, {values.shape[2]} values, {shapes()}. "
-            "Each key has one value."
+            f"{operation}: {length} keys, {value_length} values, {shapes()}. Each key has one "
+            "value."
         )
-    if same_depth and queries.shape[3] != keys.shape[3]:
+    if same_depth and depth != key_depth:
         raise ShapeError(
-            f"{operation}: queries have depth {queries.shape[3]}, keys {keys.shape[3]}, "
-            f"{shapes()}. Project both to one depth."
+            f"{operation}: queries have depth {depth}, keys {key_depth}, {shapes()}. Project both "
+            "to one depth."
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
-from weft.mechanism.backends.native_forward import forward, forward_graph
+from weft.mechanism.backends.native_forward import forward, forward_graph, forward_output
 from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
@@ -98,16 +98,16 @@ _attend: Callable[..., tuple[Any, ...]] = _Attend.apply
 
 
 def _wants_gradients(native: NativeCall) -> bool:
-    return torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in native.tensors
-    )
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor is not None and tensor.requires_grad for tensor in native.tensors)
 
 
 def attention(call: AttentionCall) -> Output:
     """The output of a call that the kernels serve."""
     native = prepare(call)
     if not _wants_gradients(native):
-        return forward(native, with_lse=False)[0]
+        return forward_output(native)
     return _attention(native, *native.tensors)[0]
 
 
@@ -126,4 +126,4 @@ def attend(
         rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:
         rows = forward_graph(native, k, call.received is not None)
-    return rows.output, rows.with_places(k).graph(call)
+    return rows.output, rows.graph(call)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.backends.native_by_torch import torch_gradients
-from weft.mechanism.backends.native_forward import forward, request, strided
+from weft.mechanism.backends.native_forward import forward_output
 from weft.mechanism.backends.native_received import (
     columns_of,
     float_call,
@@ -127,7 +127,7 @@ def _through_columns(
     by_received = incoming.received, incoming.received_last
     as_float, depth = float_call(native), native.values.shape[3]
     columns = columns_of(as_float, *by_received)
-    output, _ = forward(replace(as_float, values=columns, value_table=None), with_lse=False)
+    output = forward_output(replace(as_float, values=columns, value_table=None))
     by_columns = gradient_by_columns(native, *by_received).expand(len(output), -1, -1, -1)
     by_output = torch.zeros_like(rows.output) if incoming.output is None else incoming.output
     by_tensor = kernel_gradients(
@@ -277,7 +277,7 @@ def _run_backward(
     to = kernels.Gradients()
     to.pieces, to.piece_keys = _pieces(native)
     to.padded_depth, to.padded_value_depth = _padded(depth), _padded(value_depth)
-    to.output = strided(by_output)
+    to.output = kernels.strided(by_output)
     read = {"lse": lse, "subtract": subtract}
     if by_entropy is not None:
         read["by_entropy"] = by_entropy.contiguous()
@@ -287,7 +287,7 @@ def _run_backward(
     room = _room(native, wanted, to.pieces)
     for name, tensor in (read | room).items():
         setattr(to, name, tensor.data_ptr())
-    kernels.backward(request(native), to, torch.get_num_threads(), native.instruction_set)
+    kernels.backward(native, to, torch.get_num_threads())
 
     dtype, by_queries = native.queries.dtype, room["queries"]
     summed = by_queries[0] if len(by_queries) == 1 else by_queries.sum(0)

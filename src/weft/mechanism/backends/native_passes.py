@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.mechanism.backends.native_forward import strided
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
 __all__ = ["dropout", "losses", "rotary", "serves", "serves_rotary"]
@@ -129,7 +128,7 @@ class _Rotary(torch.autograd.Function):
         output = tensor.new_empty(batch, positions, heads, depth).transpose(1, 2)
         call = kernels.RotaryCall()
         call.batch, call.heads, call.positions, call.depth = tensor.shape
-        call.input, call.output = strided(tensor), strided(output)
+        call.input, call.output = kernels.strided(tensor), kernels.strided(output)
         call.cosines, call.sines, call.back = cosines.data_ptr(), sines.data_ptr(), back
         kernels.rotary(call, torch.get_num_threads(), INSTRUCTION_SET)
         return output

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -42,15 +42,19 @@ INSTRUCTION_SET = os.environ.get("WEFT_INSTRUCTION_SET", "")
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28
+#: Scores that the kernels take. (A tuple made once: an isinstance of a union makes one each time.)
+_DOTS = (ScaledDot, Dot, Bilinear)
 #: Depths the kernels are written for.
 DEPTHS = range(1, 1025)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class NativeCall:
-    """The differentiable tensors of a call, and the rules that are none.
+    """The differentiable tensors of a call, and the rules that are none; never changed.
 
-    Each has the name of what the kernels read in native/call.h, and the last dimension contiguous.
+    The kernels read the attributes by their names, which are those of native/call.h; the last
+    dimension of each tensor is contiguous. (Not frozen: a frozen class takes three times as long
+    to make, which calls of a few microseconds feel.)
 
     queries, keys, values    as in AttentionCall
     bias                     (batch, heads, queries, keys), the first three whole or 1
@@ -92,13 +96,16 @@ class NativeCall:
         *("queries", "keys", "values"),
         *("bias", "offset_bias", "key_table", "value_table", "sinks"),
     )
-    #: What else the kernels read of it: tensors, and numbers.
-    rules: ClassVar = ("key_range", "row_range", "allowed")
-    addressed: ClassVar = (*names, *rules)
-    numbers: ClassVar = (
-        *("scale", "softcap", "banded", "left", "right"),
-        *("clip", "relative_offset", "last_queries"),
+    #: What else the kernels read of it.
+    rules: ClassVar = (
+        *("key_range", "row_range", "allowed", "scale", "softcap", "banded", "left", "right"),
+        *("clip", "relative_offset", "last_queries", "bfloat16"),
     )
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether the tensors are bfloat16, not float32."""
+        return self.queries.dtype == torch.bfloat16
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -135,9 +142,9 @@ def _import_kernels() -> tuple[Any, str]:
         return None, "weft was installed without its native kernels"
     except ImportError as error:
         return None, f"the native kernels cannot be loaded ({error})"
-    fields = {*NativeCall.names, *NativeCall.rules, *NativeCall.numbers}
+    fields = {*NativeCall.names, *NativeCall.rules}
     calls = {"NeighbourCall", "LinearCall", "LossCall", "DropoutCall", "RotaryCall"}
-    if not fields <= set(dir(module.Call)) or not calls <= set(dir(module)):
+    if not fields <= set(getattr(module, "CALL_FIELDS", ())) or not calls <= set(dir(module)):
         return None, "the native kernels were built from other sources; run make setup"
     return module, ""
 
@@ -150,8 +157,10 @@ def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
     """Why kernels cannot read, or not differentiate, tensors on their way; None where they can."""
     if torch.compiler.is_compiling():
         return "the call is being compiled"
-    kinds = {type(tensor) for tensor in tensors}
-    if not kinds <= {Tensor, Parameter} or torch._C._functorch.peek_interpreter_stack() is not None:
+    if (
+        not all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
         return "the tensors are wrapped, the kernels read memory"
     if forward_ad._current_level >= 0:
         return "derivatives are taken forward, the kernels take them backward"
@@ -179,7 +188,7 @@ def why_not_served(call: AttentionCall) -> str | None:
 
 def why_form_not_served(call: AttentionCall) -> str | None:
     """Why no kernel serves this score, these positions or this mask; None where one may."""
-    if not isinstance(call.score, Dot | ScaledDot | Bilinear):
+    if not isinstance(call.score, _DOTS):
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
     tables = None if call.relative is None else call.relative.tables()
     if isinstance(call.score, Bilinear) and tables is not None:
@@ -218,37 +227,40 @@ def prepare(call: AttentionCall) -> NativeCall:
         # Raises where A does not fit.
         bilinear(queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix)
         queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
-    native = NativeCall(
+    rules: dict[str, Any] = {}
+    if call.sinks is not None:
+        rules["sinks"] = call.sinks.float().contiguous()
+    if call.bias is not None:
+        rules["bias"] = _as_cells(call.bias.float(), keys.shape[2])
+    if call.relative is not None:
+        rules |= _relative_rules(call, call.relative)
+    if call.mask is not None:
+        rules |= _mask_rules(call, call.mask)
+    return NativeCall(
         _contiguous_rows(queries),
         _contiguous_rows(keys),
         _contiguous_rows(values),
         call.scale,
         call.softcap or 0.0,
-        sinks=None if call.sinks is None else call.sinks.float().contiguous(),
         last_queries=call.received or 0,
+        **rules,
     )
-    if call.bias is not None:
-        native = replace(native, bias=_as_cells(call.bias.float(), keys.shape[2]))
-    if call.relative is not None:
-        native = _with_relative(native, call.relative)
-    return native if call.mask is None else _with_mask(native, call.mask)
 
 
-def _with_relative(native: NativeCall, relative: Relative) -> NativeCall:
+def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
     tables = relative.tables()
     if tables is not None:
-        return replace(
-            native,
-            key_table=_as_table(tables.keys),
-            value_table=None if tables.values is None else _as_table(tables.values),
-            clip=(tables.keys.shape[-2] - 1) // 2,
-            relative_offset=relative.offset,
-        )
-    (_, heads, rows, _), length = native.queries.shape, native.keys.shape[2]
+        return {
+            "key_table": _as_table(tables.keys),
+            "value_table": None if tables.values is None else _as_table(tables.values),
+            "clip": (tables.keys.shape[-2] - 1) // 2,
+            "relative_offset": relative.offset,
+        }
+    (_, heads, rows, _), length = call.queries.shape, call.keys.shape[2]
     bias = relative.by_distance(rows, length)
     if bias is None or not rows or not length:
-        return native
-    return replace(native, offset_bias=bias.values.float().expand(heads, -1).contiguous())
+        return {}
+    return {"offset_bias": bias.values.float().expand(heads, -1).contiguous()}
 
 
 def _contiguous_rows(tensor: Tensor) -> Tensor:
@@ -266,22 +278,16 @@ def _as_cells(cells: Tensor, keys: int) -> Tensor:
     return cells if cells.stride(-1) == 1 else cells.contiguous()
 
 
-def _with_mask(native: NativeCall, mask: Mask) -> NativeCall:
-    batch, _, rows, _ = native.queries.shape
-    length = native.keys.shape[2]
+def _mask_rules(call: AttentionCall, mask: Mask) -> dict[str, Any]:
+    batch, _, rows, _ = call.queries.shape
+    length = call.keys.shape[2]
     bounds = mask.bounds(rows, length)
-    allowed: Tensor | None = None
+    rules: dict[str, Any] = {"mask": mask, "row_range": bounds.by_query}
+    if bounds.band is not None:
+        rules |= {"banded": True, "left": bounds.band[0], "right": bounds.band[1]}
+    if bounds.by_sequence is not None:
+        rules["key_range"] = bounds.by_sequence.expand(2, batch).contiguous()
     if bounds.rest is not None:
-        cells = bounds.rest.block(range(rows), length, native.queries.device)
-        allowed = _as_cells(cells, length)
-    by_sequence = bounds.by_sequence
-    return replace(
-        native,
-        banded=bounds.band is not None,
-        left=0 if bounds.band is None else bounds.band[0],
-        right=0 if bounds.band is None else bounds.band[1],
-        key_range=None if by_sequence is None else by_sequence.expand(2, batch).contiguous(),
-        row_range=bounds.by_query,
-        allowed=allowed,
-        mask=mask,
-    )
+        cells = bounds.rest.block(range(rows), length, call.queries.device)
+        rules["allowed"] = _as_cells(cells, length)
+    return rules

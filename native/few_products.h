@@ -1,0 +1,297 @@
+// The two products of few queries: scores from keys where they are, and in bfloat16 pairs the
+// weighted values from values where they are.
+#pragma once
+
+#include "multiply.h"
+#include "packing.h"
+#include "pairs.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+// The sums of `lanes` vectors, each in the lane of its number.
+inline Floats sums_of(Floats (&vectors)[lanes]) {
+    // Each round folds two vectors into one: half of the lanes go on with one, half with the other.
+    for (int half = lanes / 2; half > 0; half /= 2) {
+        Integers kept, folded;
+        for (int lane = 0; lane < lanes; ++lane) {
+            const bool second = lane & half;
+            kept[lane] = second ? lanes + lane : lane;
+            folded[lane] = second ? lanes + lane - half : lane + half;
+        }
+        for (int n = 0; n < half; ++n) {
+            const Floats a = vectors[n], b = vectors[n + half];
+#if defined(__clang__)
+            Floats x, y;
+            for (int lane = 0; lane < lanes; ++lane) {
+                x[lane] = (lane & half) ? b[lane] : a[lane];
+                y[lane] = (lane & half) ? b[lane - half] : a[lane + half];
+            }
+            vectors[n] = x + y;
+#else
+            vectors[n] = __builtin_shuffle(a, b, kept) + __builtin_shuffle(a, b, folded);
+#endif
+        }
+    }
+    return vectors[0];
+}
+
+// How a vector of a query meets one of a key, by the type of the inputs. `Key`: an element of a
+// key; `width`: how many a vector has. Queries lie in scratch memory, padded with zeros.
+struct FloatProducts {
+    using Key = float;
+    using Query = float;
+    static constexpr int width = lanes;
+    static Floats add(Floats sum, const Query* query, const Key* key) {
+        return sum + load(query) * load(key);
+    }
+    static Floats add_part(Floats sum, const Query* query, const Key* key, int64_t count) {
+        return sum + load(query) * load_part(key, count);
+    }
+};
+
+// bfloat16, multiplied as floats.
+struct WideProducts {
+    using Key = uint16_t;
+    using Query = float;
+    static constexpr int width = lanes;
+    static Floats add(Floats sum, const Query* query, const Key* key) {
+        Integers wide;
+        for (int lane = 0; lane < lanes; ++lane) wide[lane] = (int32_t)((uint32_t)key[lane] << 16);
+        return sum + load(query) * (Floats)wide;
+    }
+    static Floats add_part(Floats sum, const Query* query, const Key* key, int64_t count) {
+        Floats part{};
+        for (int64_t lane = 0; lane < count; ++lane) part[lane] = from_bfloat16(key[lane]);
+        return sum + load(query) * part;
+    }
+};
+
+#if defined(WEFT_HAS_PAIRS)
+struct PairProducts {
+    using Key = uint16_t;
+    using Query = uint16_t;
+    static constexpr int width = 2 * lanes;
+    static Floats add(Floats sum, const Query* query, const Key* key) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(query),
+                                        (__m512bh)_mm512_loadu_si512(key));
+    }
+    static Floats add_part(Floats sum, const Query* query, const Key* key, int64_t count) {
+        const __m512i part = _mm512_maskz_loadu_epi16((__mmask32)((1u << count) - 1), key);
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(query),
+                                        (__m512bh)part);
+    }
+};
+#endif
+
+// Rows of queries against rows of keys. The scores of a query are written in whole vectors: what
+// lies past the last key has no meaning. `vectors`: of a key, all of them whole; 0 for any depth.
+template <typename Products, int vectors>
+inline void meet_keys(const typename Products::Query* queries, int64_t query_row, int rows,
+                      const typename Products::Key* keys, int64_t key_row, int64_t count,
+                      int64_t depth, float* scores, int64_t score_row) {
+    constexpr int width = Products::width;
+    for (int64_t first = 0; first < count; first += lanes) {
+        const typename Products::Key* own[lanes];
+        for (int n = 0; n < lanes; ++n) own[n] = keys + smaller(first + n, count - 1) * key_row;
+        for (int r = 0; r < rows; ++r) {
+            const typename Products::Query* query = queries + r * query_row;
+            Floats products[lanes];
+#pragma GCC unroll 16
+            for (int n = 0; n < lanes; ++n) {
+                const typename Products::Key* key = own[n];
+                Floats sum{};
+                if (vectors > 0) {
+#pragma GCC unroll 8
+                    for (int v = 0; v < vectors; ++v)
+                        sum = Products::add(sum, query + v * width, key + v * width);
+                } else {
+                    int64_t d = 0;
+                    for (; d + width <= depth; d += width)
+                        sum = Products::add(sum, query + d, key + d);
+                    if (d < depth) sum = Products::add_part(sum, query + d, key + d, depth - d);
+                }
+                products[n] = sum;
+            }
+            store(scores + r * score_row + first, sums_of(products));
+        }
+    }
+}
+
+template <typename Products>
+inline void meet_keys(const typename Products::Query* queries, int64_t query_row, int rows,
+                      const typename Products::Key* keys, int64_t key_row, int64_t count,
+                      int64_t depth, float* scores, int64_t score_row) {
+    constexpr int width = Products::width;
+    const auto meet = depth == 2 * width   ? meet_keys<Products, 2>
+                      : depth == 4 * width ? meet_keys<Products, 4>
+                      : depth == 8 * width ? meet_keys<Products, 8>
+                                           : meet_keys<Products, 0>;
+    meet(queries, query_row, rows, keys, key_row, count, depth, scores, score_row);
+}
+
+// Where so many rows meet the keys, turning these pays: no sums across lanes are left.
+constexpr int rows_of_turned_pairs = 4;
+constexpr int rows_of_turned_floats = 12;
+
+// The same by floats, 32 (16, 8) keys at a time turned in `panel`.
+inline void meet_turned_keys(const float* queries, int64_t query_row, int rows, const Tensor& keys,
+                             bool bfloat16, int64_t batch, int64_t head, Range range, int64_t depth,
+                             float* scores, int64_t score_row, float* panel) {
+    for (int64_t key = range.first; key < range.end; key += panel_columns) {
+        pack_panel(keys, bfloat16, batch, head, key, range.end, depth, panel);
+        for (int row = 0; row < rows; row += group_rows)
+            multiply_rows<2, false>((int)smaller(group_rows, rows - row), queries + row * query_row,
+                                    query_row, 1, panel, panel_columns,
+                                    scores + row * score_row + (key - range.first), score_row,
+                                    depth);
+    }
+}
+
+#if defined(WEFT_HAS_PAIRS)
+
+// The scores of up to 8 rows with 16 turned keys.
+template <int rows>
+inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, const int32_t* panel,
+                              int64_t pairs, float* scores, int64_t score_row) {
+    __m512 sums[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) sums[r] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < pairs; ++p) {
+        const __m512bh keys = (__m512bh)_mm512_loadu_si512(panel + p * lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r)
+            sums[r] = _mm512_dpbf16_ps(sums[r], keys,
+                                       (__m512bh)_mm512_set1_epi32(queries[r * query_row + p]));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) store(scores + r * score_row, (Floats)sums[r]);
+}
+
+// The same by pairs of bfloat16, 16 keys at a time turned in `panel`; query_row counts pairs.
+inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int rows,
+                              const uint16_t* keys, int64_t key_row, int64_t count, int64_t depth,
+                              float* scores, int64_t score_row, int32_t* panel) {
+    const int64_t vectors = (depth + 31) / 32;
+    const __mmask32 last = (__mmask32)(depth % 32 ? (1u << depth % 32) - 1 : 0xffffffffu);
+    for (int64_t first = 0; first < count; first += lanes) {
+        for (int64_t v = 0; v < vectors; ++v) {
+            const __mmask32 part = v + 1 < vectors ? 0xffffffffu : last;
+            Floats square[lanes];
+#pragma GCC unroll 16
+            for (int n = 0; n < lanes; ++n)
+                square[n] = (Floats)_mm512_maskz_loadu_epi16(
+                    part, keys + smaller(first + n, count - 1) * key_row + v * 32);
+            transpose(square);
+#pragma GCC unroll 16
+            for (int n = 0; n < lanes; ++n)
+                store(panel + (v * lanes + n) * lanes, (Integers)square[n]);
+        }
+        for (int row = 0; row < rows; row += group_rows) {
+            const int32_t* some = queries + row * query_row;
+            float* to = scores + row * score_row + first;
+#define WEFT_ROWS(n)                                                                  \
+    case n:                                                                           \
+        meet_turned_pairs<n>(some, query_row, panel, vectors * lanes, to, score_row); \
+        break
+            switch (smaller(group_rows, rows - row)) {
+                WEFT_ROWS(1);
+                WEFT_ROWS(2);
+                WEFT_ROWS(3);
+                WEFT_ROWS(4);
+                WEFT_ROWS(5);
+                WEFT_ROWS(6);
+                WEFT_ROWS(7);
+                WEFT_ROWS(8);
+            }
+#undef WEFT_ROWS
+        }
+    }
+}
+
+#endif
+
+// sums[r, :] += weights[r, :] values for floats. Few rows take four vectors of columns at a time:
+// values are then read once, in order.
+inline void weigh_floats(int rows, const float* weights, int64_t weight_row, const float* values,
+                         int64_t value_row, int64_t count, int64_t columns, float* sums,
+                         int64_t sums_row) {
+    int64_t column = 0;
+    for (; rows <= 4 && column + 4 * lanes <= columns; column += 4 * lanes)
+        multiply_rows<4, true>(rows, weights, weight_row, 1, values + column, value_row,
+                               sums + column, sums_row, count);
+    if (column < columns)
+        multiply<true>(rows, columns - column, weights, weight_row, 1, values + column, value_row,
+                       sums + column, sums_row, count);
+}
+
+#if defined(WEFT_HAS_PAIRS)
+
+// sums[r, :] += weights[r, :] values for up to 8 rows and whole vectors of 32 columns. Weights are
+// pairs of terms t and 16 + t of each 32 (see store_pairs); those past `count` are 0, and their
+// values are not read.
+template <int rows>
+inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16_t* values,
+                        int64_t value_row, int64_t count, int64_t columns, float* sums,
+                        int64_t sums_row) {
+    // Interleaving two rows of values leaves columns 8 n to 8 n + 3 in one vector, 8 n + 4 to
+    // 8 n + 7 in another.
+    const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i back =
+        _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int64_t column = 0; column < columns; column += 32) {
+        __m512 low[rows], high[rows];
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) low[r] = high[r] = _mm512_setzero_ps();
+        for (int64_t first = 0; first < count; first += chunk_terms) {
+            const uint16_t* value = values + first * value_row + column;
+            const int32_t* pairs = weights + first / 2;
+            const int64_t left = smaller(count - first, chunk_terms);
+            for (int64_t t = 0; t < smaller(left, 16); ++t) {
+                const __m512i one = _mm512_loadu_si512(value + t * value_row);
+                const __m512i other = t + 16 < left
+                                          ? _mm512_loadu_si512(value + (t + 16) * value_row)
+                                          : _mm512_setzero_si512();
+                const __m512bh a = (__m512bh)_mm512_unpacklo_epi16(one, other);
+                const __m512bh b = (__m512bh)_mm512_unpackhi_epi16(one, other);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; ++r) {
+                    const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[r * weight_row + t]);
+                    low[r] = _mm512_dpbf16_ps(low[r], a, weight);
+                    high[r] = _mm512_dpbf16_ps(high[r], b, weight);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            float* to = sums + r * sums_row + column;
+            store(to, load(to) + (Floats)_mm512_permutex2var_ps(low[r], front, high[r]));
+            store(to + 16, load(to + 16) + (Floats)_mm512_permutex2var_ps(low[r], back, high[r]));
+        }
+    }
+}
+
+inline void weigh_pairs(int rows, const int32_t* weights, int64_t weight_row,
+                        const uint16_t* values, int64_t value_row, int64_t count, int64_t columns,
+                        float* sums, int64_t sums_row) {
+#define WEFT_ROWS(n)                                                                        \
+    case n:                                                                                 \
+        return weigh_pairs<n>(weights, weight_row, values, value_row, count, columns, sums, \
+                              sums_row)
+    switch (rows) {
+        WEFT_ROWS(1);
+        WEFT_ROWS(2);
+        WEFT_ROWS(3);
+        WEFT_ROWS(4);
+        WEFT_ROWS(5);
+        WEFT_ROWS(6);
+        WEFT_ROWS(7);
+        WEFT_ROWS(8);
+    }
+#undef WEFT_ROWS
+}
+
+#endif
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft

@@ -1,0 +1,262 @@
+"""Few queries against a long cache, as in a step of decoding: against the reference in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import weft
+from weft.mechanism import reference
+from weft.mechanism.backends import native
+from weft.mechanism.backends import native_request as native_call
+
+INSTRUCTION_SETS = native.instruction_sets()
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the native kernels")
+
+every_instruction_set = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[Inputs, dict[str, Any], int, torch.dtype]:
+    """1 to 8 queries, and keys around the edges of vectors, tiles and pieces."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20), label="seed"))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    dtype = draw(st.sampled_from((torch.float32, torch.bfloat16)), label="type")
+    batch = draw(st.integers(1, 2), label="batch")
+    kv_heads = draw(st.integers(1, 3), label="kv_heads")
+    heads = kv_heads * draw(st.sampled_from((1, 2, 4, 7)), label="group")
+    rows = draw(st.integers(1, 8), label="queries")
+    lengths = (0, 1, 15, 17, 63, 100, 511, 513, 1023, 1025, 1601, 2100, 3333)
+    length = draw(st.sampled_from(lengths), label="keys")
+    depth = draw(st.sampled_from((1, 7, 16, 32, 48, 64, 72, 128)), label="depth")
+    value_depth = draw(st.sampled_from((1, 8, 16, 33, 64, 96)), label="value depth")
+    inputs = (
+        random(batch, heads, rows, depth).to(dtype),
+        random(batch, kv_heads, length, depth).to(dtype),
+        random(batch, kv_heads, length, value_depth).to(dtype),
+    )
+    real = torch.randint(0, length + 1, (batch,), generator=generator)
+    after = torch.arange(length) >= (length - real)[:, None]
+    some = torch.rand(batch, heads, rows, length, generator=generator) < 0.3
+    offset = length - rows + draw(st.sampled_from((0, -1, -700, 40)), label="offset")
+    masks: dict[str, Any] = {
+        "none": None,
+        "causal": weft.causal(offset),
+        "window": weft.window(draw(st.sampled_from((0, 5, 600, 1500))), 0, offset),
+        "lengths": weft.padding(real),
+        "left padding": weft.padding(after) & weft.causal(offset),
+        "bool": some,
+        "nothing allowed": weft.padding(0),
+    }
+    options: dict[str, Any] = {"mask": masks[draw(st.sampled_from(sorted(masks)), label="mask")]}
+    if draw(st.booleans(), label="bias"):
+        options["bias"] = random(*draw(st.sampled_from(((rows, length), (batch, 1, 1, length)))))
+        options["bias"][..., ::3] = -math.inf
+    if draw(st.booleans(), label="softcap"):
+        options["softcap"] = 3.0
+    if draw(st.booleans(), label="sinks"):
+        options["sinks"] = random(heads)
+    if draw(st.booleans(), label="alibi"):
+        options["relative"] = weft.ALiBi(random(heads).abs() / 8, offset)
+    if draw(st.booleans(), label="scale"):
+        options["scale"] = draw(st.sampled_from((0.3, -0.1, 0.0)))
+    return inputs, options, draw(st.sampled_from((0, 1, 5, 32, 40, 1200, 4000)), label="k"), dtype
+
+
+def expected(inputs: Inputs, options: dict[str, Any], k: int) -> reference.call.Attended:
+    """The call by the reference, in float64."""
+    queries, keys, values = (tensor.double() for tensor in inputs)
+    (rows, depth), length = queries.shape[2:], keys.shape[2]
+    mask, relative, bias = (options.get(name) for name in ("mask", "relative", "bias"))
+    allowed = mask.dense(rows, length) if isinstance(mask, weft.Mask) else mask
+    raw = reference.call.scores_of_heads(queries, keys, lambda q, k, _: q @ k.T)
+    distance = None
+    if relative is not None:
+        far = torch.arange(length) - torch.arange(rows)[:, None] - relative.offset
+        distance = -relative.slopes.double()[:, None, None] * far.abs()
+    sinks = options.get("sinks")
+    return reference.call.attend(
+        raw,
+        values,
+        scale=options.get("scale", 1 / math.sqrt(depth)),
+        softcap=options.get("softcap"),
+        relative_bias=distance,
+        bias=None if bias is None else bias.double(),
+        allowed=allowed,
+        sinks=None if sinks is None else sinks.double(),
+        k=min(k, weft.Top(k).places(length)),
+    )
+
+
+def kernels(inputs: Inputs, options: dict[str, Any], k: int, instruction_set: str) -> Any:
+    """Output alone, and output and graph, by the kernels of an instruction set."""
+    prepare = native_call.prepare
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(
+            native, "prepare", lambda call: replace(prepare(call), instruction_set=instruction_set)
+        )
+        alone = weft.attention(*inputs, backend="native", **options)
+        return alone, *weft.attend(*inputs, keep=weft.Top(k), backend="native", **options)
+
+
+def assert_close(found: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    assert found.shape == wanted.shape, what
+    hidden = wanted == -math.inf
+    assert torch.equal(hidden, found == -math.inf), what
+    if found.numel():
+        error = (found.double() - wanted).masked_fill(hidden, 0).abs().amax()
+        scale = wanted.masked_fill(hidden, 0).abs().amax().clamp(min=1)
+        assert float(error / scale) <= tolerance, f"{what}: {float(error / scale):.1e}"
+
+
+@every_instruction_set
+@settings(max_examples=60, deadline=None)
+@given(case=calls())
+def test_few_queries_equal_the_reference(
+    instruction_set: str, case: tuple[Inputs, dict[str, Any], int, torch.dtype]
+) -> None:
+    inputs, options, k, dtype = case
+    wanted = expected(inputs, options, k)
+    alone, output, graph = kernels(inputs, options, k, instruction_set)
+    half = dtype == torch.bfloat16
+    assert torch.equal(alone, output) and output.dtype == dtype
+    assert_close(output, wanted.output, 2e-2 if half else 4e-6, "output")
+    assert_close(graph.lse, wanted.lse, 4e-6, "lse")
+    assert_close(graph.entropy, wanted.entropy, 2e-5 if half else 4e-6, "entropy")
+    assert_close(graph.rest, wanted.rest, 2e-5 if half else 4e-6, "rest")
+    assert_close(graph.scores, wanted.kept_scores, 4e-6, "scores")
+    assert_close(graph.weights, wanted.kept_weights, 2e-5 if half else 4e-6, "weights")
+    assert torch.equal(graph.count.long(), wanted.count)
+    differ = graph.keys.long() != wanted.kept_keys
+    gap = (graph.scores.double() - wanted.kept_scores).abs()[differ]
+    assert not gap.numel() or float(gap.max()) < 1e-4  # only scores within rounding change places
+
+
+@every_instruction_set
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neither_threads_nor_strides_change_a_bit(instruction_set: str, dtype: torch.dtype) -> None:
+    """Pieces of the keys are cut by the shapes alone, and joined in their order."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(1, 6, 3, 64, generator=generator).to(dtype)
+    cache = torch.randn(1, 9000, 2, 2, 64, generator=generator).to(dtype)
+    strided = tuple(cache[:, :, n].transpose(1, 2) for n in range(2))
+    copied = tuple(tensor.contiguous() for tensor in strided)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads, (keys, values) in ((1, copied), (2, strided), (5, copied)):
+            torch.set_num_threads(threads)
+            options = {"mask": weft.causal(8997)}
+            _, output, graph = kernels((queries, keys, values), options, 32, instruction_set)
+            found.append((output, graph.keys, graph.weights, graph.lse, graph.entropy, graph.rest))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@every_instruction_set
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 100, 1500])
+@pytest.mark.parametrize("values", [2, 3, 40])
+def test_equal_scores_go_to_the_lower_key(instruction_set: str, k: int, values: int) -> None:
+    """Across pieces too: a few different scores in 5,000 keys."""
+    generator = torch.Generator().manual_seed(values)
+    scores = torch.randint(0, values, (1, 1, 5000, 1), generator=generator).float()
+    queries = torch.ones(1, 1, 2, 1)
+    _, _, graph = kernels((queries, scores, scores), {"scale": 1.0}, k, instruction_set)
+    order = sorted(range(5000), key=lambda j: (-float(scores[0, 0, j]), j))[:k]
+    assert graph.keys[0, 0, 0].tolist() == order == graph.keys[0, 0, 1].tolist()
+
+
+@every_instruction_set
+@pytest.mark.parametrize("gap", [1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("count", [5, 40, 64])
+def test_scores_that_differ_in_their_last_bits_are_in_order(
+    instruction_set: str, gap: float, count: int
+) -> None:
+    """What orders the last candidates by their upper bits sees where those are not enough."""
+    generator = torch.Generator().manual_seed(count)
+    for sign in (1.0, -1.0):
+        scores = sign * (1 + gap * torch.randperm(count, generator=generator).float())
+        keys = scores.reshape(1, 1, count, 1)
+        queries = torch.ones(1, 1, 20, 1)
+        _, _, graph = kernels((queries, keys, keys), {"scale": 1.0}, 32, instruction_set)
+        order = sorted(range(count), key=lambda j: (-float(scores[j]), j))[:32]
+        assert graph.keys[0, 0, 7, : len(order)].tolist() == order
+
+
+@every_instruction_set
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_query_stays_in_its_row_and_hidden_keys_are_not_read(
+    instruction_set: str, bad: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(1, 2, n, 24, generator=generator) for n in (5, 2500, 2500))
+    mask = weft.padding(torch.arange(2500)[None] >= 300) & weft.causal(2000)
+    _, clean, clean_graph = kernels((queries, keys, values), {"mask": mask}, 5, instruction_set)
+    keys[:, :, :300] = values[:, :, 2005:] = math.nan
+    queries[0, 1, 3, 3] = bad
+    _, output, graph = kernels((queries, keys, values), {"mask": mask}, 5, instruction_set)
+    other = torch.ones(1, 2, 5, dtype=torch.bool)
+    other[0, 1, 3] = False
+    assert output[0, 1, 3].isnan().all()
+    assert torch.equal(output[other], clean[other])
+    assert torch.equal(graph.lse[other], clean_graph.lse[other])
+    assert torch.equal(graph.keys[other], clean_graph.keys[other])
+
+
+@every_instruction_set
+@pytest.mark.parametrize("size", [1e4, 1e-4])
+def test_huge_and_tiny_scores(instruction_set: str, size: float) -> None:
+    """The level rises from piece to piece, or falls."""
+    for slope in (torch.linspace(-1, 1, 5000), torch.linspace(1, -1, 5000)):
+        keys = (slope * size).reshape(1, 1, 5000, 1)
+        inputs = torch.ones(1, 1, 3, 1), keys, torch.linspace(0, 1, 5000).reshape(1, 1, 5000, 1)
+        wanted = expected(inputs, {"scale": 1.0}, 4)
+        _, output, graph = kernels(inputs, {"scale": 1.0}, 4, instruction_set)
+        assert_close(output, wanted.output, 1e-5, "output")
+        assert_close(graph.lse, wanted.lse, 2e-6, "lse")
+        assert_close(graph.entropy, wanted.entropy, 1e-4, "entropy")
+
+
+@every_instruction_set
+def test_keys_at_minus_infinity_weigh_nothing(instruction_set: str) -> None:
+    """A whole piece of them, and all but one of the keys."""
+    ones = torch.ones(1, 1, 2, 8)
+    keys, values = torch.ones(1, 1, 3000, 8), torch.ones(1, 1, 3000, 8)
+    for seen in (range(1100, 3000), range(2999, 3000), range(1)):
+        hidden = torch.ones(3000, dtype=torch.bool)
+        hidden[list(seen)] = False
+        infinite = keys.masked_fill(hidden[:, None], -math.inf)
+        _, output, graph = kernels((ones, infinite, values), {}, 4, instruction_set)
+        torch.testing.assert_close(output, ones)
+        assert bool((graph.entropy - math.log(len(seen))).abs().max() < 1e-5)
+        assert graph.keys[0, 0, 0, 0] == seen[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_few_queries(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.randn(2, heads, n, 32, generator=generator).to(dtype).requires_grad_()
+        for heads, n in ((4, 3), (2, 1500), (2, 1500))
+    ]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    results = []
+    for tensors, backend in ((inputs, "native"), (exact, "torch")):
+        output, graph = weft.attend(*tensors, keep=weft.Top(8), backend=backend)
+        loss = output.double().square().sum() + graph.lse.sum() + graph.entropy.double().sum()
+        results.append(torch.autograd.grad(loss + graph.weights.double().sum(), tensors))
+    for found, wanted in zip(*results, strict=True):
+        tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+        assert float((found.double() - wanted).abs().max()) <= tolerance
