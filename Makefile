@@ -37,10 +37,10 @@ pictures: setup  ## every picture of the docs anew; look at each one
 	@scripts/setup-tests
 	$(python) scripts/pictures.py
 
-docs: setup  ## the reference of the public functions, in build/docs
-	@$(python) -m pip install --quiet --disable-pip-version-check "pdoc>=15"
-	$(python) -m pdoc --docformat google --output-directory build/docs weft
-	@echo build/docs/index.html
+docs: setup  ## the site of the documentation, in build/site; runs the tutorials
+	@scripts/setup-docs
+	NO_MKDOCS_2_WARNING=1 HF_HUB_OFFLINE=1 .venv/bin/mkdocs build --quiet --strict
+	@echo build/site/index.html
 
 wheel:  ## a wheel and a source distribution, in dist; see docs/install.md
 	@scripts/wheel

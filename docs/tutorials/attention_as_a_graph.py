@@ -1,0 +1,125 @@
+# %% [markdown]
+# # Attention as a graph
+#
+# A row of attention weights says whom a token looks at, and how much. That is a weighted, directed
+# graph: tokens are nodes, weights are edges, and every question about graphs can be asked.
+
+# %%
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+import torch
+
+import weft
+
+file = Path(tempfile.mkdtemp()) / "dog.weft"
+text = "The dog chased the cat because it was hungry."
+command = ["-m", "weft", "trace", "minilm", "--text", text, "-o", str(file)]
+subprocess.run([sys.executable, *command], check=True, capture_output=True)
+trace = weft.open(file)
+layer = trace.layers[3]
+graph, tokens = layer.graph, layer.key_tokens
+graph
+
+# %% [markdown]
+# ## Adjacency matrix
+#
+# The kept edges of a head as a sparse matrix. Rows sum to 1 where all edges are kept.
+
+# %%
+adjacency = graph.adjacency(head=5)
+print(
+    adjacency.shape,
+    adjacency.nnz,
+    "edges; sums of rows:",
+    np.asarray(adjacency.sum(1)).ravel().round(3),
+)
+
+# %% [markdown]
+# ## Who is looked at?
+#
+# Column sums are what a token receives. PageRank also counts *who* looks: the stationary
+# distribution of a reader who follows the weights.
+
+# %%
+network = graph.to_networkx(head=5)
+pd.DataFrame(
+    {
+        "token": tokens,
+        "received": np.asarray(adjacency.sum(0)).ravel(),
+        "PageRank": list(nx.pagerank(network, weight="weight").values()),
+    }
+).round(3)
+
+# %% [markdown]
+# ## Symmetry
+#
+# `q_i . k_j` and `q_j . k_i` need not be equal: who I look at need not look at me. With one
+# symmetric matrix instead of two, scores are symmetric, and the graph of scores is undirected. The
+# *weights* are still not: each row has its own sum.
+
+# %%
+x = torch.randn(1, 6, 8, dtype=torch.float64)
+A = torch.randn(8, 8, dtype=torch.float64)
+_, one = weft.attend(x, x, x, score=weft.Bilinear(A), keep=weft.Top(6))
+_, other = weft.attend(x, x, x, score=weft.Bilinear(A, symmetric=True), keep=weft.Top(6))
+
+
+def scores_of(graph: weft.AttentionGraph) -> np.ndarray:
+    full = np.zeros(graph.shape[1:])
+    np.put_along_axis(full, graph.keys[0].numpy(), graph.scores[0].numpy(), 1)
+    return full
+
+
+for name, found in (("A", one), ("symmetric", other)):
+    S, W = scores_of(found), found.adjacency(head=0).toarray()
+    print(f"{name:10} scores {np.abs(S - S.T).max():.1e}   weights {np.abs(W - W.T).max():.2f}")
+
+# %% [markdown]
+# ## A causal mask is a directed graph without cycles
+#
+# Each token sees itself and what stands before it: apart from loops, nobody can be reached again.
+
+# %%
+_, causal = weft.attend(x, x, x, mask=weft.causal(), keep=weft.Top(6))
+network = causal.to_networkx(head=0)
+network.remove_edges_from(nx.selfloop_edges(network))
+nx.is_directed_acyclic_graph(network)
+
+# %% [markdown]
+# ## The other way: attention on a given graph
+#
+# A graph attention network (Velickovic et al. 2018) lets a node look at its neighbours only.
+# Attention over all tokens is the same on the complete graph.
+
+# %%
+ring = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])  # edges: sources, targets
+mask = weft.neighbours(ring, nodes=6)
+output, on_ring = weft.attend(x, x, x, mask=mask, keep=weft.Top(6))
+complete = weft.neighbours(torch.ones(6, 6))
+assert torch.allclose(weft.attention(x, x, x, mask=complete), weft.attention(x, x, x))
+on_ring.adjacency(head=0).toarray().round(2)
+
+# %% [markdown]
+# ## Paths
+#
+# Through all layers: how much of a token's final state can have come from each input token?
+# Attention flow (Abnar and Zuidema 2020) is the largest flow through the graph of all layers.
+
+# %%
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.rollout import rollout
+
+it = tokens.index("it")
+flow = attention_flow(trace, it, range(len(tokens)), exact=True)
+rolled = rollout(trace, exact=True)[it]
+pd.DataFrame({"token": tokens, "flow to 'it'": flow.lower, "rollout": rolled}).round(3)
+
+# %% [markdown]
+# [Reading the graphs](../analysis.md) lists every measure; [Graph attention](../graphs.md) trains
+# a network on Cora.

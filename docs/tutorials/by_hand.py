@@ -1,0 +1,104 @@
+# %% [markdown]
+# # Self-attention by hand
+#
+# Three words, vectors of four numbers, one head of depth 2: every number of `softmax(Q K^T /
+# sqrt(d)) V` with NumPy, and then the same by weft.
+
+# %%
+import numpy as np
+
+import weft
+
+np.set_printoptions(precision=3, suppress=True)
+words = ["the", "cat", "sat"]
+X = np.array([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.5], [0.5, 0.0, 1.0, 1.0]])
+
+# %% [markdown]
+# ## 1. Three matrices make a query, a key and a value of each word
+#
+# In a model they are learned. Here we choose small ones.
+
+# %%
+W_Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+W_K = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+W_V = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0]])
+Q, K, V = X @ W_Q, X @ W_K, X @ W_V
+print("Q\n", Q, "\nK\n", K, "\nV\n", V, sep="")
+
+# %% [markdown]
+# ## 2. and 3. Scores, scaled
+#
+# A score is the dot product of a query and a key. The sum of d products of numbers of variance 1
+# has variance d; dividing by `sqrt(d)` brings it back to 1, so that the softmax does not freeze.
+
+# %%
+d = Q.shape[1]
+scores = Q @ K.T / np.sqrt(d)
+scores
+
+# %% [markdown]
+# ## 4. Mask: a decoder does not look ahead
+#
+# A hidden score is minus infinity: its exponential is 0.
+
+# %%
+hidden = np.triu(np.ones((3, 3), dtype=bool), 1)
+masked = np.where(hidden, -np.inf, scores)
+masked
+
+# %% [markdown]
+# ## 5. Softmax, row by row
+#
+# `A_ij = e^S_ij / sum_k e^S_ik`: each row becomes weights that add up to 1. This is the attention
+# weight matrix.
+
+# %%
+exponentials = np.exp(masked)
+A = exponentials / exponentials.sum(axis=1, keepdims=True)
+print(A, "\nsums of the rows:", A.sum(axis=1))
+
+# %% [markdown]
+# "sat" is the last word, so it may look at all three. Its weights:
+
+# %%
+dict(zip(words, A[2].round(3), strict=True))
+
+# %% [markdown]
+# ## 6. Each word takes a weighted sum of the values
+
+# %%
+Z = A @ V
+Z
+
+# %% [markdown]
+# ## The same, by weft
+#
+# `attend` gives the output and the graph of the strongest edges of each query.
+
+# %%
+import torch
+
+q, k, v = (torch.tensor(part)[None] for part in (Q, K, V))  # one head
+output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(3))
+assert np.allclose(output[0], Z)
+assert np.allclose(graph.adjacency(head=0).toarray(), A)
+[
+    (words[query], words[key], round(float(A[query, key]), 3))
+    for query, key in zip(*np.nonzero(A), strict=True)
+]
+
+# %% [markdown]
+# ## One word alone
+#
+# No matrix is needed: the query of "sat" meets one key after the other.
+
+# %%
+z, total = np.zeros(2), 0.0
+for key, value in zip(K, V, strict=True):
+    weight = np.exp(Q[2] @ key / np.sqrt(d))
+    z, total = z + weight * value, total + weight
+print(z / total, "=", Z[2])
+
+# %% [markdown]
+# `weft steps` prints all of this for words, matrices or a trained head of yours, and
+# `weft.steps(...)` shows it in a notebook: [Six steps](../steps.md).

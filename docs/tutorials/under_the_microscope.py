@@ -1,0 +1,108 @@
+# %% [markdown]
+# # 8,192 tokens under the microscope
+#
+# Attention of 8,192 tokens has 67 million weights a head. SmolLM2 has 270 heads: 18 thousand
+# million weights for one text, 72 GB. Fused attention never forms them. weft takes the strongest
+# edges of every query, and the exact totals of each row, in the same pass.
+
+# %%
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+import weft
+
+torch.manual_seed(0)
+N, heads, depth = 8192, 4, 64
+q, k, v = (torch.randn(heads, N, depth) for _ in range(3))
+
+start = time.perf_counter()
+torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)
+fused = time.perf_counter() - start
+start = time.perf_counter()
+output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(32))
+ours = time.perf_counter() - start
+print(f"output alone, torch: {fused:.2f} s; output and graph, weft: {ours:.2f} s")
+graph
+
+# %% [markdown]
+# What the graph holds is linear in the length; what it leaves out is known exactly: `rest`.
+
+# %%
+held = sum(
+    getattr(graph, name).nbytes for name in ("keys", "scores", "weights", "lse", "entropy", "rest")
+)
+print(
+    f"{held / 2**20:.0f} MB for {heads * N * N:,} weights; mass that is not kept: "
+    f"{graph.rest.mean():.1%} (random queries spread theirs)"
+)
+
+# %% [markdown]
+# ## The whole matrix is there, too
+#
+# From queries and keys, any part of it can be had at any time: a tile, a product, column sums. It
+# is never formed.
+
+# %%
+matrix = weft.AttentionMatrix(q, k, mask=weft.causal())
+tile = matrix[0, 5000:5004, 100:104]
+received = matrix.received()
+print(tile, "\nreceived by the first keys of head 0:", received[0, :4])
+
+# %% [markdown]
+# ## A real text
+#
+# The attention of SmolLM2 on a text of some 2,500 tokens: how much of each row's mass do 32 edges
+# leave out?
+
+# %%
+words = " ".join(
+    f"On day {day} the {['king', 'queen', 'fool'][day % 3]} asked for {day * 7 % 100} ships."
+    for day in range(1, 190)
+)
+folder = Path(tempfile.mkdtemp())
+(folder / "ships.txt").write_text(words)
+command = ["-m", "weft", "trace", "smollm2", "--file", "ships.txt", "-o", "ships.weft"]
+subprocess.run([sys.executable, *command], check=True, capture_output=True, cwd=folder)
+trace = weft.open(folder / "ships.weft")
+layers = [float(layer.graph.rest.mean()) for layer in trace.layers]
+length = trace.layers[0].graph.length
+figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)
+axis.bar(range(len(layers)), layers)
+axis.set(xlabel="layer", ylabel="mass outside of 32 edges", title=f"SmolLM2, {length:,} tokens")
+
+# %% [markdown]
+# ## Zoom
+#
+# A matrix of thousands of cells a side does not fit a screen. Sums of blocks do, and a click leads
+# down. That is what the studio does; here is one level by hand.
+
+# %%
+layer, head = 5, 0
+block = 32
+whole = trace.layers[layer].matrix
+edges = range(0, length, block)
+sums = np.zeros((len(edges), len(edges)))
+for row, first in enumerate(edges):
+    tile = whole[head, first : first + block, :].numpy().sum(0)
+    sums[row] = np.add.reduceat(tile, list(edges))
+figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), constrained_layout=True)
+axes[0].imshow(np.log10(sums + 1e-4), cmap="viridis")
+axes[0].set(
+    title=f"Layer {layer}, head {head}: blocks of {block} x {block}, log10 of the mass",
+    xlabel="block of keys",
+    ylabel="block of queries",
+)
+last = slice(length - 64, length)
+axes[1].imshow(whole[head, last, last], cmap="Blues")
+axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
+
+# %% [markdown]
+# `weft view` opens such a trace in the browser, where this goes on to every single cell. [Any
+# model](../tracing.md#what-it-costs) has what a trace costs, measured.

