@@ -169,9 +169,9 @@ inline void finish_block(const Call& call, Block& block) {
     for (int row = 0; row < block.rows; ++row) {
         const int64_t at =
             (block.batch * call.heads + block.head) * call.queries_count + block.first_query + row;
-        block.normalisers[row] = finish_row(call, block.head, at, block.running[row],
-                                            block.sums + row * block.sums_row, block.count[row],
-                                            block.candidates[row]);
+        block.normalisers[row] =
+            finish_row(call, block.head, at, block.running[row], block.sums + row * block.sums_row,
+                       block.count[row], block.candidates[row]);
     }
     if (block.waiting.powers)
         receive(call, block.waiting, block.score_row, block.visible, block.first_query, block.rows,

@@ -46,6 +46,10 @@ constexpr bool pairs_serve_float32 = true;
 constexpr bool pairs_serve_float32 = false;
 #endif
 
+// Queries of bfloat16 from which pairs pay where the path of few queries does not serve: fewer are
+// multiplied as floats, since padding them to a stripe would cost more than pairs save.
+constexpr int least_pair_queries = 5;
+
 // Whether the products can read the values where they are.
 inline bool values_in_place(const Call& call) {
     return !call.bfloat16 && call.value_depth % lanes == 0;
@@ -70,7 +74,7 @@ inline bool is_short(const Call& call) {
 // Whether the products of a call are of pairs of bfloat16.
 inline bool uses_pairs(const Call& call) {
 #if defined(WEFT_HAS_PAIRS)
-    return call.bfloat16 ||
+    return (call.bfloat16 && call.queries_count >= least_pair_queries) ||
            (pairs_serve_float32 && call.keys_count >= pairs_least_keys &&
             call.queries_count >= pairs_least_queries);
 #else
