@@ -427,8 +427,14 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ),
     (
         "ring: other shapes",
-        lambda: check_alike(1, [(2, 4, 8, -1), (2, 3, 8, -1)]),
+        lambda: check_alike(1, [(0, 2, 4, 8, -1), (0, 2, 3, 8, -1)]),
         "ring_attend",
-        "Give all the same",
+        "heads and depths [2, 4, 8]. Give all the same",
+    ),
+    (
+        "ring: other types",
+        lambda: check_alike(0, [(1, 4, 8), (2, 4, 8)]),
+        "ring_attend",
+        "process 0 has torch.float64 and batch, heads and depths [4, 8], process 1 torch.bfloat16",
     ),
 ]

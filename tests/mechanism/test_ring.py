@@ -36,7 +36,8 @@ def rank_main(rank):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
     answers = {}
     for name, case in cases.items():
-        q, k, v = (part(case[n], case["cuts"], rank) for n in ("queries", "keys", "values"))
+        own = case | case.get("second", {}) if rank == 1 else case
+        q, k, v = (part(own[n], case["cuts"], rank) for n in ("queries", "keys", "values"))
         try:
             output, graph = weft.ring_attend(q, k, v, **case["options"])
             answers[name] = (output, vars(graph))
@@ -85,6 +86,10 @@ def cases() -> dict[str, dict[str, Any]]:
         "alibi": {"relative": weft.ALiBi(weft.alibi_slopes(4)), "mask": weft.causal()},
         "shaw": {"relative": shaw},
         "sinks": {"sinks": torch.randn(4, generator=numbers), "mask": weft.causal()},
+        "sinks alone": {
+            "sinks": torch.randn(4, generator=numbers),
+            "mask": torch.zeros(37, 37).bool(),
+        },
         "softcap": {"softcap": 2.0, "scale": 0.7},
         "few": {"keep": weft.Top(3)},
         "all": {"keep": weft.Top(64)},
@@ -98,11 +103,22 @@ def cases() -> dict[str, dict[str, Any]]:
     return listed | {"ties": ties}
 
 
+def unlike() -> dict[str, dict[str, Any]]:
+    """Cases in which the second process has other values, or tensors of another type."""
+    cuts, mine = [0, 10, 20, 30, 37], tensors()
+    double = {name: tensor.double() for name, tensor in mine.items()}
+    wider = {"values": torch.nn.functional.pad(mine["values"], (0, 1))}
+    return {
+        name: mine | {"options": {}, "cuts": cuts, "second": second}
+        for name, second in (("wider values", wider), ("float64", double))
+    }
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four processes found."""
     folder = tmp_path_factory.mktemp("ring")
-    torch.save(cases(), folder / "cases.pt")
+    torch.save(cases() | unlike(), folder / "cases.pt")
     done = subprocess.run(
         [sys.executable, "-c", PARENT, str(folder), "4"], capture_output=True, text=True,
         timeout=300, check=True,
@@ -158,6 +174,36 @@ def test_edges_are_those_of_the_dense_formula(answers: list[dict[str, Any]]) -> 
 def test_ties_go_to_the_lower_key(answers: list[dict[str, Any]]) -> None:
     keys = torch.cat([answer["ties"][1]["keys"] for answer in answers], -2)
     assert torch.equal(keys, torch.arange(4).expand_as(keys))
+
+
+def test_processes_that_are_unlike_say_how(answers: list[dict[str, Any]]) -> None:
+    """What one sends is as large as what the next one expects, or the program ends in the ring."""
+    floats = "torch.float32 and batch, heads and depths"
+    for rank in (0, 2, 3):
+        assert answers[rank]["wider values"] == (
+            f"ShapeError: ring_attend: process {rank} has {floats} [2, 4, 2, 2, 8, 5], process 1 "
+            f"{floats} [2, 4, 2, 2, 8, 6]. Give all the same."
+        )
+        assert "process 1 torch.float64" in answers[rank]["float64"]
+    assert "process 1 has torch.float64" in answers[1]["float64"]
+    assert "[2, 4, 2, 2, 8, 6], process 0" in answers[1]["wider values"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sinks": torch.zeros(4, requires_grad=True)},
+        {"score": weft.Bilinear(torch.eye(8, requires_grad=True))},
+        {"relative": weft.ALiBi(weft.alibi_slopes(4).requires_grad_())},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_parameters_get_no_gradients_in_silence(options: dict[str, Any]) -> None:
+    part = tensors()
+    with pytest.raises(InputError, match="gradients do not travel"):
+        weft.ring_attend(part["queries"], part["keys"], part["values"], **options)
+    with torch.no_grad(), pytest.raises(InputError, match="is not started"):
+        weft.ring_attend(part["queries"], part["keys"], part["values"], **options)
 
 
 def test_without_processes_it_says_what_to_do() -> None:

@@ -38,6 +38,8 @@ __all__ = ["ring_attend"]
 
 #: Queries that attend and are merged at once: what they need on the way is small beside the rest.
 ROWS = 256
+#: The types that tensors may have: what is sent as one of them cannot be received as another.
+_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, "no floating-point type")
 
 
 def ring_attend(
@@ -83,9 +85,15 @@ def ring_attend(
     Source: Liu et al. 2023.
     """
     check_tensors("ring_attend", queries, keys, values)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (queries, keys, values)):
+    of_options = [
+        part for owner in (score, relative) for part in getattr(owner, "__dict__", {}).values()
+    ]
+    given = (queries, keys, values, sinks, *of_options)
+    if torch.is_grad_enabled() and any(getattr(part, "requires_grad", False) for part in given):
         raise InputError(
-            "ring_attend: gradients do not travel in the ring. Call it under torch.no_grad()."
+            "ring_attend: gradients do not travel in the ring, and queries, keys, values, sinks or "
+            "a parameter of the score or of relative positions needs one. Call it under "
+            "torch.no_grad()."
         )
     if not isinstance(keep, Top):
         raise InputError(f"ring_attend: keep={keep!r}; expected weft.Top(k).")
@@ -98,7 +106,7 @@ def ring_attend(
             "ring_attend: torch.distributed is not started. Call "
             "torch.distributed.init_process_group in each process, or start them by torchrun."
         )
-    ring = _Ring.of(queries, keys, group)
+    ring = _Ring.of(queries, keys, values, group)
     whole = None if mask is None else as_mask(mask)
     if whole is not None:
         heads = queries.shape[-3]
@@ -138,18 +146,22 @@ def _numbered(graph: AttentionGraph, first: int) -> AttentionGraph:
     return replace(graph, keys=keys)
 
 
-def check_alike(rank: int, shapes: list[tuple[int, ...]]) -> None:
+def check_alike(rank: int, parts: list[tuple[int, ...]]) -> None:
     """Raise a ShapeError where processes differ in what must be the same everywhere.
 
     rank: of this process.
-    shapes: of each process: the sizes of its keys and queries without their lengths, -1 at the end.
+    parts: of each process: the place of its type in `_TYPES`, and the sizes of its queries, keys
+        and values without their lengths, -1 at the end.
     """
-    for other, theirs in enumerate(shapes):
-        if theirs != shapes[rank]:
+    mine, *others = (
+        f"{_TYPES[kind]} and batch, heads and depths {[size for size in sizes if size >= 0]}"
+        for kind, *sizes in (parts[rank], *parts)
+    )
+    for other, theirs in enumerate(others):
+        if theirs != mine:
             raise ShapeError(
-                f"ring_attend: process {rank} has batch, heads and depth "
-                f"{[size for size in shapes[rank] if size >= 0]}, process {other} "
-                f"{[size for size in theirs if size >= 0]}. Give all the same."
+                f"ring_attend: process {rank} has {mine}, process {other} {theirs}. Give all the "
+                "same."
             )
 
 
@@ -173,15 +185,15 @@ class _Ring:
     keys: int
 
     @classmethod
-    def of(cls, queries: Tensor, keys: Tensor, group: ProcessGroup | None) -> _Ring:
+    def of(cls, queries: Tensor, keys: Tensor, values: Tensor, group: ProcessGroup | None) -> _Ring:
         """The ring of a group, which agrees on the sizes."""
         dist = torch.distributed
         rank, count = dist.get_rank(group), dist.get_world_size(group)
         mine = torch.tensor([queries.shape[-2], keys.shape[-2]], device=keys.device)
-        # What must be the same everywhere: the rest of the keys' shape.
-        shape = torch.tensor(
-            [*keys.shape[:-2], keys.shape[-1], *queries.shape[:-2]], device=keys.device
-        )
+        # What must be the same everywhere: what is received is as large as what is here.
+        kind = _TYPES.index(keys.dtype) if keys.dtype in _TYPES else len(_TYPES) - 1
+        sizes_here = [*queries.shape[:-2], *keys.shape[:-2], keys.shape[-1], values.shape[-1]]
+        shape = torch.tensor([kind, *sizes_here], device=keys.device)
         sizes = [torch.empty_like(mine) for _ in range(count)]
         dist.all_gather(sizes, mine, group=group)
         shapes = [torch.zeros(8, dtype=shape.dtype, device=keys.device) for _ in range(count)]
@@ -353,7 +365,8 @@ class _Merged:
             rows = slice(start, start + ROWS)
             weights[..., rows, :] = (self.scores[..., rows, :] - self.lse[..., rows, None]).exp()
         weights.masked_fill_(self.keys < 0, 0.0)
-        real = self.count > 0
+        # A row that sees sinks alone has all its weight on them.
+        real = self.lse > -torch.inf
         entropy = torch.where(real, (self.lse * self.mass - self.score).clamp(min=0.0), 0.0)
         rest = torch.where(real, (1 - weights.sum(-1)).clamp(min=0.0), 0.0)
         kind = self.scores.dtype
