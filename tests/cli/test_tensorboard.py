@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command
 
-from weft.errors import InputError
+from weft.errors import DataError, InputError
 from weft.formats.run import RunFolder
 from weft.jobs.training_board import BoardListener
 from weft.training.checkpoint import Position
@@ -116,6 +117,52 @@ def test_a_board_that_comes_late_has_the_steps_before_it(data: Path, tmp_path: P
     assert {name: len(points) for name, points in expected(run).items()} == {
         name: len(points) for name, points in shown.items() if "per_second" not in name
     }
+
+
+def test_steps_without_a_board_are_not_lost(data: Path, tmp_path: Path) -> None:
+    """40 steps with the board, 20 without it, 20 more with it."""
+    run, board = tmp_path / "run", tmp_path / "board"
+    for steps, watched in ((40, True), (60, False), (80, True)):
+        config = load_config(data / "language.toml", [*CHANGES, f"training.max_steps={steps}"])
+        if not watched:
+            train(config, run, SilentListener())
+            continue
+        with BoardListener(board, run) as listener:
+            train(config, run, listener)
+    shown = curves(board)
+    assert [step for step, _ in shown["training/loss"]] == [20, 40, 60, 80]
+    assert [step for step, _ in shown["training/tokens_per_second"]] == [20, 40, 60, 80]
+    assert [step for step, _ in shown["validation/loss"]] == [30, 40, 60, 80]
+
+
+def test_a_disk_that_is_full_is_one_line(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard's own thread says nothing of it."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    run, board = tmp_path / "run", tmp_path / "board"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Filled(SilentListener):
+        def stepped(self, position: Position, loss: float, rate: float) -> None:
+            if position.step == 39:
+                (events,) = board.iterdir()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 50, hard))
+
+    config = load_config(data / "language.toml", CHANGES)
+    try:
+        with (
+            pytest.raises(DataError, match=r"cannot write .*board: file too large\. Free some"),
+            BoardListener(board, run) as listener,
+        ):
+            # The board before the limit, which would stop the other files as well.
+            train(config, run, SeveralListeners(listener, Filled()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Traceback" not in capfd.readouterr().err
+    with BoardListener(board, run) as listener:
+        train(config, run, listener)
+    assert_shows(board, run)
 
 
 def test_the_speed_is_tokens_over_seconds_between_two_lines() -> None:

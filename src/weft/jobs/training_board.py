@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
@@ -47,14 +50,15 @@ def values_of(report: JsonMapping, before: JsonMapping) -> dict[str, float]:
 class BoardListener(SilentListener):
     """Sends what a run reports to TensorBoard's event files. A context manager.
 
-    A run that goes on makes the events after its checkpoint void, and writes them anew. A folder
-    without events gets those of the run's steps so far.
+    A run that goes on makes the events that are there void, and writes those of its steps so far
+    anew: also what it learned in the meantime without a board, or lost.
 
     Args:
         folder: where the events go.
         run: the training run.
 
-    Raises: InputError: TensorBoard is not installed; DataError: the folder is none.
+    Raises: InputError: TensorBoard is not installed; DataError: the folder is none, or cannot be
+        written.
     """
 
     def __init__(self, folder: Path, run: Path) -> None:
@@ -70,32 +74,44 @@ class BoardListener(SilentListener):
 
     def __exit__(self, *_: object) -> None:
         if self._board is not None:
-            self._board.close()
+            with self._errors():
+                self._board.close()
 
     def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
         """See Listener.started; metrics.jsonl holds nothing after the checkpoint any more."""
         reports = RunFolder(self.run).read_metrics()
-        try:
-            there = is_there(self.folder) and any(self.folder.glob("events.out.tfevents.*"))
-            # Events of the step itself were written before its checkpoint was.
-            self._board = TensorBoard(self.folder, position.step + 1)
-        except OSError as error:
-            raise DataError(
-                f"cannot write {self.folder}: {reason_of(error)}. Choose another folder with "
-                "--tensorboard."
-            ) from error
+        with self._errors():
+            self._board = TensorBoard(self.folder, 1)
         for report in reports:
-            if there:
-                self._note(report)
-            else:
-                self.reported(report)
+            self.reported(report)
 
     def reported(self, report: JsonObject) -> None:
         """See Listener.reported."""
         if self._board is not None:
-            self._board.log(report["step"], values_of(report, self._before))
-        self._note(report)
-
-    def _note(self, report: JsonObject) -> None:
+            with self._errors():
+                self._board.log(report["step"], values_of(report, self._before))
         if "tokens" in report:
             self._before = report
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn what the disk says into one line."""
+        # TensorBoard writes in a thread of its own, whose error it raises here too.
+        others = threading.excepthook
+
+        def unless_of_the_disk(fault: threading.ExceptHookArgs) -> None:
+            if not isinstance(fault.exc_value, OSError):
+                others(fault)
+
+        threading.excepthook = unless_of_the_disk
+        try:
+            yield
+        except OSError as error:
+            # Closing it would write again.
+            self._board = None
+            raise DataError(
+                f"cannot write {self.folder}: {reason_of(error)}. Free some space, or choose "
+                "another folder with --tensorboard; the same command goes on."
+            ) from error
+        finally:
+            threading.excepthook = others
