@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 import torch
 from tests.cli.conftest import Command
+from torch import nn
 
 import weft
 import weft.cli
 from weft.formats.pharaoh import GoldLinks
+from weft.jobs import word_alignment
 from weft.models.decoding import beam_hypotheses
 from weft.models.transformer import Transformer
+from weft.tracing.capture import trace_as
+from weft.tracing.options import TraceOptions
 from weft.training.inference import TrainedRun, open_run
 
 TEXTS = ["de: 17. März 2024", "", "en: May 3, 1999", "fr: 1 mai 2001"]
@@ -251,6 +255,82 @@ def test_a_line_too_long_for_the_model(weft_main: Command, data: Path, tmp_path:
         line = result.one_line()
         assert "line 3 has 81 tokens with its end, the model's positions end at 80" in line
         assert len(result.out.splitlines()) == 2
+
+
+def written_words(characters: list[str]) -> list[list[int]]:
+    """The places of the characters of each word, and of the space before it."""
+    words: list[list[int]] = []
+    begins: list[int] | None = []
+    for place, character in enumerate(characters):
+        if character.isspace():
+            begins = [place]
+        elif len(character) == 1:
+            if begins is not None:
+                words.append(begins)
+            words[-1].append(place)
+            begins = None
+    return words
+
+
+def test_translations_that_are_cut_where_the_positions_end(
+    weft_main: Command, data: Path, tmp_path: Path
+) -> None:
+    """Their last token has no place to be read: its row is not there, that which wrote it is."""
+    run, texts, compared = tmp_path / "learned", ["de: " + "1" * 30, "en: " + "23" * 15], 0
+    done = weft_main(
+        "train", data / "dates.toml", "--run", run, "--set", "model.positions=learned", "--set",
+        "model.max_length=80", "--set", "training.max_steps=1", "--set",
+        "training.peak_learning_rate=1e-9",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    (tmp_path / "lines").write_text("".join(f"{text}\n" for text in texts))
+    command = ("translate", run, "--file", tmp_path / "lines", "--json", "--beam", 1, "--heads")
+    for heads in ("all", "0.0", "0.0:write"):
+        result = weft_main(*command, heads)
+        assert result.code == 0, result.err
+        for line in objects(result.out):
+            (hypothesis,) = line["hypotheses"]
+            assert (len(hypothesis["tokens"]), hypothesis["ended"]) == (80, False)
+            if heads == "all":
+                continue
+            # By torch alone, from the rows of each word's tokens that there are.
+            opened = open_run(run)
+            names = {name: number for number, name in enumerate(opened.vocabulary.token_names())}
+            ids = [names[token] for token in hypothesis["tokens"]]
+            matrix = traced_weights(opened, line["source"], ids[:-1])[0]
+            matrix = torch.stack([matrix[:, :3].sum(1), matrix[:, 3:34].sum(1)], 1)
+            rows = [*range(80)] if heads == "0.0:write" else [*range(1, 80)]
+            expected = [
+                matrix[[rows[place] for place in word if place < len(rows)]].mean(0).tolist()
+                for word in written_words(hypothesis["tokens"])
+            ]
+            assert len(expected) == len(hypothesis["words"])
+            for row, known in zip(hypothesis["weights"], expected, strict=True):
+                assert row == pytest.approx(known, abs=2e-6)
+            compared += len(expected)
+    assert compared
+    traced = weft_main("trace", run, "--text", texts[0], "-o", tmp_path / "t.weft")
+    assert traced.code == 0, traced.err
+
+
+def test_of_a_long_line_only_what_is_asked_for_is_held(
+    weft_main: Command, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of all edges are the target's on the source; never the source's on itself."""
+    kept = []
+
+    def watched(network: nn.Module, inputs: Any, asked: TraceOptions) -> Any:
+        traced = trace_as(network, inputs, asked)
+        if isinstance(asked.keep, weft.All):
+            for trace in traced if isinstance(traced, list) else [traced]:
+                kept.extend(layer.kind for layer in trace.layers)
+        return traced
+
+    monkeypatch.setattr(word_alignment, "trace_as", watched)
+    command = ("translate", trained, "--file", trained.parent / "lines", "--json", "--beam", 1)
+    result = weft_main(*command)
+    assert result.code == 0, result.err
+    assert set(kept) == {"cross"}
 
 
 def test_each_window_is_written_before_the_next_is_read(runs: Path) -> None:

@@ -27,6 +27,7 @@ from weft.jobs.model import (
     one_token,
 )
 from weft.mechanism.graph import Top
+from weft.models.transformer import Transformer
 from weft.tracing.capture import trace_as
 from weft.tracing.names import token_names
 from weft.tracing.verification import verify_own
@@ -244,14 +245,18 @@ class RunModel:
                     "--target: this run is a language model, which has no target. Leave it out."
                 )
             return {"tokens": torch.tensor([ids])}
+        room = None
         if target is None:
             (target,) = translate(
                 self.run.model, words, [text], beam=self.beam,
                 length_penalty=self.run.length_penalty,
             )  # fmt: skip
+            # The last token of one that was cut where the positions end has no place to be read.
+            assert isinstance(self.run.model, Transformer)  # it has written the target
+            room = self.run.model.architecture.room
         return {
             "source": torch.tensor([[*ids, words.end]]),
-            "target": torch.tensor([[words.start, *words.encode(target)]]),
+            "target": torch.tensor([[words.start, *words.encode(target)][:room]]),
         }
 
     def validation(self, tokens: int) -> list[Batch]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from weft.analysis.alignment.align import AlignmentOptions, check_heads
 from weft.analysis.alignment.heads import best_few
@@ -21,6 +21,7 @@ from weft.formats.pharaoh import pharaoh_line
 from weft.jobs.model import Pairs
 from weft.jobs.word_alignment import PairReader
 from weft.models.decoding import Hypothesis
+from weft.models.transformer import Transformer
 from weft.training.batches import bucketed, padded
 from weft.training.inference import TrainedRun
 from weft.training.text import Vocabulary
@@ -192,16 +193,24 @@ class Aligner:
             (len(ids) + 1, len(hypothesis.tokens) + 1)
             for (ids, _), (_, hypothesis) in zip(sources, pairs, strict=True)
         ]
+        # A translation that was cut where the positions end has one token more, which no row reads.
+        assert isinstance(self.run.model, Transformer)  # it has written them
+        room = self.run.model.architecture.room
         for plan in bucketed(lengths, _BATCH_TOKENS):
             chosen = [(pairs[i][0], *sources[i], pairs[i][1].tokens) for i in plan]
-            targets = [words.decode_with_offsets(tokens) for *_, tokens in chosen]
+            written = [words.decode_with_offsets(tokens) for *_, tokens in chosen]
+            read = [[words.start, *tokens][:room] for *_, tokens in chosen]
             inputs = {
                 "source": padded([[*ids, words.end] for _, ids, _, _ in chosen], words.pad),
-                "target": padded([[words.start, *tokens] for *_, tokens in chosen], words.pad),
+                "target": padded(read, words.pad),
             }
+            targets = [parts_by_offsets(text, [(0, 0), *places]) for text, places in written]
             joined = Pairs(
                 inputs,
                 [parts_by_offsets(text, [*places, (0, 0)]) for text, _, places, _ in chosen],
-                [parts_by_offsets(text, [(0, 0), *places]) for text, places in targets],
+                [
+                    replace(parts, unread=parts.share.shape[1] - len(row))
+                    for parts, row in zip(targets, read, strict=True)
+                ],
             )
             yield from zip(plan, self._reader.read(joined), strict=True)

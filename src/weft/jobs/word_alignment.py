@@ -15,10 +15,11 @@ from weft.errors import InputError
 from weft.formats.files import read_text
 from weft.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from weft.formats.run import is_run
+from weft.formats.trace import TraceData
 from weft.jobs.head_table import find_traces
 from weft.jobs.model import Model, Pairs, check_text
 from weft.jobs.opening import open_model
-from weft.mechanism.graph import All
+from weft.mechanism.graph import All, Top
 from weft.tracing.capture import trace_as
 from weft.tracing.options import TraceOptions
 
@@ -134,19 +135,28 @@ class PairReader:
     def read(self, pairs: Pairs) -> list[WordWeights]:
         """The weights between the words of each pair."""
         first = self._layers is None
+        if first:
+            # Which layers look at the source. The others' weights are never held: those of a long
+            # source over itself would take its length squared.
+            found = self._traces(
+                pairs, TraceOptions(keep=Top(1), queries_keys=False, verify=False, sampled=False)
+            )
+            self._layers = [layer.name for layer in found[0].layers if layer.kind == "cross"]
         asked = TraceOptions(
-            keep=All(), queries_keys=False, layers=self._layers,
+            keep=All(), queries_keys=False, layers=self._layers or None,
             verify=None if first else False, sampled=first,
         )  # fmt: skip
-        traced = trace_as(self.network, pairs.inputs, asked)
-        traces = traced if isinstance(traced, list) else [traced]
-        self._layers = [layer.name for layer in traces[0].layers if layer.kind == "cross"]
+        traces = self._traces(pairs, asked)
         weights = [
             word_weights(trace, source, target, steps=self.steps, norms=self.norms)
             for trace, source, target in zip(traces, pairs.sources, pairs.targets, strict=True)
         ]
         self.heads = weights[0].heads
         return weights
+
+    def _traces(self, pairs: Pairs, asked: TraceOptions) -> list[TraceData]:
+        traced = trace_as(self.network, pairs.inputs, asked)
+        return traced if isinstance(traced, list) else [traced]
 
 
 def _nothing(heads: tuple[AligningHead, ...], source: str, target: str) -> WordWeights:

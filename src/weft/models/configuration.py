@@ -119,6 +119,11 @@ class Architecture:
         return math.sqrt(self.width) if self.scaled_embeddings else 1.0
 
     @property
+    def room(self) -> int | None:
+        """How many tokens a sequence may have; None: any number."""
+        return self.max_length if self.positions == "learned" else None
+
+    @property
     def relative(self) -> RelativeKind:
         """The positions that act inside self-attention."""
         if self.positions in ("shaw", "shaw-keys", "alibi", "rotary"):

@@ -175,10 +175,10 @@ def _read(lines: Iterator[str], count: int) -> tuple[list[str], WeftError | None
 
 def _how_many_fit(model: Transformer, sources: Sequence[Sequence[int]]) -> int:
     """How many sources come before the first that is too long for learned positions."""
-    sizes = model.architecture
-    if sizes.positions == "learned":
+    room = model.architecture.room
+    if room is not None:
         for place, source in enumerate(sources):
-            if len(source) >= sizes.max_length:
+            if len(source) >= room:
                 return place
     return len(sources)
 
@@ -205,8 +205,9 @@ def _decode(
     # A translation may be longer than its source, within reason and the model's positions. By its
     # own source: else where a translation that does not end is cut would depend on its batch.
     limits = (2 * (source != vocabulary.pad).sum(1) + 32).tolist()
-    if model.architecture.positions == "learned":
-        limits = [min(limit, model.architecture.max_length) for limit in limits]
+    room = model.architecture.room
+    if room is not None:
+        limits = [min(limit, room) for limit in limits]
     start, end = vocabulary.start, vocabulary.end
 
     def told(length: int) -> None:

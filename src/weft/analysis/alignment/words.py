@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -72,10 +73,13 @@ class WordParts:
 
     words  as they are spelled
     share  (words, tokens): 1 where the token is a part of the word, 1 / n of a token in n words
+    unread how many of the last tokens a model wrote and never read, 0 or 1: none of its rows is
+           made from them
     """
 
     words: list[str]
     share: Tensor
+    unread: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +115,20 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     (['an', 'end'], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
     """
     words = list(re.finditer(r"\S+", text))
-    share = torch.zeros(len(words), len(offsets))
+    begins, ends = [word.start() for word in words], [word.end() for word in words]
+    owners: list[tuple[int, int]] = []
     for place, (start, end) in enumerate(offsets):
-        for number, word in enumerate(words):
-            if max(start, word.start()) < min(end, word.end()):
-                share[number, place] = 1
-        if start < end and text[start:end].isspace():
+        if start >= end:
+            continue
+        # The first word that ends after the token begins, and the first that begins after it.
+        first, last = bisect_right(ends, start), bisect_left(begins, end)
+        if text[start:end].isspace():
             # A space that is a token of its own belongs to the word that it begins.
-            for number, word in enumerate(words):
-                share[number, place] = float(word.start() == end)
+            last = first + (begins[first : first + 1] == [end])
+        owners += [(number, place) for number in range(first, last)]
+    share = torch.zeros(len(words), len(offsets))
+    if owners:
+        share[tuple(torch.tensor(owners).T)] = 1
     return WordParts([word[0] for word in words], _shared(share))
 
 
@@ -167,6 +176,11 @@ def _first(tokens: Sequence[str], special: Sequence[bool] | None) -> list[int]:
     # Separators leave the first token out; of two first tokens, the second is like the first.
     begins = special[0] if special is not None else 1 in separators([tokens[0], tokens[0]])
     return [0] if begins or (special is None and tokens[0] in _BEGINNINGS) else []
+
+
+def _means(share: Tensor) -> Tensor:
+    """From the tokens of words to the mean over each word's."""
+    return share / share.sum(1, keepdim=True).clamp(min=1e-9)
 
 
 def _shared(share: Tensor) -> Tensor:
@@ -217,8 +231,12 @@ def word_weights(
         )
     source = source or _parts_of(trace, layers[0].keys_from)
     target = target or _parts_of(trace, layers[0].queries_from)
-    read = target.share / target.share.sum(1, keepdim=True).clamp(min=1e-9)
-    rows_of = {"read": read, "write": torch.nn.functional.pad(read[:, 1:], (0, 1))}
+    written = _means(target.share)[:, 1:]
+    read = _means(target.share[:, : target.share.shape[1] - target.unread])
+    rows_of = {
+        "read": read,
+        "write": torch.nn.functional.pad(written, (0, 1 - target.unread)),
+    }
     columns = source.share.T
     parts: list[Tensor] = []
     heads: list[AligningHead] = []
