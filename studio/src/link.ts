@@ -6,6 +6,8 @@ export const START = {
   view: "heads",
   /** The name of an example; in old links its number; empty: the first. */
   example: "",
+  /** A text that the model is to read, where one is open; empty: an example. */
+  text: "",
   layer: 0,
   head: 0,
   /** The heads drawn as threads, with a dot between them; empty: the current one. */
@@ -45,7 +47,8 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   theme: ["", "light", "dark"],
 };
 
-const LONGEST = 400;
+const LONGEST = 400,
+  LONGEST_TEXT = 2000;
 
 /** Reads a link; what it does not know or cannot be is left as it starts, and said.
  *
@@ -72,7 +75,8 @@ export function parse(
         problems.push(`The link says ${name}=${visible(text, 30)}; expected ${expected}.`);
       }
     } else if (typeof start === "boolean") state[name] = text === "1";
-    else if (!choices || choices.includes(text)) state[name] = text.slice(0, LONGEST);
+    else if (!choices || choices.includes(text))
+      state[name] = text.slice(0, name === "text" ? LONGEST_TEXT : LONGEST);
     else {
       const known = choices.filter(Boolean).join(", ");
       problems.push(`The link says ${name}=${visible(text, 30)}; there are ${known}.`);

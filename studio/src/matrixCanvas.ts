@@ -4,7 +4,7 @@ import { INKS, type Theme } from "./colour";
 import type { Place } from "./gestures";
 import type { Layer } from "./model";
 import { visible } from "./text";
-import { painted, SIDE, type Tiles } from "./tiles";
+import { painted, SIDE, whole as fromHalf, type Tiles } from "./tiles";
 
 export interface Viewport {
   /** The first row and column in sight, in cells; may lie between two. */
@@ -21,8 +21,11 @@ export interface Extent {
   margin: { left: number; top: number };
 }
 
-/** Pixels of a cell, at most. */
-const LARGEST = 64;
+/** Pixels of a cell, at most: as one zooms in, and of a small matrix that fills the stage. */
+const LARGEST = 64,
+  FILLING = 240;
+/** Pixels of a cell from which its number stands in it. */
+const NUMBERS_FROM = 36;
 /** Pixels of a cell from which tokens, not positions, name it. */
 export const TOKENS_FROM = 11;
 export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
@@ -35,7 +38,7 @@ export const plot = ({ width, height, margin }: Extent) => ({
 /** The zoom at which the whole matrix is seen. */
 export function wholeZoom(extent: Extent, layer: Layer): number {
   const { wide, high } = plot(extent);
-  return Math.min(wide / Math.max(layer.columns, 1), high / Math.max(layer.rows, 1), 44);
+  return Math.min(wide / Math.max(layer.columns, 1), high / Math.max(layer.rows, 1), FILLING);
 }
 
 /** A window moved to where it stays on the matrix. */
@@ -148,6 +151,8 @@ export function drawMatrix(
   const level = levelOf(view.zoom, tiles.top);
   const whole =
     look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
+  if (!look.alone && level === 0 && view.zoom >= NUMBERS_FROM)
+    drawNumbers(context, tiles, view, x0, y0, right, bottom, look.colours);
   context.restore();
   drawAxes(context, extent, view, layer, look, right, bottom);
   return whole;
@@ -220,6 +225,46 @@ function drawLevel(
       }
     }
   return whole;
+}
+
+/** The weights in their cells; a weight of 0, which may be a hidden one, has no number. */
+function drawNumbers(
+  context: CanvasRenderingContext2D,
+  tiles: Tiles,
+  view: Viewport,
+  x0: number,
+  y0: number,
+  wide: number,
+  high: number,
+  colours: Uint32Array,
+): void {
+  context.font = `${Math.min(Math.max(view.zoom * 0.3, 11), 22)}px ${FONT}`;
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  const end = { row: view.top + high / view.zoom, column: view.left + wide / view.zoom };
+  for (let row = Math.floor(view.top); row < end.row; row++)
+    for (let column = Math.floor(view.left); column < end.column; column++) {
+      const tile = tiles.get(0, Math.floor(row / SIDE), Math.floor(column / SIDE), false);
+      const bits = tile?.halves[(row % SIDE) * tile.columns + (column % SIDE)];
+      if (!bits) continue;
+      context.fillStyle = inkOn(colours[bits]);
+      const weight = fromHalf(bits);
+      context.fillText(
+        weight < 0.005 ? "<.01" : weight.toFixed(2),
+        x0 + (column + 0.5) * view.zoom,
+        y0 + (row + 0.5) * view.zoom,
+      );
+    }
+}
+
+/** Black or white, whichever stands out more: at least 4.5 to 1 from any colour. */
+export function inkOn(pixel: number): string {
+  const part = (shift: number) => {
+    const v = ((pixel >> shift) & 255) / 255;
+    return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  };
+  const luminance = 0.2126 * part(0) + 0.7152 * part(8) + 0.0722 * part(16);
+  return luminance > 0.179 ? "#000000" : "#ffffff";
 }
 
 function drawAxes(

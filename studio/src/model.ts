@@ -1,7 +1,7 @@
 // What is looked at: a collection of traces, their layers, and the edges of a head.
 
 import type { Theme } from "./colour";
-import { Overview } from "./overview";
+import { Overview, Pictures } from "./overview";
 import type { Source } from "./source";
 import { visible } from "./text";
 
@@ -14,6 +14,8 @@ export interface Opening {
   /** Which of the traces cannot be read, and why. */
   damaged: string[];
   live: boolean;
+  /** The name of a model that reads new texts, where one is open. */
+  asks: string | null;
   digits?: number;
 }
 
@@ -34,13 +36,15 @@ interface LayerDescription {
   values?: boolean;
 }
 
-interface Description {
+export interface Description {
   name: string;
   model: Record<string, unknown>;
   sequences: Record<string, string[]>;
   /** By sequence the places of its separators. */
   separators: Record<string, number[]>;
   deviation: number | null;
+  /** Whether there are so many heads that there are smaller pictures of them all. */
+  small: boolean;
   /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
   verification: {
     unverified?: string;
@@ -189,6 +193,8 @@ export class Example {
   private readonly pieces = new Map<string, Promise<unknown>>();
   private readonly overviews = new Map<number, Overview>();
   readonly layers: Layer[];
+  /** The pictures of all heads. */
+  readonly pictures: Pictures;
 
   constructor(
     readonly source: Source,
@@ -206,6 +212,13 @@ export class Example {
       separators: description.separators[layer.keys] ?? [],
       one: layer.queries === layer.keys,
     }));
+    this.pictures = new Pictures(
+      source,
+      (name) => this.path(name),
+      this.layers,
+      description.small,
+      (layer) => this.overview(layer),
+    );
   }
 
   private once<T>(path: string, make: () => Promise<T>): Promise<T> {

@@ -10,13 +10,22 @@ export interface Picture {
   exact: boolean;
 }
 
-/** Blocks along a side at most, as in src/weft/studio/overviews.py. */
-const MOST = 128;
+/** Blocks along a side at most, and where there are many heads, as in
+ * src/weft/studio/overviews.py. */
+const MOST = 128,
+  SMALL = 32;
 
 /** How the cells of a layer are put together: rows and columns of blocks, and cells of a block. */
-export function blocksOf(layer: { rows: number; columns: number }) {
-  const down = Math.max(1, Math.ceil(layer.rows / MOST));
-  const across = Math.max(1, Math.ceil(layer.columns / MOST));
+export interface Blocks {
+  rows: number;
+  columns: number;
+  down: number;
+  across: number;
+}
+
+export function blocksOf(layer: { rows: number; columns: number }, most = MOST): Blocks {
+  const down = Math.max(1, Math.ceil(layer.rows / most));
+  const across = Math.max(1, Math.ceil(layer.columns / most));
   return {
     rows: Math.ceil(layer.rows / down),
     columns: Math.ceil(layer.columns / across),
@@ -39,11 +48,53 @@ export function overviewTable(theme: Theme, scale: keyof typeof SCALES = "root")
 }
 
 /** What a dot of such a picture is, in words. */
-export function dotOf(layer: { rows: number; columns: number }): string {
-  const { down, across } = blocksOf(layer);
+export function dotOf({ down, across }: Blocks): string {
   if (down * across === 1) return "each dot is a weight";
   const cells = across === 1 ? "a weight" : `the mass of a row in ${across} keys`;
   return `each dot is ${cells}${down === 1 ? "" : `, the mean of ${down} rows`}`;
+}
+
+/** Blocks joined `factor` by `factor`. */
+export const joined = (blocks: Blocks, factor: number): Blocks => ({
+  rows: Math.ceil(blocks.rows / factor),
+  columns: Math.ceil(blocks.columns / factor),
+  down: blocks.down * factor,
+  across: blocks.across * factor,
+});
+
+const MASSES = Float64Array.from({ length: 256 }, (_, shade) => massOf(shade));
+
+/** Makes pictures of `factor` times larger blocks: the mass of a row in them, the mean of their
+ * rows. What it gives is good until it is asked again. */
+export function pooling(
+  layer: { rows: number; columns: number },
+  blocks: Blocks,
+  factor: number,
+): (shades: Uint8Array) => Uint8Array {
+  const { rows, columns } = joined(blocks, factor);
+  /** Cells of each block along a side: the last may have fewer. */
+  const cells = (count: number, block: number, length: number) =>
+    Array.from({ length: count }, (_, n) => Math.min(block, length - n * block));
+  const tall = cells(blocks.rows, blocks.down, layer.rows),
+    wide = cells(blocks.columns, blocks.across, layer.columns);
+  const down = cells(rows, blocks.down * factor, layer.rows),
+    across = cells(columns, blocks.across * factor, layer.columns);
+  const sums = new Float64Array(rows * columns),
+    found = new Uint8Array(rows * columns);
+  return (shades) => {
+    sums.fill(0);
+    for (let row = 0, at = 0; row < blocks.rows; row++) {
+      const into = Math.floor(row / factor) * columns;
+      for (let column = 0; column < blocks.columns; column++, at++)
+        sums[into + Math.floor(column / factor)] += MASSES[shades[at]] * tall[row] * wide[column];
+    }
+    for (let row = 0, at = 0; row < rows; row++)
+      for (let column = 0; column < columns; column++, at++) {
+        const mass = (factor * sums[at]) / (down[row] * across[column]);
+        found[at] = Math.round(255 * Math.sqrt(Math.sqrt(Math.min(mass, 1))));
+      }
+    return found;
+  };
 }
 
 const WAIT = 300;
@@ -105,5 +156,92 @@ export class Overview {
       head < count ? { shades: new Uint8Array(bytes, head * size, size), exact } : before[head],
     );
     for (const show of this.listeners) show(this.pictures);
+  }
+}
+
+type Every = (Picture[] | null)[];
+
+/** The pictures of all heads, by layer: smaller ones where there are many heads. */
+export class Pictures {
+  private found: Every;
+  private readonly listeners = new Set<(found: Every) => void>();
+  private readonly stops: (() => void)[] = [];
+  private asking = false;
+  private due = 0;
+
+  constructor(
+    private readonly source: Source,
+    private readonly path: (name: string) => string,
+    private readonly layers: Layer[],
+    private readonly small: boolean,
+    private readonly overview: (layer: Layer) => Overview,
+  ) {
+    this.found = layers.map(() => null);
+  }
+
+  /** How the cells of a layer are put together. */
+  blocks(layer: Layer): Blocks {
+    return blocksOf(layer, this.small ? SMALL : MOST);
+  }
+
+  /** Calls back with what there is, at most once a frame; returns how to stop. */
+  watch(show: (found: Every) => void, failed: (error: Error) => void): () => void {
+    this.listeners.add(show);
+    show(this.found);
+    if (!this.asking) {
+      this.asking = true;
+      if (this.small) this.ask("quick").catch(failed);
+      else
+        for (const layer of this.layers)
+          this.stops.push(
+            this.overview(layer).watch((pictures) => {
+              this.found[layer.number] = pictures;
+              this.tell();
+            }, failed),
+          );
+    }
+    return () => {
+      this.listeners.delete(show);
+      if (this.listeners.size || this.small) return;
+      for (const stop of this.stops.splice(0)) stop();
+      this.asking = false;
+    };
+  }
+
+  private tell(): void {
+    this.due ||= requestAnimationFrame(() => {
+      this.due = 0;
+      this.found = [...this.found];
+      for (const show of this.listeners) show(this.found);
+    });
+  }
+
+  /** Asks for layer after layer, as many at a time as are made. */
+  private async ask(name: "quick" | "best"): Promise<void> {
+    let first = 0;
+    for (let wait = WAIT; ;) {
+      const { bytes, whole } = await this.source.soFar(this.path(`small/${name}/${first}`));
+      let start = 0;
+      while (first < this.layers.length && (start < bytes.byteLength || whole)) {
+        const layer = this.layers[first];
+        const { rows, columns } = this.blocks(layer);
+        const size = rows * columns;
+        const exact =
+          layer.picture === (name === "quick" ? "means" : layer.picture) &&
+          layer.picture !== "kept";
+        this.found[first++] = Array.from({ length: layer.heads }, (_, head) => ({
+          shades: new Uint8Array(bytes, start + head * size, size),
+          exact,
+        }));
+        start += layer.heads * size;
+      }
+      this.tell();
+      if (whole) break;
+      if (name === "quick") continue;
+      await new Promise((done) => setTimeout(done, wait));
+      wait = Math.min(1.5 * wait, LONGEST_WAIT);
+    }
+    if (name === "quick" && this.layers.some((layer) => layer.picture === "later"))
+      await this.ask("best");
   }
 }

@@ -2,7 +2,6 @@
 
 import type { Heads, HeadScores, Layer, RoleWords } from "./model";
 import type { Theme } from "./colour";
-import type { Picture } from "./overview";
 import { percent } from "./text";
 
 /** A measure that can be a role, of one head. */
@@ -44,7 +43,7 @@ export function leftOut(
   heads: Heads,
   layer: number,
   head: number,
-  picture: Picture | undefined,
+  picture: { exact: boolean } | undefined,
 ): number | null {
   if (!picture || picture.exact) return null;
   const share = unkeptOf(heads, layer, head);

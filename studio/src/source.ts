@@ -6,6 +6,8 @@ export interface Source {
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string): Promise<ArrayBuffer>;
+  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. */
+  ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
   /** What there is of a piece that takes long, and whether that is all. */
   soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
 }
@@ -52,14 +54,17 @@ function joined(planes: Uint8Array, form: string): ArrayBuffer {
 
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
-  const get = async (path: string) => {
+  const get = async (path: string, options?: RequestInit) => {
     let response: Response;
     try {
-      response = await fetch(root + path);
-    } catch {
-      throw new Error("The studio's server does not answer. Is weft view still running?");
+      response = await fetch(root + path, options);
+    } catch (error) {
+      if ((error as Error).name === "AbortError") throw error;
+      throw new Error("The studio's server does not answer. Is weft view still running?", {
+        cause: error,
+      });
     }
-    if (!response.ok) {
+    if (!response.ok && !(options && response.status === 409)) {
       const said = await response.json().catch(() => ({}));
       throw new Error(
         typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`,
@@ -71,6 +76,20 @@ export function servedSource(root: string): Source {
     live: true,
     json: async <T>(path: string) => (await get(path)).json() as Promise<T>,
     bytes: async (path) => (await get(path)).arrayBuffer(),
+    ask: async <T>(path: string, question: object, stop?: AbortSignal) => {
+      try {
+        const response = await get(path, {
+          method: "POST",
+          headers: { "Content-Type": "application/json" },
+          body: JSON.stringify(question),
+          signal: stop,
+        });
+        return response.status === 409 ? null : ((await response.json()) as T);
+      } catch (error) {
+        if ((error as Error).name === "AbortError") return null;
+        throw error;
+      }
+    },
     soFar: async (path) => {
       const response = await get(path);
       return { bytes: await response.arrayBuffer(), whole: response.status !== 202 };

@@ -3,7 +3,7 @@
 import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
 import type { State } from "./link";
-import { Example, type Heads, type Layer, type Opening } from "./model";
+import { Example, type Description, type Heads, type Layer, type Opening } from "./model";
 import type { Source } from "./source";
 import { Training } from "./training";
 
@@ -128,16 +128,62 @@ export class Studio {
     return /^\d{1,9}$/.test(name) && Number(name) < names.length ? Number(name) : null;
   }
 
+  /** What is wrong with the text that the model was asked to read; "": nothing. */
+  unread = $state("");
+  /** Whether a text is being read. */
+  reading = $state(false);
+  /** The text that is shown, where the model read one. */
+  read = "";
+  private turn = 0;
+  private asked = new AbortController();
+  private readonly window = crypto.randomUUID?.() ?? String(Math.random());
+
+  /** Lets the model read a text, and shows it; what was asked before is called off. */
+  async ask(text: string): Promise<void> {
+    this.asked.abort();
+    const { signal } = (this.asked = new AbortController());
+    this.unread = "";
+    if (!text.trim() || !this.source.ask) return;
+    this.reading = true;
+    try {
+      const found = await this.source.ask<{ example: number; description: Description }>(
+        "ask",
+        { text, window: this.window, turn: ++this.turn },
+        signal,
+      );
+      if (!found || signal.aborted) return;
+      this.missing = null;
+      this.problem = "";
+      this.heads = null;
+      const example = new Example(this.source, found.example, found.description);
+      this.example = example;
+      this.read = text;
+      this.set({ text, query: -1, key: -1, lock: false, window: "" });
+      this.said = `${example.layers[0]?.rows ?? 0} tokens read.`;
+      // Who types on does not wait for the measures of what is typed.
+      await new Promise((done) => setTimeout(done, 500));
+      if (!signal.aborted) await this.measure(example);
+    } catch (error) {
+      if (!signal.aborted) this.unread = (error as Error).message;
+    } finally {
+      if (!signal.aborted) this.reading = false;
+    }
+  }
+
   /** Shows an example of those there are. */
   choose(number: number): void {
     this.chose = true;
+    this.asked.abort();
+    this.unread = this.read = "";
     this.set({
+      text: "",
       example: this.opening!.examples[number],
       query: -1,
       key: -1,
       lock: false,
       window: "",
     });
+    void this.load(this.state.example);
   }
 
   /** Reads the example that the address names. */
@@ -154,6 +200,8 @@ export class Studio {
     if (this.example?.number === place) return;
     try {
       const example = new Example(this.source, place, await this.source.json(`examples/${place}`));
+      // A text that was read meanwhile stays.
+      if (this.read) return;
       this.heads = null;
       this.example = example;
       this.problem = "";

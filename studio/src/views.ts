@@ -6,6 +6,7 @@ import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
 import Heads from "./views/Heads.svelte";
 import Matrix from "./views/Matrix.svelte";
+import Sql from "./views/Sql.svelte";
 import Threads from "./views/Threads.svelte";
 import TrainingView from "./views/Training.svelte";
 
@@ -17,6 +18,8 @@ export interface ViewEntry {
   key: string;
   /** The view that Escape goes back to. */
   back?: string;
+  /** Whether it needs a server. */
+  live?: boolean;
   /** What shows an example; */
   ofExample?: Component<{ studio: Studio; example: Example }>;
   /** or what shows a training, where there is one. */
@@ -27,5 +30,6 @@ export const VIEWS: ViewEntry[] = [
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
   { name: "threads", title: "Threads", key: "t", back: "heads", ofExample: Threads },
   { name: "matrix", title: "Matrix", key: "m", back: "threads", ofExample: Matrix },
+  { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

@@ -22,7 +22,7 @@ test("the plot is what the margins leave", () => {
 
 test("the whole is in sight at the zoom of its tighter side", () => {
   expect(wholeZoom(extent, layer)).toBe(0.2);
-  expect(wholeZoom(extent, { rows: 1, columns: 1 } as Layer)).toBe(44);
+  expect(wholeZoom(extent, { rows: 1, columns: 1 } as Layer)).toBe(200);
 });
 
 test("a viewport stays on the matrix", () => {

@@ -68,9 +68,11 @@ describe("overview", () => {
   });
 
   test("what a dot is", () => {
-    expect(dotOf({ rows: 100, columns: 100 })).toBe("each dot is a weight");
-    expect(dotOf({ rows: 200, columns: 100 })).toBe("each dot is a weight, the mean of 2 rows");
-    expect(dotOf({ rows: 100, columns: 300 })).toContain("the mass of a row in 3 keys");
+    expect(dotOf(blocksOf({ rows: 100, columns: 100 }))).toBe("each dot is a weight");
+    expect(dotOf(blocksOf({ rows: 200, columns: 100 }))).toBe(
+      "each dot is a weight, the mean of 2 rows",
+    );
+    expect(dotOf(blocksOf({ rows: 100, columns: 300 }))).toContain("the mass of a row in 3 keys");
   });
 
   test("shades are the fourth root of a mass", () => {

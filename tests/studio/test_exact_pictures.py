@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
+from tests.studio.sheet import sheet_dots
 
 from weft.pictures.palette import palette
 from weft.studio.overviews import Overviews
@@ -101,11 +102,15 @@ def test_tiles_and_rail_are_the_block_means(
         else studio.served(serving(collection), theme=theme)
     )
     blocks = math.ceil(length / block_of(length))
-    for view, tile in (("h", ".stage .tile canvas"), ("t", ".rail .tile canvas")):
-        page.locator("body").press(view)
-        page.locator(tile).first.wait_for()
-        for head in range(3):
-            same(painted(page, page.locator(tile).nth(head), blocks), weights[head], theme)
+    page.locator("body").press("h")
+    page.locator(".sheet > canvas").wait_for()
+    for head in range(3):
+        same(sheet_dots(page, 0, head, blocks, blocks), weights[head], theme)
+    page.locator("body").press("t")
+    page.locator(".rail .tile canvas").first.wait_for()
+    for head in range(3):
+        canvas = page.locator(".rail .tile canvas").nth(head)
+        same(painted(page, canvas, blocks), weights[head], theme)
     assert "not shown" not in page.locator("body").inner_text()
 
 
@@ -149,7 +154,7 @@ def stage_place(stage: np.ndarray, length: int) -> tuple[float, float, float]:
     left = max(74, min(longest * 8 + 22, 128))
     top = 38 + min(longest * 5 + 12, 62)
     high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - 12
-    return left, top, min(wide / length, high / length, 44)
+    return left, top, min(wide / length, high / length, 240)
 
 
 @pytest.mark.parametrize("where", ["page", "server"])
@@ -177,7 +182,7 @@ def test_without_queries_and_keys_each_head_says_what_is_not_shown(
             assert unshown.count() == 0
     best = weights.topk(8)
     edges = torch.zeros_like(weights).scatter(-1, best.indices, best.values)
-    same(painted(page, captions.nth(0).locator("canvas"), 100), edges[0])
+    same(sheet_dots(page, 0, 0, 100, 100), edges[0])
     page.locator("body").press("t")
     page.locator(".rail .partial").first.wait_for()
     assert (
@@ -217,7 +222,6 @@ def test_until_the_whole_is_worked_out_pictures_say_so(
     tile.locator(".partial").wait_for(state="detached")
     assert begun and set(begun) == {0}
     for head in range(3):
-        canvas = page.locator(".stage .tile canvas").nth(head)
         page.locator(".stage .tile .partial").wait_for(state="detached")
-        same(painted(page, canvas, 100), weights[head])
+        same(sheet_dots(page, 0, head, 100, 100), weights[head])
     assert "not shown" not in page.locator("body").inner_text()

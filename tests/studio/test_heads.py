@@ -95,7 +95,7 @@ def test_until_heads_are_measured_the_studio_says_so(
     collection.examples[0].roles = slow
     page = studio.served(serving(collection), "#view=heads")
     page.locator(".head-panel p", has_text="measuring").wait_for()
-    assert page.locator(".tile .picture").count() == len(pair_trace.heads())
+    assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
     assert not page.locator(".bar-row").count()
     ready.append(True)
     page.locator(".bar-row").first.wait_for()
@@ -112,7 +112,7 @@ def test_measures_that_fail_leave_the_pictures(
     collection.examples[0].roles = broken
     page = studio.served(serving(collection), "#view=heads")
     page.locator(".head-panel p", has_text="no such number").wait_for()
-    assert page.locator(".tile .picture").count() == len(pair_trace.heads())
+    assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
 
 
 def test_numbers_are_those_of_the_table(pair_trace: Trace) -> None:

@@ -22,7 +22,8 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Window
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Overview", "block_sizes", "edge_means", "matrix_means", "mean_left_out", "overview"]
+__all__ = ["Overview", "block_sizes", "edge_means", "layer_means", "matrix_means", "mean_left_out",
+           "overview"]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 #: Cells between two times that a pass asks whether to go on: a second or two.
@@ -100,7 +101,7 @@ def matrix_means(
     """
     _, queries, keys = matrix.shape
     rows, columns = sizes
-    member = (torch.arange(keys)[:, None] // columns == torch.arange(-(-keys // columns))).float()
+    member = _member(keys, columns)
     high = -(-queries // rows)
     total = torch.zeros(high, member.shape[1], dtype=torch.float64)
     band = max(1, _BAND_CELLS // max(keys, 1))
@@ -117,6 +118,24 @@ def matrix_means(
         total.index_add_(0, torch.arange(start, stop) // rows, product)
     counts = _sizes(queries, rows)[:, None] * _sizes(keys, columns)[None]
     return (total / counts).float()
+
+
+def layer_means(matrix: AttentionMatrix, sizes: tuple[int, int]) -> Tensor:
+    """The block means of every head in one pass, (heads, blocks, blocks), as `matrix_means` finds
+    them head by head: for many heads of a short text, whose passes cost more than their cells.
+    """
+    heads, queries, keys = matrix.shape
+    rows, columns = sizes
+    member = _member(keys, columns)
+    total = torch.zeros(heads, -(-queries // rows), member.shape[1], dtype=torch.float64)
+    total.index_add_(1, torch.arange(queries) // rows, (matrix @ member).double())
+    counts = _sizes(queries, rows)[:, None] * _sizes(keys, columns)[None]
+    return (total / counts).float()
+
+
+def _member(keys: int, columns: int) -> Tensor:
+    """Which block each key is in, as ones and zeros, (keys, blocks)."""
+    return (torch.arange(keys)[:, None] // columns == torch.arange(-(-keys // columns))).float()
 
 
 def _band(matrix: AttentionMatrix, head: int, start: int, stop: int) -> AttentionMatrix | None:

@@ -201,14 +201,14 @@ class Model(Protocol):
     def trace(
         self,
         inputs: Inputs,
-        output: Path,
+        output: Path | None,
         options: TraceOptions,
         *,
         description: JsonMapping | None = None,
         progress: Progress | None = None,
         verification: JsonMapping | None = None,
     ) -> TraceData:
-        """Trace the model on inputs into a folder.
+        """Trace the model on inputs into a folder; None: in memory.
 
         description: entries that the trace adds to its description of the model.
         verification: what the trace says of it; None: the model is verified on these inputs.

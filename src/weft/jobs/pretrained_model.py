@@ -92,7 +92,7 @@ class PretrainedModel:
     def trace(
         self,
         inputs: Inputs,
-        output: Path,
+        output: Path | None,
         options: TraceOptions,
         *,
         description: JsonMapping | None = None,

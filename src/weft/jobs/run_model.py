@@ -155,7 +155,7 @@ class RunModel:
     def trace(
         self,
         inputs: Inputs,
-        output: Path,
+        output: Path | None,
         options: TraceOptions,
         *,
         description: JsonMapping | None = None,
@@ -174,7 +174,8 @@ class RunModel:
         if isinstance(inputs, Mapping) and "offset_mapping" in inputs:
             offsets = inputs["offset_mapping"][0].tolist()
             traced = replace(traced, positions={"tokens": {"offsets": offsets}})
-        traced.save(output, dtype=options.stored_dtype, overwrite=options.overwrite)
+        if output is not None:
+            traced.save(output, dtype=options.stored_dtype, overwrite=options.overwrite)
         return traced
 
     def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:

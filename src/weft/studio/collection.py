@@ -8,6 +8,8 @@ front end reads one set of paths, wherever it runs:
     examples/E/heads                              measures and roles of every head
     examples/E/layers/L/means                     uint8 (heads, 128, 128), exact, see `overviews`
     examples/E/layers/L/kept                      likewise of the kept edges
+    examples/E/small/quick/L, .../best/L          where there are many heads, smaller pictures of
+                                                  layers L, L + 1, ...: see `overviews`
     examples/E/layers/L/values                    float32 (heads, keys): the norms of the values
     examples/E/layers/L/sums                      what each key gets in all, see `sums`
     examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `arrays`
@@ -18,10 +20,11 @@ front end reads one set of paths, wherever it runs:
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
 from weft.errors import InputError
@@ -30,11 +33,14 @@ from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.heads import WORDS
-from weft.studio.overviews import Overviews
+from weft.studio.overviews import SMALL, Overviews, many_dots
 from weft.studio.sums import layer_sums
 from weft.studio.tiles import MatrixTiles
 from weft.studio.training import TrainingHistory
 from weft.version import __version__
+
+if TYPE_CHECKING:
+    from weft.studio.asking import Asking
 
 __all__ = ["Collection", "Example", "as_json", "name_of"]
 
@@ -65,6 +71,12 @@ class Example:
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
         self.overviews = Overviews(self.trace, self.layers, self.matrix)
+        #: Smaller ones of all heads at once, where there are many.
+        self.small = (
+            Overviews(self.trace, self.layers, self.matrix, SMALL)
+            if many_dots(self.trace)
+            else None
+        )
 
     def description(self) -> JsonObject:
         """The trace without its numbers."""
@@ -75,6 +87,7 @@ class Example:
             "sequences": {name: list(shown(tokens)) for name, tokens in trace.sequences.items()},
             "separators": {name: special_keys(trace, name) for name in trace.sequences},
             "deviation": trace.deviation,
+            "small": self.small is not None,
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {
@@ -144,15 +157,29 @@ class Example:
             "heads": self._heads if self._state == "known" else None,
         }
 
+    def read_ahead(self) -> None:
+        """Make the pictures that are seen first."""
+        if self.small is not None:
+            self.small.quick(0, math.inf)
+            return
+        for number in range(len(self.trace.layers)):
+            if self.overviews.state(number) == "means":
+                self.overviews.means(number)
+            else:
+                self.overviews.kept(number)
+
     def settle(self) -> None:
         """End what is worked out in threads of its own."""
         self.overviews.settle()
+        if self.small is not None:
+            self.small.settle()
         if self._measuring is not None:
             self._measuring.join()
 
     def _measure(self) -> None:
         try:
             if self.roles is not None:
+                self.read_ahead()  # Pictures first: what takes long must not slow them.
                 self._heads, self._state = self.roles(self.trace), "known"
         except Exception as error:
             # A measure that fails on one trace must not take the pictures with it.
@@ -164,6 +191,7 @@ class Collection:
     """Everything that is open: examples, and a training's history where there is one.
 
     damaged: of the traces beside them that cannot be read, which and why.
+    asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
     """
 
     title: str
@@ -171,6 +199,7 @@ class Collection:
     summary: list[tuple[str, str]] = field(default_factory=list)
     history: TrainingHistory | None = None
     damaged: list[str] = field(default_factory=list)
+    asking: Asking | None = None
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
@@ -193,6 +222,7 @@ class Collection:
             "examples": [example.name for example in self.examples],
             "history": self.history is not None,
             "damaged": self.damaged,
+            "asks": None if self.asking is None else self.asking.name,
             "live": False,
         }
 
@@ -200,6 +230,8 @@ class Collection:
         """End what is worked out in threads of their own."""
         for example in self.examples:
             example.settle()
+        if self.asking is not None:
+            self.asking.settle()
 
 
 def name_of(trace: TraceData) -> str:

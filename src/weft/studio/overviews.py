@@ -1,6 +1,7 @@
 """`Overviews`: every head of a trace as a small picture of block means.
 
-A picture is uint8, (blocks of queries, blocks of keys), at most 128 x 128 of them:
+A picture is uint8, (blocks of queries, blocks of keys), at most 128 x 128 of them, or 32 x 32 where
+thousands of heads are seen at once:
 
     shade = 255 mass^(1/4)      mass = mean weight of the block's cells times the keys of a block
 
@@ -15,19 +16,24 @@ background where that takes long.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Literal
 
 import numpy as np
 
-from weft.analysis.overview import block_sizes, edge_means, matrix_means
+from weft.analysis.overview import block_sizes, edge_means, layer_means, matrix_means
 from weft.formats.trace import TraceData
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.tiles import MatrixTiles
 
-__all__ = ["MOST", "Overviews", "State", "shades"]
+__all__ = ["MOST", "SMALL", "Overviews", "State", "many_dots", "shades"]
 
 #: Blocks of a picture along each side, at most.
 MOST = 128
+#: Likewise where there are many heads, and dots of pictures of `MOST` from which there are.
+SMALL, _MANY_DOTS = 32, 2**23
+#: Cells of a layer up to which the means of all its heads are made in one pass.
+_AT_ONCE = 2**24
 #: Cells of a trace up to which its pictures are exact from the start: a tenth of a second.
 _CHEAP_CELLS = 2**26
 
@@ -37,16 +43,31 @@ State = Literal["means", "later", "kept"]
 
 def shades(means: Array, keys_of_a_block: int) -> Array:
     """Block means as the numbers of a picture; one that is not a number is 0."""
-    mass = np.nan_to_num(means.astype(np.float64) * keys_of_a_block).clip(0, 1)
+    mass = means.astype(np.float32) * np.float32(keys_of_a_block)
+    mass[~(mass > 0)] = 0
+    np.minimum(mass, 1, out=mass)
     found: Array = np.rint(255 * np.sqrt(np.sqrt(mass))).astype(np.uint8)
     return found
 
 
-class Overviews:
-    """The pictures of a trace. Safe to ask from several threads."""
+def many_dots(trace: TraceData) -> bool:
+    """Whether a trace has so many heads that all of their pictures are made small."""
+    dots = 0
+    for layer in trace.layers:
+        heads, queries, keys = layer.shape
+        rows, columns = block_sizes(queries, keys, MOST)
+        dots += heads * -(-queries // rows) * -(-keys // columns)
+    return dots > _MANY_DOTS
 
-    def __init__(self, trace: TraceData, layers: LayerCache, matrix: MatrixTiles) -> None:
+
+class Overviews:
+    """The pictures of a trace, at most `most` blocks a side. Safe to ask from several threads."""
+
+    def __init__(
+        self, trace: TraceData, layers: LayerCache, matrix: MatrixTiles, most: int = MOST
+    ) -> None:
         self._trace = trace
+        self._most = most
         self._arrays = layers
         self._matrix = matrix
         self._kept: dict[int, bytes] = {}
@@ -62,6 +83,11 @@ class Overviews:
         exact = [layer for number, layer in enumerate(trace.layers) if self._passes(number)]
         cells = sum(layer.shape[0] * layer.shape[1] * layer.shape[2] for layer in exact)
         self._cheap = cells <= _CHEAP_CELLS
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self._trace.layers)
 
     def state(self, number: int) -> State:
         """Which pictures of a layer there are to be."""
@@ -98,6 +124,37 @@ class Overviews:
             raise self._problem
         return b"".join(self._means.get(number, ())), self._done(number)
 
+    def quick(self, first: int, seconds: float = 0.1) -> tuple[bytes, bool]:
+        """The pictures of a layer and of those after it that are made in so many seconds, and
+        whether these are all: exact where that takes no longer, else of the kept edges.
+        """
+        found: list[bytes] = []
+        end = time.monotonic() + seconds
+        for number in range(first, self.layers):
+            if found and time.monotonic() > end:
+                return b"".join(found), False
+            exact = self.state(number) == "means"
+            found.append(self.means(number)[0] if exact else self.kept(number))
+        return b"".join(found), True
+
+    def best(self, first: int) -> tuple[bytes, bool]:
+        """Likewise the best there are to be of a layer and of those after it, as far as they are
+        known by now; the others are being worked out.
+        """
+        found: list[bytes] = []
+        for number in range(first, self.layers):
+            if self.state(number) == "kept":
+                found.append(self.kept(number))
+                continue
+            exact, whole = self.means(number)
+            if not whole:
+                for later in reversed(range(number, self.layers)):
+                    if self.state(later) == "later":
+                        self.means(later)
+                return b"".join(found), False
+            found.append(exact)
+        return b"".join(found), True
+
     def settle(self) -> None:
         """End what is being worked out."""
         self._stopped.set()
@@ -110,7 +167,7 @@ class Overviews:
 
     def _sizes(self, number: int) -> tuple[int, int]:
         _, queries, keys = self._trace.layers[number].shape
-        return block_sizes(queries, keys, MOST)
+        return block_sizes(queries, keys, self._most)
 
     def _done(self, number: int) -> bool:
         return len(self._means.get(number, ())) == self._trace.layers[number].heads
@@ -147,6 +204,11 @@ class Overviews:
             made = self._means.setdefault(number, [])
             matrix = self._matrix.matrix(number)
             assert matrix is not None, number
+            _, queries, keys = layer.shape
+            if not made and layer.heads * queries * keys <= _AT_ONCE:
+                every = shades(layer_means(matrix, sizes).numpy(), sizes[1])
+                self._means[number] = [of_head.tobytes() for of_head in every]
+                return
             last = layer.heads if heads is None else min(len(made) + heads, layer.heads)
             for head in range(len(made), last):
                 means = matrix_means(matrix, head, sizes, lambda: not self._stopped.is_set())

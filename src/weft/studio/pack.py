@@ -23,6 +23,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.studio.arrays import BLOCK, SHORT, LayerArrays
 from weft.studio.collection import Collection, Example
+from weft.studio.overviews import Overviews
 
 __all__ = ["pack"]
 
@@ -59,6 +60,8 @@ def _pieces(collection: Collection, rounded: bool) -> Iterator[tuple[str, list[A
         root = f"examples/{place}"
         yield root, ["", _description(example)]
         yield f"{root}/heads", ["", example.heads(wait=True)]
+        if example.small is not None:
+            yield f"{root}/small/quick/0", _packed(_best(example.small), width=1)
         for number, layer in enumerate(example.trace.layers):
             arrays = example.layers[number]
             name, picture = _picture(example, number)
@@ -97,6 +100,14 @@ def _picture(example: Example, number: int) -> tuple[str, bytes]:
     if name == "kept":
         return name, example.overviews.kept(number)
     return name, example.overviews.means(number, wait=True)[0]
+
+
+def _best(overviews: Overviews) -> bytes:
+    """The best small pictures of all heads."""
+    for number in range(overviews.layers):
+        if overviews.state(number) != "kept":
+            overviews.means(number, wait=True)
+    return overviews.best(0)[0]
 
 
 def _edges(arrays: LayerArrays, head: int, block: int, rounded: bool) -> list[Any]:

@@ -20,8 +20,11 @@ from weft.errors import WeftError
 from weft.formats.files import JsonObject
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
+from weft.studio.asking import FIRST
 from weft.studio.collection import Collection, Example, as_json
+from weft.studio.overviews import Overviews
 from weft.studio.page import shell
+from weft.studio.questions import add_questions
 from weft.studio.tiles import SIDE, Of, top_level
 from weft.version import __version__
 
@@ -82,9 +85,18 @@ class LocalOnly:
             )
             await refused(scope, receive, guarded)
             return
+        # A page of another site can send a question here, though it could not read the answer.
+        origin = Headers(scope=scope).get("origin", "").lower()
+        own = {"", *(f"http://{name}" for name in allowed)}
+        if scope["method"] not in ("GET", "HEAD") and origin not in own:
+            refused = JSONResponse({"detail": "This studio answers its own page alone."}, 403)
+            await refused(scope, receive, guarded)
+            return
         await self.app(scope, receive, guarded)
 
 
+#: What there is of a piece, and whether that is all.
+Found = tuple[bytes, bool]
 # Decimal digits only: a path is one thing, not many spellings of it.
 Number = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _MISSING: dict[int | str, JsonObject] = {
@@ -127,13 +139,24 @@ class Pieces:
             return Response(status_code=304, headers=caching)
         return Response(make(), media_type=kind, headers=caching)
 
+    def so_far(self, request: Request, content: bytes, whole: bool) -> Response:
+        """A piece that is not whole yet is asked for again."""
+        if whole:
+            return self.answer(request, lambda: content)
+        return Binary(content, 202, headers={"Cache-Control": "no-store"})
+
     def json(self, request: Request, make: Callable[[], Any]) -> Response:
         """Likewise of what JSON holds."""
         return self.answer(request, lambda: as_json(make()), "application/json")
 
     def example(self, number: str) -> Example:
         """The example of a number."""
-        examples = self.collection.examples
+        examples, asking = self.collection.examples, self.collection.asking
+        if asking is not None and int(number) >= FIRST:
+            asked = asking.example(int(number))
+            if asked is None:
+                raise HTTPException(404, "this text is no longer held: type it again")
+            return asked
         return examples[_within("example", number, len(examples))]
 
     def layer(self, example: str, layer: str) -> tuple[Example, int]:
@@ -166,6 +189,7 @@ def create_app(collection: Collection) -> FastAPI:
     pieces = Pieces(collection)
     for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
         add(app, pieces)
+    add_questions(app, collection, pieces.example)
     return app
 
 
@@ -207,6 +231,28 @@ def _add_examples(app: FastAPI, pieces: Pieces) -> None:
         uncached = {"Cache-Control": "no-store"}
         return Response(as_json(known), media_type="application/json", headers=uncached)
 
+    def small(
+        request: Request, number: str, layer: str, make: Callable[[Overviews, int], Found]
+    ) -> Response:
+        example = pieces.example(number)
+        first = _within("layer", layer, len(example.trace.layers))
+        if example.small is None:
+            raise HTTPException(404, "these heads are few: ask for the pictures of each layer")
+        pictures, whole = make(example.small, first)
+        return pieces.so_far(request, pictures, whole)
+
+    @app.get(
+        "/api/examples/{example}/small/quick/{layer}", responses=_SO_FAR, response_class=Binary
+    )
+    def quick(request: Request, example: Number, layer: Number) -> Response:
+        """Small pictures of a layer's heads and of those after it; 202: ask for those that miss."""
+        return small(request, example, layer, Overviews.quick)
+
+    @app.get("/api/examples/{example}/small/best/{layer}", responses=_SO_FAR, response_class=Binary)
+    def best(request: Request, example: Number, layer: Number) -> Response:
+        """Likewise the best that there are to be, as far as they are known by now."""
+        return small(request, example, layer, Overviews.best)
+
 
 _LAYER = "/api/examples/{example}/layers/{layer}"
 
@@ -218,10 +264,7 @@ def _add_layers(app: FastAPI, pieces: Pieces) -> None:
         chosen, number = pieces.layer(example, layer)
         if chosen.overviews.state(number) == "kept":
             raise HTTPException(404, "this layer has its kept edges alone: ask for kept")
-        pictures, whole = chosen.overviews.means(number)
-        if whole:
-            return pieces.answer(request, lambda: pictures)
-        return Binary(pictures, 202, headers={"Cache-Control": "no-store"})
+        return pieces.so_far(request, *chosen.overviews.means(number))
 
     @app.get(_LAYER + "/kept", responses=_BYTES, response_class=Binary)
     def kept(request: Request, example: Number, layer: Number) -> Response:

@@ -75,11 +75,7 @@ class Viewer:
         """Read what the first view needs before it is asked for."""
         try:
             first = self._collection.examples[0]
-            for number in range(len(first.trace.layers)):
-                if first.overviews.state(number) == "means":
-                    first.overviews.means(number)
-                else:
-                    first.overviews.kept(number)
+            first.read_ahead()
             first.heads()
         except Exception:
             # Whoever asks for it is told.

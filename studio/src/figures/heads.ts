@@ -2,7 +2,7 @@
 
 import { INKS, rampColour, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
-import { blocksOf, dotOf, overviewTable, type Picture } from "../overview";
+import { dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
 import { notShown, percent, short } from "../text";
 import { bounded, leftOut, measureOf, roleBar, roleColour, roleOf } from "../sentences";
@@ -101,7 +101,7 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
       );
       row.cells.forEach(({ layer, head }, place) => {
         const x = left + place * step;
-        const { rows, columns } = blocksOf(example.layers[layer]);
+        const { rows, columns } = example.pictures.blocks(example.layers[layer]);
         const shades = pictures[layer]?.[head]?.shades;
         const box = { x, y, width: tile, height: tile };
         if (shades) parts.push(image(box, { shades, rows, columns }, table));
@@ -151,7 +151,9 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
     text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }),
     text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }),
   );
-  const dots = [...new Set(all.map(({ layer }) => dotOf(example.layers[layer])))].join("; ");
+  const dots = [
+    ...new Set(all.map(({ layer }) => dotOf(example.pictures.blocks(example.layers[layer])))),
+  ].join("; ");
   const scale = "square-root scale; rows are queries, columns keys.";
   const unshown = notShown(partial, all.length, missing ? ", as said below each head" : "");
   return figure({

@@ -2,7 +2,7 @@
 
 import { INKS, paintShades, RAMPS, rampColour, SCALES, type Theme } from "../colour";
 import { headName, type Example, type Layer } from "../model";
-import { dotOf, overviewTable } from "../overview";
+import { blocksOf, dotOf, overviewTable } from "../overview";
 import { levelOf, nice, plot, type Extent, type Rough, type Viewport } from "../matrixCanvas";
 import type { Figure, Studio } from "../studio.svelte";
 import { grouped, visible } from "../text";
@@ -132,7 +132,7 @@ export async function matrixFigure(
   const level = levelOf(view.zoom, tiles.top);
   const block = studio.state.blocks === "max" ? "largest weight" : "mass of a row";
   const coarse = level ? `; a dot is the ${block} in ${2 ** level} × ${2 ** level} cells` : "";
-  const says = `weight, ${scale.name} scale${alone ? `; ${dotOf(layer)}` : coarse}`;
+  const says = `weight, ${scale.name} scale${alone ? `; ${dotOf(blocksOf(layer))}` : coarse}`;
   for (const words of lines(says, SMALLEST, width - x0 - EDGE))
     parts.push(text(x0, (end += 12), words, { size: SMALLEST, fill: ink.faint }));
   const range = (from: number, count: number) =>

@@ -7,8 +7,8 @@ export interface Group {
 
 export const LABEL = 34; // room for the names of rows
 const GAP = 10,
-  GAP_NARROW = 4; // between tiles
-export const APART = 28; // between groups
+  GAP_NARROW = 4; // between tiles, at most
+export const APART = 28; // between groups, and between the parts of one
 export const TITLE = 46; // above a group: its name and the numbers of its columns
 
 /** Up to here, in pixels, a studio is narrow: its stage grows with what it holds, the page scrolls.
@@ -31,32 +31,75 @@ export const roomFor = (studio: number, height: number): Room =>
     ? { height: Infinity, most: MOST_NARROW, gap: studio <= PHONE ? GAP_NARROW : GAP }
     : { height, most: MOST, gap: GAP };
 
-/** The size of a tile and how many groups stand in a row. */
+export interface Fit {
+  tile: number;
+  /** How many groups stand in a row. */
+  across: number;
+  /** In how many parts, side by side, the rows of a group stand. */
+  parts: number;
+  gap: number;
+  /** Pixels of height for each row that are left. */
+  spare: number;
+}
+
+/** Small tiles stand closer; from which size on, and how far apart at most. */
+const GAPS = [
+  [38, GAP],
+  [20, 4],
+  [10, 2],
+  [0, 1],
+] as const;
+
+/** The strip under a tile: how far below it, and how high. */
+export const stripOf = (tile: number) =>
+  tile >= 20 ? { away: 3, high: 3 } : { away: tile >= 10 ? 1 : 0, high: 2 };
+
+/** Between the rows of tiles. */
+export const rowGapOf = ({ tile, gap }: { tile: number; gap: number }) => (tile >= 38 ? 8 : gap);
+
+/** The size of tiles, and how their groups stand.
+ *
+ * caption: pixels under a tile; 0: its strip alone.
+ * parts: in how many the rows of a group may stand side by side, at most.
+ * least: rather than tiles smaller than that, a stage that scrolls.
+ */
 export function arrange(
   groups: Group[],
   width: number,
   { height, most, gap }: Room,
   caption: number,
-): { tile: number; across: number } {
-  let best = { tile: 0, across: 1 };
-  for (let across = 1; across <= groups.length; across++) {
-    let wide = Infinity,
-      rows = 0,
-      bands = 0;
-    for (let start = 0; start < groups.length; start += across) {
-      const band = groups.slice(start, start + across);
-      const columns = band.reduce((sum, group) => sum + group.columns, 0);
-      wide = Math.min(
-        wide,
-        (width - band.length * LABEL - (band.length - 1) * APART) / columns - gap,
-      );
-      rows += Math.max(...band.map((group) => group.rows));
-      bands++;
+  parts = 1,
+  least = 38,
+): Fit {
+  let best: Fit = { tile: 0, across: 1, parts: 1, gap, spare: 0 };
+  for (let split = 1; split <= parts; split++)
+    for (let across = 1; across <= groups.length; across++) {
+      const bands: Group[][] = [];
+      for (let start = 0; start < groups.length; start += across)
+        bands.push(groups.slice(start, start + across));
+      for (const [from, widest] of GAPS) {
+        const near = Math.min(gap, widest);
+        const wide = Math.min(
+          ...bands.map((band) => {
+            const columns = band.reduce((sum, group) => sum + group.columns * split, 0);
+            const blocks = band.length * split;
+            return (width - blocks * LABEL - (blocks - 1) * APART) / columns - near;
+          }),
+        );
+        const rows = bands.reduce(
+          (sum, band) => sum + Math.max(...band.map((group) => Math.ceil(group.rows / split))),
+          0,
+        );
+        const { away, high: strip } = stripOf(from);
+        const under = caption || away + strip + (from >= 20 ? 2 : 0);
+        const between = from >= 38 ? GAP : near;
+        const high = (height - bands.length * TITLE - (bands.length - 1) * 16) / rows - between;
+        const tile = Math.floor(Math.min(wide, Math.max(high - under, least), most));
+        if (tile < from && from > least) continue;
+        const spare = Number.isFinite(high) ? Math.max(high - under - tile, 0) : 0;
+        if (tile > best.tile) best = { tile, across, parts: split, gap: near, spare };
+        break;
+      }
     }
-    const high = (height - bands * TITLE - (bands - 1) * 16) / rows - GAP - caption;
-    // Rather a stage that scrolls than tiles too small to be read.
-    const tile = Math.min(wide, Math.max(high, 38), most);
-    if (tile > best.tile) best = { tile, across };
-  }
-  return { tile: Math.max(Math.floor(best.tile), 14), across: best.across };
+  return { ...best, tile: Math.max(best.tile, Math.min(least, 14)) };
 }

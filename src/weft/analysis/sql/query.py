@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,20 @@ def sql(trace: TraceData | Mapping[str, TraceData], query: str) -> pandas.DataFr
     return frame
 
 
-def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
+def ask(
+    trace: TraceData | Mapping[str, TraceData],
+    query: str,
+    *,
+    memory: str | None = None,
+    begun: Callable[[Any], None] = lambda connection: None,
+) -> Answer:
     """Ask a trace a question in SQL.
 
     Args:
         trace: one; or several by name, and then every view has a column `trace`.
         query: one SELECT statement over the views of `weft.analysis.sql.views`.
+        memory: how much it may take, as "512MB", on one thread; None: as DuckDB chooses.
+        begun: told the connection when the query is about to run, as to interrupt it.
 
     Returns: the answer, which is computed while it is read.
 
@@ -54,6 +62,9 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
         import duckdb
 
         connection = duckdb.connect(":memory:")
+        if memory is not None:
+            connection.execute("set threads = 1")
+            connection.execute(f"set memory_limit = '{memory}'")
         statements = connection.extract_statements(query)
         if len(statements) != 1 or statements[0].type.name not in ("SELECT", "EXPLAIN"):
             kind = (
@@ -64,6 +75,7 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
             raise InputError(f"query: {kind}; traces are only read: expected one SELECT.")
         asked = _asked_for(connection, query)
         make_views(connection, traces, column=not isinstance(trace, TraceData), asked=asked)
+        begun(connection)
         relation = connection.sql(statements[0])
         return Answer(relation.to_arrow_reader(100_000), connection)
 

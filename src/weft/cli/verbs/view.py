@@ -10,7 +10,15 @@ from weft.cli.output import say
 PLACE = ("See", 1)
 
 Seen = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A trace, a run, or a folder of traces.")
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A trace, a run, a folder of traces; or a model of Hugging Face, by its folder or "
+        "its name.",
+    ),
+]
+FirstText = Annotated[
+    str | None, typer.Option("--text", help="What a model of Hugging Face reads first.")
 ]
 Port = Annotated[
     int | None,
@@ -19,13 +27,13 @@ Port = Annotated[
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 
 
-def view(path: Seen, port: Port = None, browser: Browser = True) -> None:
-    """Show every head of a trace, or a training run step by step, in a browser."""
-    from weft.studio.runs import open_collection
+def view(path: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
+    """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
+    from weft.jobs.asking import open_studio
     from weft.studio.serving import serve
 
     try:
-        collection = open_collection(path)
+        collection = open_studio(path, text)
         for problem in collection.damaged:
             say(f"weft: left out: {problem}")
         serve(collection, port, browser)

@@ -1,0 +1,87 @@
+"""What `weft view` opens: traces, a run, or a model that reads texts while somebody types them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from weft.errors import InputError
+from weft.formats.run import is_run
+from weft.formats.trace import TraceData
+from weft.jobs.model import Model, TraceOptions, check_text
+from weft.jobs.opening import open_model
+from weft.studio.asking import Asking
+from weft.studio.collection import Collection
+from weft.studio.page import collect
+from weft.studio.runs import open_collection
+from weft.tracing.packaged import PACKAGED
+
+__all__ = ["Reader", "open_studio"]
+
+#: What a model reads first.
+TEXT = "The animal didn't cross the street because it was too tired."
+
+
+class Reader:
+    """A model as a function from a text to its trace in memory; opened when it is first asked."""
+
+    def __init__(self, name: str, model: Model | None = None) -> None:
+        self._name, self._model = name, model
+        self._opening = threading.Lock()
+
+    def __call__(self, text: str) -> TraceData:
+        """Trace a text. Raises: WeftError: it cannot be read."""
+        check_text(text)
+        options = TraceOptions(keep=32, verify=False)
+        model = self.model()
+        unknown = model.unknown_parts(text)
+        if unknown:
+            parts = ", ".join(repr(part) for part in unknown[:5])
+            raise InputError(f"{self._name} does not know {parts}. Type what it was trained on.")
+        return model.trace(model.inputs(text, options), None, options)
+
+    def model(self) -> Model:
+        """The model, once it is open."""
+        with self._opening:
+            if self._model is None:
+                self._model = open_model(self._name, quiet=True)
+            return self._model
+
+
+def open_studio(path: Path, text: str | None = None) -> Collection:
+    """What there is to see at a path: see `weft.studio.runs.open_collection`; or a model.
+
+    A run can be asked, if it reads text; a model of Hugging Face, by its folder, GGUF file or name,
+    is shown on a text.
+
+    text: what a model of Hugging Face reads first.
+
+    Raises: DataError: nothing, or something damaged; InputError: the model reads no text.
+    """
+    name = str(path)
+    if is_run(path):
+        collection = open_collection(path)
+        collection.asking = Asking(path.resolve().name, Reader(name))
+        return collection
+    if not _is_model(path):
+        if text is not None:
+            raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
+        return open_collection(path)
+    reader = Reader(name, open_model(name))
+    trace = reader(TEXT if text is None else text)
+    title = name if not path.exists() else path.resolve().name
+    collection = collect([trace], title, names=[TEXT if text is None else text])
+    collection.asking = Asking(title, reader)
+    return collection
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a path is a model of Hugging Face, or the name of one."""
+    if path.is_dir():
+        return (path / "config.json").exists()
+    if path.exists():
+        return path.suffix == ".gguf"
+    if str(path) in PACKAGED:
+        return True
+    # owner/name; where the owner is a folder here, a path was meant.
+    return len(path.parts) == 2 and not path.suffix and not Path(path.parts[0]).exists()

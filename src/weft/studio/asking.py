@@ -1,0 +1,80 @@
+"""`Asking`: a loaded model that reads new texts while somebody types them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft.formats.trace import TraceData
+from weft.studio.collection import Example
+from weft.studio.heads import head_roles
+
+__all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
+
+#: Characters of a text, at most.
+LONGEST = 20_000
+#: The number of the first text, above those of all examples; and texts that are held.
+FIRST, _HELD = 100_000_000, 6
+#: Windows whose last text is remembered.
+_WINDOWS = 256
+
+
+class SupersededError(Exception):
+    """A newer text of the same window came while this one waited."""
+
+
+@dataclass
+class Asking:
+    """A model that reads texts.
+
+    name: what it is called.
+    read: a text into a trace; raises a WeftError where it cannot.
+    """
+
+    name: str
+    read: Callable[[str], TraceData]
+    _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
+    _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
+    _count: int = 0
+    _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def ask(self, window: str, turn: int, text: str) -> tuple[int, Example]:
+        """Read a text.
+
+        window: who asks; of the texts that wait, each window's last alone is read.
+        turn: the number of the text in its window: requests may overtake each other on their way.
+
+        Returns: the number of the example that it is from now on, and the example. The oldest of
+        several are let go.
+
+        Raises: SupersededError: a newer one of the window came meanwhile; WeftError: it cannot be
+        read.
+        """
+        with self._counting:
+            self._count += 1
+            number = FIRST + self._count
+            self._latest[window] = max(turn, self._latest.get(window, 0))
+            self._latest.move_to_end(window)
+            while len(self._latest) > _WINDOWS:
+                self._latest.popitem(last=False)
+        with self._reading:
+            if self._latest.get(window, 0) > turn:
+                raise SupersededError
+            example = Example(text, self.read(text), head_roles)
+        with self._counting:
+            self._held[number] = example
+            while len(self._held) > _HELD:
+                self._held.popitem(last=False)
+        return number, example
+
+    def example(self, number: int) -> Example | None:
+        """The example of a text that is still held."""
+        return self._held.get(number)
+
+    def settle(self) -> None:
+        """End what is worked out of the texts that are held."""
+        for example in list(self._held.values()):
+            example.settle()

@@ -1,0 +1,90 @@
+"""What the studio's page sends: a text for the model to read, a question in SQL.
+
+Both are POST requests with JSON, which no page of another site can send: see
+`weft.studio.server`.
+A question reads the views of one example, and nothing else: see `weft.analysis.sql.bounded`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import FastAPI, HTTPException, Response
+from pydantic import BaseModel, Field
+
+from weft.analysis.sql.bounded import LONGEST as LONGEST_QUERY
+from weft.analysis.sql.bounded import QUESTIONS, ask_bounded
+from weft.errors import DataError, WeftError
+from weft.formats.files import JsonObject
+from weft.studio.asking import LONGEST, SupersededError
+from weft.studio.collection import Collection, Example, as_json
+
+__all__ = ["add_questions"]
+
+_ANSWER: dict[int | str, JsonObject] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}}}},
+    403: {"description": "Asked by another page than the studio's."},
+    404: {"description": "There is no such example, or no model that reads."},
+    409: {"description": "Overtaken by a newer text, or another question is being answered."},
+    422: {"description": "It cannot be read, or answered; the detail says why."},
+}
+_UNCACHED = {"Cache-Control": "no-store"}
+
+
+class Text(BaseModel):
+    """A text, which window sends it, and its number there: of those that wait, the last is read."""
+
+    text: Annotated[str, Field(max_length=LONGEST)]
+    window: Annotated[str, Field(max_length=64)] = ""
+    turn: Annotated[int, Field(ge=0, lt=2**53)] = 0
+
+
+class Question(BaseModel):
+    """One SELECT over the views of an example."""
+
+    query: Annotated[str, Field(max_length=LONGEST_QUERY)]
+    example: Annotated[int, Field(ge=0, lt=10**9)] = 0
+
+
+def add_questions(app: FastAPI, collection: Collection, example: Callable[[str], Example]) -> None:
+    """Add their paths. example: the one of a number."""
+    answering = threading.Lock()
+
+    def answered(content: JsonObject) -> Response:
+        return Response(as_json(content), media_type="application/json", headers=_UNCACHED)
+
+    @app.post("/api/ask", responses=_ANSWER, response_class=Response)
+    def ask(asked: Text) -> Response:
+        """Trace a text by the model that is open: the example that it is from now on."""
+        if collection.asking is None:
+            raise HTTPException(404, "no model is open here: weft view MODEL")
+        try:
+            number, found = collection.asking.ask(asked.window, asked.turn, asked.text)
+        except SupersededError:
+            raise HTTPException(409, "a newer text came meanwhile") from None
+        except WeftError as error:
+            raise HTTPException(422, str(error)) from None
+        return answered({"example": number, "description": found.description()})
+
+    @app.get("/api/questions", responses=_ANSWER, response_class=Response)
+    def questions() -> Response:
+        """Questions in SQL that are ready: what each asks, and its query."""
+        return answered({"questions": [list(question) for question in QUESTIONS]})
+
+    @app.post("/api/sql", responses=_ANSWER, response_class=Response)
+    def sql(asked: Question) -> Response:
+        """The first rows of the answer to a question in SQL."""
+        trace = example(str(asked.example)).trace
+        if not answering.acquire(timeout=10):
+            raise HTTPException(409, "another question is being answered: ask again")
+        try:
+            found = ask_bounded(trace, asked.query)
+        except DataError:
+            raise
+        except WeftError as error:
+            raise HTTPException(422, str(error)) from None
+        finally:
+            answering.release()
+        return answered({"columns": found.columns, "rows": found.rows, "more": found.more})

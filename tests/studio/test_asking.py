@@ -1,0 +1,193 @@
+"""A model that reads what is typed, and questions in SQL, over the studio's server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.errors import InputError
+from weft.formats.trace import TraceData
+from weft.jobs.asking import _is_model
+from weft.studio.asking import FIRST, LONGEST, Asking, SupersededError
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+from weft.traces import Trace
+
+Serving = Callable[..., Viewer]
+
+
+def post(viewer: Viewer, path: str, content: Any, **headers: str) -> tuple[int, Any]:
+    """What the server answers to a question."""
+    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    given = {"Content-Type": "application/json"} | {
+        k.replace("_", "-"): v for k, v in headers.items()
+    }
+    connection.request("POST", path, body, given)
+    response = connection.getresponse()
+    said = json.loads(response.read())
+    connection.close()
+    return response.status, said
+
+
+def get(viewer: Viewer, path: str) -> tuple[int, Any]:
+    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    said = json.loads(response.read())
+    connection.close()
+    return response.status, said
+
+
+@pytest.fixture
+def viewer(serving: Serving, make_trace: Callable[..., Trace]) -> Viewer:
+    def read(text: str) -> TraceData:
+        if "Z" in text:
+            raise InputError("this model does not know 'Z'.")
+        return make_trace(text.split())
+
+    collection = collect([make_trace(["first"])], "a model")
+    collection.asking = Asking("a model", read)
+    return serving(collection)
+
+
+def test_a_text_becomes_an_example(viewer: Viewer) -> None:
+    status, said = post(viewer, "/api/ask", {"text": "one two three"})
+    assert status == 200
+    assert said["description"]["sequences"]["tokens"] == ["one", "two", "three"]
+    assert said["example"] >= FIRST
+    path = f"/api/examples/{said['example']}"
+    assert get(viewer, path) == (200, said["description"])
+    assert get(viewer, f"{path}/layers/99/heads/0/cells/0/0")[0] == 404
+    assert get(viewer, "/api/open")[1]["asks"] == "a model"
+    for text in "abcdefgh":
+        assert post(viewer, "/api/ask", {"text": text})[0] == 200
+    status, gone = get(viewer, path)
+    assert status == 404 and "type it again" in gone["detail"]
+
+
+def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
+    assert post(viewer, "/api/ask", {"text": "a Z"}) == (
+        422,
+        {"detail": "this model does not know 'Z'."},
+    )
+    for content in ({}, {"text": 1}, {"text": "x" * (LONGEST + 1)}, b"{", b"\xff", []):
+        assert post(viewer, "/api/ask", content)[0] in (400, 422)
+    assert post(viewer, "/api/ask", {"text": "fine"})[0] == 200
+
+
+def test_without_a_model_nothing_is_read(serving: Serving, pair_trace: Trace) -> None:
+    plain = serving(collect([pair_trace]))
+    assert post(plain, "/api/ask", {"text": "a"})[0] == 404
+    assert get(plain, "/api/open")[1]["asks"] is None
+
+
+def test_another_site_cannot_ask(viewer: Viewer) -> None:
+    question = {"text": "a", "query": "select 1"}
+    for path in ("/api/ask", "/api/sql"):
+        for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"):
+            assert post(viewer, path, question, Origin=origin)[0] == 403
+        assert post(viewer, path, question, Origin=viewer.address.strip("/"))[0] == 200
+        # What a form of another site could send without being asked first.
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            assert post(viewer, path, question, Content_Type=kind)[0] == 422
+
+
+def test_of_texts_that_wait_the_last_is_read(make_trace: Callable[..., Trace]) -> None:
+    read, go = [], threading.Event()
+
+    def slow(text: str) -> TraceData:
+        read.append(text)
+        assert go.wait(30)
+        return make_trace(text.split())
+
+    asking = Asking("slow", slow)
+    found: dict[str, object] = {}
+
+    def ask(window: str, turn: int, text: str) -> None:
+        try:
+            found[text] = asking.ask(window, turn, text)[1].name
+        except SupersededError:
+            found[text] = None
+
+    threads = []
+    # The third overtakes the second on its way.
+    asks = (("a", 1, "1"), ("a", 3, "3"), ("b", 1, "other"), ("a", 2, "2"))
+    for one in asks:
+        threads.append(threading.Thread(target=ask, args=one))
+        threads[-1].start()
+        time.sleep(0.1)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert found == {"1": "1", "2": None, "other": "other", "3": "3"}
+    assert "2" not in read
+
+
+def test_sql_over_the_server(viewer: Viewer) -> None:
+    status, said = post(viewer, "/api/sql", {"query": "select count(*) as n from tokens"})
+    assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False})
+    _, asked = post(viewer, "/api/ask", {"text": "one two three"})
+    question = {"query": "select token from tokens order by position", "example": asked["example"]}
+    assert post(viewer, "/api/sql", question)[1]["rows"] == [["one"], ["two"], ["three"]]
+    for query in (
+        "select * from read_text('/etc/passwd')", "attach '/tmp/x.db'", "install httpfs",
+        "copy edges to '/tmp/x.csv'", "select 1; select 2", "drop view edges", "",
+    ):  # fmt: skip
+        status, said = post(viewer, "/api/sql", {"query": query})
+        assert status == 422 and "\n" not in said["detail"] and "root:" not in said["detail"]
+    status, said = post(viewer, "/api/sql", {"query": "select range as n from range(1000000000)"})
+    assert status == 200 and len(said["rows"]) == 1000 and said["more"]
+    assert post(viewer, "/api/sql", {"query": "select 1", "example": 7})[0] == 404
+    assert len(get(viewer, "/api/questions")[1]["questions"]) == 10
+
+
+def test_sql_that_never_ends_leaves_the_server_alive(viewer: Viewer) -> None:
+    query = "with recursive n as (select 1 as i union all select i + 1 from n) select max(i) from n"
+    status, said = post(viewer, "/api/sql", {"query": query})
+    assert status == 422 and ("stopped after 5 s" in said["detail"] or "emory" in said["detail"])
+    assert get(viewer, "/api/open")[0] == 200
+    assert post(viewer, "/api/sql", {"query": "select 1"})[0] == 200
+
+
+def test_what_is_a_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert _is_model(tmp_path) and _is_model(Path("minilm")) and _is_model(Path("owner/name"))
+    assert not _is_model(tmp_path.parent) and not _is_model(Path("dog.weft"))
+    assert not _is_model(Path("src/nowhere")) and not _is_model(Path("runs/nowhere.weft"))
+
+
+def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer)
+    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
+    box = page.get_by_label("a model reads")
+    box.press_sequentially("one two three", delay=20)
+    page.locator("h1", has_text="3 tokens").wait_for()
+    assert box.input_value() == "one two three"
+    assert page.evaluate("document.activeElement.id") == "weft-ask"
+    assert "text=one" in page.url
+    page.reload()
+    page.locator("h1", has_text="3 tokens").wait_for()
+    page.keyboard.press("q")
+    page.locator(".answer td").first.wait_for()
+    assert page.locator(".questions button").count() == 10
+
+
+def test_a_text_that_cannot_be_read_says_so(serving: Serving, studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer)
+    page.get_by_label("a model reads").fill("a Z")
+    page.locator(".ask [role=alert]", has_text="does not know 'Z'").wait_for()
+    page.get_by_label("a model reads").fill("a b")
+    page.locator("h1", has_text="2 tokens").wait_for()
+    assert page.locator(".ask [role=alert]").inner_text() == ""
+    # A refusal is an answer, which the browser notes.
+    studio.problems[:] = [one for one in studio.problems if "422" not in one]

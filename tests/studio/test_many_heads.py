@@ -1,0 +1,145 @@
+"""Thousands of heads: all on one screen, each of them exact, reached by pointer and keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.studio.sheet import sheet_dots
+
+import weft
+from weft.formats.trace import LayerInMemory, TraceLayer
+from weft.studio.collection import Example
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+from weft.traces import Trace
+
+LAYERS, HEADS, TOKENS = 40, 32, 6
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Trace:
+    """40 layers of 32 heads; head h of layer n looks at key (n + h) % 6 above all."""
+    names = [f"t{place}" for place in range(TOKENS)]
+    layers = []
+    for number in range(LAYERS):
+        queries, keys = torch.zeros(HEADS, TOKENS, TOKENS), torch.eye(TOKENS).expand(HEADS, -1, -1)
+        for head in range(HEADS):
+            queries[head, :, (number + head) % TOKENS] = 9
+        _, graph = weft.attend(queries, keys.contiguous(), keys.contiguous(), keep=weft.Top(TOKENS))
+        layers.append(
+            TraceLayer(
+                name=f"layers.{number}", kind="encoder", index=number,
+                shape=(HEADS, TOKENS, TOKENS), queries_from="tokens", keys_from="tokens",
+                query_tokens=names, key_tokens=names, scale=TOKENS**-0.5,
+                data=LayerInMemory(graph), mask="all",
+            )
+        )  # fmt: skip
+    return Trace({"tokens": names}, tuple(layers))
+
+
+def masses(weights: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
+    """A row's share in each block, the mean of its rows, cell by cell in float64."""
+    size = -(-len(weights) // most)
+    count = -(-len(weights) // size)
+    found = np.zeros((count, count))
+    for row in range(count):
+        for column in range(count):
+            block = weights[row * size : (row + 1) * size, column * size : (column + 1) * size]
+            found[row, column] = block.mean() * size
+    return found
+
+
+@pytest.mark.parametrize("length", [70, 100, 480])
+def test_small_pictures_are_block_means(
+    known_trace: Callable[..., tuple[Trace, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
+) -> None:
+    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    trace, weights = known_trace(length)
+    small = Example("known", trace).small
+    assert small is not None
+    for content, whole in (small.quick(0, seconds=60), small.best(0)):
+        assert whole
+        expected = np.stack([masses(of_head, 32) for of_head in weights.numpy()])
+        shades = np.frombuffer(content, np.uint8).reshape(expected.shape)
+        assert np.abs(shades - 255 * expected.clip(0, 1) ** 0.25).max() <= 0.51
+
+
+def test_small_pictures_come_a_part_at_a_time(
+    crowd: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    small = Example("crowd", crowd).small
+    assert small is not None
+    size = HEADS * TOKENS * TOKENS
+    content, whole = small.quick(0, seconds=0)
+    assert (len(content), whole) == (size, False)
+    rest, whole = small.quick(1, seconds=60)
+    assert (len(rest), whole) == (size * (LAYERS - 1), True)
+    assert small.quick(LAYERS - 1, seconds=60) == (rest[-size:], True)
+
+
+def test_a_client_gets_them_and_what_is_not_there_is_refused(
+    serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import urllib.error
+    import urllib.request
+
+    def status(viewer: Viewer, path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"{viewer.address}api/examples/0/{path}") as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    few = serving(collect([crowd]))
+    assert status(few, "small/quick/0") == 404  # few dots: the pictures of each layer
+    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    many = serving(collect([crowd]))
+    assert status(many, "small/quick/0") in (200, 202)
+    assert status(many, f"small/quick/{LAYERS}") == 404
+    assert status(many, "small/best/-1") == 422
+
+
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_all_on_one_screen(
+    studio: Any,
+    serving: Callable[..., Viewer],
+    crowd: Trace,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    collection = collect([crowd])
+    page = studio.file(collection) if where == "page" else studio.served(serving(collection))
+    page.locator(".sheet > canvas:not(.waiting)").wait_for()
+    page.locator(".head-panel .bar-row").first.wait_for()
+    stage = page.locator(".stage.heads").evaluate(
+        "of => [of.scrollHeight - of.clientHeight, of.scrollWidth - of.clientWidth]"
+    )
+    assert max(stage) <= 1
+    tiles = page.locator(".sheet .tile")
+    assert tiles.count() == LAYERS * HEADS
+    # A button with a name for each head, one of which Tab reaches.
+    names = tiles.evaluate_all("all => all.map((tile) => tile.ariaLabel.split(':')[0])")
+    assert names == [f"L{layer} H{head}" for layer in range(LAYERS) for head in range(HEADS)]
+    assert tiles.evaluate_all("all => all.filter((tile) => tile.tabIndex === 0).length") == 1
+    for layer, head in ((0, 0), (20, 5), (39, 31)):
+        places = sheet_dots(page, layer, head, TOKENS, TOKENS).astype(int).sum(-1)
+        assert set(places.argmin(-1)) == {(layer + head) % TOKENS}  # light: dark is much
+    page.locator('[data-cell="33.7"]').hover()
+    page.locator(".head-panel h2", has_text="L33 H7").wait_for()
+    assert page.locator(".head-panel .large canvas").count() == 1
+    page.locator('[data-cell="39.30"]').focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    page.locator('[data-cell="38.31"][aria-current="true"]').wait_for()
+    assert page.evaluate("document.activeElement.dataset.cell") == "38.31"
+    page.keyboard.press("Enter")
+    page.locator(".short-threads").wait_for()
+    page.locator(".panel h2", has_text="L38 H31").wait_for()
