@@ -146,12 +146,14 @@ export class Studio {
     if (!text.trim() || !this.source.ask) return;
     this.reading = true;
     try {
-      const found = await this.source.ask<{ example: number; description: Description }>(
-        "ask",
-        { text, window: this.window, turn: ++this.turn },
-        signal,
-      );
+      const found = await this.source.ask<
+        { problem: string } | { problem?: undefined; example: number; description: Description }
+      >("ask", { text, window: this.window, turn: ++this.turn }, signal);
       if (!found || signal.aborted) return;
+      if (found.problem !== undefined) {
+        this.unread = found.problem;
+        return;
+      }
       this.missing = null;
       this.problem = "";
       this.heads = null;

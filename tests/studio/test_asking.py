@@ -77,8 +77,8 @@ def test_a_text_becomes_an_example(viewer: Viewer) -> None:
 
 def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
     assert post(viewer, "/api/ask", {"text": "a Z"}) == (
-        422,
-        {"detail": "this model does not know 'Z'."},
+        200,
+        {"problem": "this model does not know 'Z'."},
     )
     for content in ({}, {"text": 1}, {"text": "x" * (LONGEST + 1)}, b"{", b"\xff", []):
         assert post(viewer, "/api/ask", content)[0] in (400, 422)
@@ -92,8 +92,7 @@ def test_without_a_model_nothing_is_read(serving: Serving, pair_trace: Trace) ->
 
 
 def test_another_site_cannot_ask(viewer: Viewer) -> None:
-    question = {"text": "a", "query": "select 1"}
-    for path in ("/api/ask", "/api/sql"):
+    for path, question in (("/api/ask", {"text": "a"}), ("/api/sql", {"query": "select 1"})):
         for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://127.0.0.1:1"):
             assert post(viewer, path, question, Origin=origin)[0] == 403
         assert post(viewer, path, question, Origin=viewer.address.strip("/"))[0] == 200
@@ -144,7 +143,8 @@ def test_sql_over_the_server(viewer: Viewer) -> None:
         "copy edges to '/tmp/x.csv'", "select 1; select 2", "drop view edges", "",
     ):  # fmt: skip
         status, said = post(viewer, "/api/sql", {"query": query})
-        assert status == 422 and "\n" not in said["detail"] and "root:" not in said["detail"]
+        assert status == 200 and list(said) == ["problem"]
+        assert "\n" not in said["problem"] and "root:" not in said["problem"]
     status, said = post(viewer, "/api/sql", {"query": "select range as n from range(1000000000)"})
     assert status == 200 and len(said["rows"]) == 1000 and said["more"]
     assert post(viewer, "/api/sql", {"query": "select 1", "example": 7})[0] == 404
@@ -154,7 +154,8 @@ def test_sql_over_the_server(viewer: Viewer) -> None:
 def test_sql_that_never_ends_leaves_the_server_alive(viewer: Viewer) -> None:
     query = "with recursive n as (select 1 as i union all select i + 1 from n) select max(i) from n"
     status, said = post(viewer, "/api/sql", {"query": query})
-    assert status == 422 and ("stopped after 5 s" in said["detail"] or "emory" in said["detail"])
+    assert status == 200
+    assert "stopped after 5 s" in said["problem"] or "emory" in said["problem"]
     assert get(viewer, "/api/open")[0] == 200
     assert post(viewer, "/api/sql", {"query": "select 1"})[0] == 200
 
@@ -182,12 +183,10 @@ def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     assert page.locator(".questions button").count() == 10
 
 
-def test_a_text_that_cannot_be_read_says_so(serving: Serving, studio: Any, viewer: Viewer) -> None:
+def test_a_text_that_cannot_be_read_says_so(studio: Any, viewer: Viewer) -> None:
     page = studio.served(viewer)
     page.get_by_label("a model reads").fill("a Z")
     page.locator(".ask [role=alert]", has_text="does not know 'Z'").wait_for()
     page.get_by_label("a model reads").fill("a b")
     page.locator("h1", has_text="2 tokens").wait_for()
     assert page.locator(".ask [role=alert]").inner_text() == ""
-    # A refusal is an answer, which the browser notes.
-    studio.problems[:] = [one for one in studio.problems if "422" not in one]

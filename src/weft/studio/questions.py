@@ -25,15 +25,16 @@ __all__ = ["add_questions"]
 
 _ANSWER: dict[int | str, JsonObject] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}}}},
+    400: {"description": "The request is no JSON."},
     403: {"description": "Asked by another page than the studio's."},
     404: {"description": "There is no such example, or no model that reads."},
     409: {"description": "Overtaken by a newer text, or another question is being answered."},
-    422: {"description": "It cannot be read, or answered; the detail says why."},
+    422: {"description": "The request is none of these."},
 }
 _UNCACHED = {"Cache-Control": "no-store"}
 
 
-class Text(BaseModel):
+class Text(BaseModel, strict=True, extra="forbid"):
     """A text, which window sends it, and its number there: of those that wait, the last is read."""
 
     text: Annotated[str, Field(max_length=LONGEST)]
@@ -41,7 +42,7 @@ class Text(BaseModel):
     turn: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
 
-class Question(BaseModel):
+class Question(BaseModel, strict=True, extra="forbid"):
     """One SELECT over the views of an example."""
 
     query: Annotated[str, Field(max_length=LONGEST_QUERY)]
@@ -57,7 +58,9 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
 
     @app.post("/api/ask", responses=_ANSWER, response_class=Response)
     def ask(asked: Text) -> Response:
-        """Trace a text by the model that is open: the example that it is from now on."""
+        """Trace a text by the model that is open: the example that it is from now on, or the
+        problem in one line.
+        """
         if collection.asking is None:
             raise HTTPException(404, "no model is open here: weft view MODEL")
         try:
@@ -65,7 +68,7 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
         except SupersededError:
             raise HTTPException(409, "a newer text came meanwhile") from None
         except WeftError as error:
-            raise HTTPException(422, str(error)) from None
+            return answered({"problem": str(error)})
         return answered({"example": number, "description": found.description()})
 
     @app.get("/api/questions", responses=_ANSWER, response_class=Response)
@@ -75,7 +78,7 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
 
     @app.post("/api/sql", responses=_ANSWER, response_class=Response)
     def sql(asked: Question) -> Response:
-        """The first rows of the answer to a question in SQL."""
+        """The first rows of the answer to a question in SQL, or the problem in one line."""
         trace = example(str(asked.example)).trace
         if not answering.acquire(timeout=10):
             raise HTTPException(409, "another question is being answered: ask again")
@@ -84,7 +87,7 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
         except DataError:
             raise
         except WeftError as error:
-            raise HTTPException(422, str(error)) from None
+            return answered({"problem": str(error)})
         finally:
             answering.release()
         return answered({"columns": found.columns, "rows": found.rows, "more": found.more})
