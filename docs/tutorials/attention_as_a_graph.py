@@ -24,7 +24,7 @@ subprocess.run([sys.executable, *command], check=True, capture_output=True)
 trace = weft.open(file)
 layer = trace.layers[3]
 graph, tokens = layer.graph, layer.key_tokens
-graph
+print(graph)
 
 # %% [markdown]
 # ## Adjacency matrix

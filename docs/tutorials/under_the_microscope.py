@@ -29,7 +29,7 @@ start = time.perf_counter()
 output, graph = weft.attend(q, k, v, mask=weft.causal(), keep=weft.Top(32))
 ours = time.perf_counter() - start
 print(f"output alone, torch: {fused:.2f} s; output and graph, weft: {ours:.2f} s")
-graph
+print(graph)
 
 # %% [markdown]
 # What the graph holds is linear in the length; what it leaves out is known exactly: `rest`.
@@ -75,7 +75,7 @@ layers = [float(layer.graph.rest.mean()) for layer in trace.layers]
 length = trace.layers[0].graph.length
 figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)
 axis.bar(range(len(layers)), layers)
-axis.set(xlabel="layer", ylabel="mass outside of 32 edges", title=f"SmolLM2, {length:,} tokens")
+_ = axis.set(xlabel="layer", ylabel="mass outside of 32 edges", title=f"SmolLM2, {length:,} tokens")
 
 # %% [markdown]
 # ## Zoom
@@ -101,7 +101,7 @@ axes[0].set(
 )
 last = slice(length - 64, length)
 axes[1].imshow(whole[head, last, last], cmap="Blues")
-axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
+_ = axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
 
 # %% [markdown]
 # `weft view` opens such a trace in the browser, where this goes on to every single cell. [Any

@@ -31,7 +31,7 @@ text = (
     "When Mary and John went to the park, John gave a flower to"
 )
 trace = traced("smollm2", text)
-trace
+print(trace)
 
 # %% [markdown]
 # The trace holds the strongest edges of every query of every head, exactly, and the totals of each
@@ -63,12 +63,12 @@ heads["role"].value_counts()
 best = heads.sort_values("induction", ascending=False).iloc[0]
 layer, head = int(best["layer"]), int(best["head"])
 weights = trace.layers[layer].matrix[head, :, :]
-tokens = trace.layers[layer].key_tokens
+tokens = [token.replace("Ġ", "") for token in trace.layers[layer].key_tokens]  # Ġ: a space
 figure, axis = plt.subplots(figsize=(7.5, 7), constrained_layout=True)
 axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
 axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
 axis.set_yticks(range(len(tokens)), tokens, fontsize=7)
-axis.set(
+_ = axis.set(
     xlabel="key: looked at",
     ylabel="query: looks",
     title=f"Layer {layer}, head {head}: induction {best['induction']:.2f}",
@@ -86,7 +86,7 @@ axis.set(
 # %%
 figure, axis = plt.subplots(figsize=(7, 3), constrained_layout=True)
 heads.groupby("layer")["first"].mean().plot.bar(ax=axis)
-axis.set(ylabel="weight on the first token", title="SmolLM2: mean over the heads of a layer")
+_ = axis.set(ylabel="weight on the first token", title="SmolLM2: mean over the heads of a layer")
 
 # %% [markdown]
 # ## An encoder looks both ways

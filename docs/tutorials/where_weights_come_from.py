@@ -2,8 +2,8 @@
 # # Where do W_Q, W_K and W_V come from?
 #
 # From nowhere. They are drawn at random, and back-propagation moves them until the task is done.
-# This notebook draws them, trains them for a minute on dates in 48 languages, and looks at what
-# happened to them on the way.
+# This notebook draws them, trains them for a minute or two on dates in 48 languages, and looks at
+# what happened to them on the way.
 
 # %%
 import subprocess
@@ -23,7 +23,8 @@ folder = Path(tempfile.mkdtemp())
 def run(*words: str) -> str:
     """What `weft ...` prints."""
     command = [sys.executable, "-m", "weft", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder).stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, check=True, text=True, cwd=folder, **pipes).stdout
 
 
 # %% [markdown]
@@ -45,12 +46,12 @@ encoder_layers = 2
 decoder_layers = 2
 
 [training]
-max_steps = 200
+max_steps = 400
 optimiser = "muon"
 peak_learning_rate = 4e-3
-warmup = 40
+warmup = 80
 schedule = "cosine"
-validate_every = 50
+validate_every = 100
 """)
 print(run("train", "dates.toml", "--run", "run", "--threads", "1"))
 
@@ -96,7 +97,7 @@ for head in range(4):
         product = step.matrices["W_Q"][head] @ step.matrices["W_K"][head].T
         values = torch.linalg.svdvals(product)[: step.matrices["W_Q"].shape[-1]]
         axis.plot(range(1, len(values) + 1), values, style, color=f"C{head}")
-axis.set(
+_ = axis.set(
     xlabel="singular value, the largest first",
     ylabel="size",
     title="W_Q W_K^T of four heads: at random (dotted) and trained",
@@ -125,14 +126,14 @@ figure, axis = plt.subplots(figsize=(9, 4), constrained_layout=True)
 axis.imshow(weights, cmap="Blues", aspect="auto")
 axis.set_xticks(range(len(cross.key_tokens)), cross.key_tokens)
 axis.set_yticks(range(len(cross.query_tokens)), cross.query_tokens)
-axis.set(
+_ = axis.set(
     xlabel="letters of the source (keys)",
     ylabel="written so far (queries)",
     title="Last cross-attention, mean of its heads",
 )
 
 # %% [markdown]
-# Nobody told the model where the month stands. Two hundred corrections of random numbers did.
+# Nobody told the model where the month stands. Four hundred corrections of random numbers did.
 #
 # **Go on**: `make demo` trains it to the end and writes a page in which the weights can be watched
 # while they form; [Training](../training.md) has your own data.
