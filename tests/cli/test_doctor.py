@@ -19,7 +19,7 @@ from tests.cli.conftest import Command
 import weft
 from weft.jobs import doctor
 from weft.mechanism import self_check
-from weft.mechanism.backends import native, native_forward
+from weft.mechanism.backends import native
 
 
 def answer(result: Any) -> tuple[list[str], dict[str, Any]]:
@@ -86,23 +86,23 @@ def test_a_fault_below_the_bindings_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """Kernels that keep the wrong keys, and kernels that give NaN."""
     if not native.instruction_sets():
         pytest.skip("built without the native kernels")
-    right = native_forward._run
+    right = native.forward_graph
 
-    def shifted(asked: Any, results: Any, kept: int = 0) -> None:
-        right(asked, results, kept)
-        if "kept_keys" in results:
-            results["kept_keys"].copy_(results["kept_keys"].roll(1, -1))
+    def shifted(asked: Any, kept: int, received: bool = False) -> Any:
+        rows = right(asked, kept, received)
+        return rows._replace(keys=rows.keys.roll(1, -1))
 
-    def undefined(asked: Any, results: Any, kept: int = 0) -> None:
-        right(asked, results, kept)
-        results["lse"][0, 0, 0] = float("nan")
+    def undefined(asked: Any, kept: int, received: bool = False) -> Any:
+        rows = right(asked, kept, received)
+        rows.lse[0, 0, 0] = float("nan")
+        return rows
 
     for fault, where in ((shifted, "keys"), (undefined, "log-sum-exp")):
-        monkeypatch.setattr(native_forward, "_run", fault)
+        monkeypatch.setattr(native, "forward_graph", fault)
         checks = list(self_check.check_attention(["baseline"]))
         assert all(not check.passed for check in checks), where
         assert {check.worst for check in checks} == {where}
-    monkeypatch.setattr(native_forward, "_run", right)
+    monkeypatch.setattr(native, "forward_graph", right)
     assert all(check.passed for check in self_check.check_attention(["baseline"]))
 
 
