@@ -175,7 +175,11 @@ def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     page.locator("h1", has_text="3 tokens").wait_for()
     assert box.input_value() == "one two three"
     assert page.evaluate("document.activeElement.id") == "weft-ask"
-    assert "text=one" in page.url
+    for _ in range(100):  # The address line is written a moment later.
+        if "text=one" in page.url:
+            break
+        page.wait_for_timeout(50)
+    assert "text=one+two+three" in page.url
     page.reload()
     page.locator("h1", has_text="3 tokens").wait_for()
     page.keyboard.press("q")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from weft.analysis.sql.bounded import LONGEST as LONGEST_QUERY
 from weft.analysis.sql.bounded import QUESTIONS, ask_bounded
@@ -34,19 +34,27 @@ _ANSWER: dict[int | str, JsonObject] = {
 _UNCACHED = {"Cache-Control": "no-store"}
 
 
+def _whole(number: object) -> object:
+    """To JSON 3.0 is a whole number; true is none."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+Whole = BeforeValidator(_whole)
+
+
 class Text(BaseModel, strict=True, extra="forbid"):
     """A text, which window sends it, and its number there: of those that wait, the last is read."""
 
     text: Annotated[str, Field(max_length=LONGEST)]
     window: Annotated[str, Field(max_length=64)] = ""
-    turn: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    turn: Annotated[int, Field(ge=0, lt=2**53), Whole] = 0
 
 
 class Question(BaseModel, strict=True, extra="forbid"):
     """One SELECT over the views of an example."""
 
     query: Annotated[str, Field(max_length=LONGEST_QUERY)]
-    example: Annotated[int, Field(ge=0, lt=10**9)] = 0
+    example: Annotated[int, Field(ge=0, lt=10**9), Whole] = 0
 
 
 def add_questions(app: FastAPI, collection: Collection, example: Callable[[str], Example]) -> None:
