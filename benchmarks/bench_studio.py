@@ -140,7 +140,7 @@ def hover(browser: Any, url: str) -> tuple[float, float, int]:
     page.add_init_script(WATCH)
     page.add_init_script(HOVER)
     page.goto(url)
-    until(page, "Boolean(window.seen?.all) && document.querySelector('.bar-row') !== null")
+    until(page, "Boolean(window.seen?.all) && document.querySelector('.bar-row') !== null", 900)
     page.wait_for_timeout(500)
     box = page.locator(".stage .sheet").first.bounding_box()
     for n in range(130):
@@ -169,7 +169,7 @@ def processor(browser: Any, url: str) -> tuple[float, float]:
     page.goto(url, wait_until="commit")
     until(page, "Boolean(window.seen?.all)")
     painted = spent()
-    until(page, "document.querySelector('.bar-row') !== null")
+    until(page, "document.querySelector('.bar-row') !== null", 900)
     page.wait_for_timeout(1500)
     box = page.locator(".stage .sheet").first.bounding_box()
     start = spent()
