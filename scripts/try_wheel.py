@@ -4,8 +4,9 @@
     python scripts/try_wheel.py --quick dist/weft-0.1.0.tar.gz     # 20 steps of the demo's training
 
 There is nothing on the path but the environment: no compiler, no Node. (A source distribution is
-built with what this program's own path has, in an environment of pip's own.) The first command that
-fails ends it, with what it printed.
+built with what this program's own path has, in an environment of pip's own.) On Linux pip takes a
+torch with gigabytes of CUDA, unless `--before` names another. The first command that fails ends the
+trial, with what it printed.
 """
 
 from __future__ import annotations
@@ -63,9 +64,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Use a wheel as a newcomer does.")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--quick", action="store_true", help="20 steps of training, not 1,000.")
+    parser.add_argument(
+        "--before",
+        nargs="*",
+        default=[],
+        help="Packages that are there already: a torch for the CPU.",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         newcomer = Newcomer(Path(folder))
+        if arguments.before:
+            newcomer.run("pip", "install", "--quiet", *arguments.before)
         try_out(newcomer, arguments.wheel.resolve(), arguments.quick)
 
 
