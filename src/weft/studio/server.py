@@ -7,23 +7,20 @@ says the same of each piece for as long as it runs, so that a browser asks for n
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Path, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import WeftError
-from weft.formats.files import JsonObject
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
-from weft.studio.asking import FIRST
-from weft.studio.collection import Collection, Example, as_json
+from weft.studio.collection import Collection, as_json
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell
+from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
 from weft.studio.questions import add_questions
 from weft.studio.tiles import SIDE, Of, top_level
 from weft.version import __version__
@@ -95,81 +92,6 @@ class LocalOnly:
         await self.app(scope, receive, guarded)
 
 
-#: What there is of a piece, and whether that is all.
-Found = tuple[bytes, bool]
-# Decimal digits only: a path is one thing, not many spellings of it.
-Number = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-_MISSING: dict[int | str, JsonObject] = {
-    304: {"description": "Not modified: the browser has it already."},
-    403: {"description": "Asked under a name that is not this machine's."},
-    404: {"description": "There is no such piece."},
-    500: {"description": "The trace cannot be read; the detail says why."},
-}
-_BYTES = {**_MISSING, 200: {"content": {"application/octet-stream": {}}}}
-_SO_FAR = {
-    **_BYTES,
-    202: {
-        "description": "The first heads, the others being worked out: ask again.",
-        "content": {"application/octet-stream": {}},
-    },
-}
-_JSON = {**_MISSING, 200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
-
-
-class Binary(Response):
-    """Little-endian numbers."""
-
-    media_type = "application/octet-stream"
-
-
-class Pieces:
-    """A collection piece by piece: what a path names, and the answer to a request for it."""
-
-    def __init__(self, collection: Collection) -> None:
-        self.collection = collection
-        # A new server may show another trace at the same address.
-        self._tag = f'"{secrets.token_hex(8)}"'
-
-    def answer(
-        self, request: Request, make: Callable[[], bytes], kind: str = "application/octet-stream"
-    ) -> Response:
-        """The bytes of a piece; or that the browser has it, as it does not change."""
-        caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
-        if self._tag in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=caching)
-        return Response(make(), media_type=kind, headers=caching)
-
-    def so_far(self, request: Request, content: bytes, whole: bool) -> Response:
-        """A piece that is not whole yet is asked for again."""
-        if whole:
-            return self.answer(request, lambda: content)
-        return Binary(content, 202, headers={"Cache-Control": "no-store"})
-
-    def json(self, request: Request, make: Callable[[], Any]) -> Response:
-        """Likewise of what JSON holds."""
-        return self.answer(request, lambda: as_json(make()), "application/json")
-
-    def example(self, number: str) -> Example:
-        """The example of a number."""
-        examples, asking = self.collection.examples, self.collection.asking
-        if asking is not None and int(number) >= FIRST:
-            asked = asking.example(int(number))
-            if asked is None:
-                raise HTTPException(404, "this text is no longer held: type it again")
-            return asked
-        return examples[_within("example", number, len(examples))]
-
-    def layer(self, example: str, layer: str) -> tuple[Example, int]:
-        """An example, and the number of one of its layers."""
-        chosen = self.example(example)
-        return chosen, _within("layer", layer, len(chosen.trace.layers))
-
-    def head(self, example: str, layer: str, head: str) -> tuple[Example, int, int]:
-        """An example, and the numbers of a layer and of one of its heads."""
-        chosen, number = self.layer(example, layer)
-        return chosen, number, _within("head", head, chosen.trace.layers[number].heads)
-
-
 def create_app(collection: Collection) -> FastAPI:
     """The application that serves a collection."""
     app = FastAPI(
@@ -214,17 +136,17 @@ def _add_page(app: FastAPI, pieces: Pieces) -> None:
 
 
 def _add_examples(app: FastAPI, pieces: Pieces) -> None:
-    @app.get("/api/open", responses=_JSON)
+    @app.get("/api/open", responses=JSON)
     def opening(request: Request) -> Response:
         """What is open: title, examples, whether there is a history."""
         return pieces.json(request, lambda: {**pieces.collection.opening(), "live": True})
 
-    @app.get("/api/examples/{example}", responses=_JSON)
+    @app.get("/api/examples/{example}", responses=JSON)
     def description(request: Request, example: Number) -> Response:
         """A trace without its numbers: tokens, layers, exactness."""
         return pieces.json(request, pieces.example(example).description)
 
-    @app.get("/api/examples/{example}/heads", responses=_JSON)
+    @app.get("/api/examples/{example}/heads", responses=JSON)
     def heads(example: Number) -> Response:
         """What is known of every head; its measures and its role as soon as they are known."""
         known = pieces.example(example).heads()
@@ -235,20 +157,18 @@ def _add_examples(app: FastAPI, pieces: Pieces) -> None:
         request: Request, number: str, layer: str, make: Callable[[Overviews, int], Found]
     ) -> Response:
         example = pieces.example(number)
-        first = _within("layer", layer, len(example.trace.layers))
+        first = within("layer", layer, len(example.trace.layers))
         if example.small is None:
             raise HTTPException(404, "these heads are few: ask for the pictures of each layer")
         pictures, whole = make(example.small, first)
         return pieces.so_far(request, pictures, whole)
 
-    @app.get(
-        "/api/examples/{example}/small/quick/{layer}", responses=_SO_FAR, response_class=Binary
-    )
+    @app.get("/api/examples/{example}/small/quick/{layer}", responses=SO_FAR, response_class=Binary)
     def quick(request: Request, example: Number, layer: Number) -> Response:
         """Small pictures of a layer's heads and of those after it; 202: ask for those that miss."""
         return small(request, example, layer, Overviews.quick)
 
-    @app.get("/api/examples/{example}/small/best/{layer}", responses=_SO_FAR, response_class=Binary)
+    @app.get("/api/examples/{example}/small/best/{layer}", responses=SO_FAR, response_class=Binary)
     def best(request: Request, example: Number, layer: Number) -> Response:
         """Likewise the best that there are to be, as far as they are known by now."""
         return small(request, example, layer, Overviews.best)
@@ -258,7 +178,7 @@ _LAYER = "/api/examples/{example}/layers/{layer}"
 
 
 def _add_layers(app: FastAPI, pieces: Pieces) -> None:
-    @app.get(_LAYER + "/means", responses=_SO_FAR, response_class=Binary)
+    @app.get(_LAYER + "/means", responses=SO_FAR, response_class=Binary)
     def means(request: Request, example: Number, layer: Number) -> Response:
         """A small picture of each head, uint8, exact; 202: those of the first heads so far."""
         chosen, number = pieces.layer(example, layer)
@@ -266,13 +186,13 @@ def _add_layers(app: FastAPI, pieces: Pieces) -> None:
             raise HTTPException(404, "this layer has its kept edges alone: ask for kept")
         return pieces.so_far(request, *chosen.overviews.means(number))
 
-    @app.get(_LAYER + "/kept", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/kept", responses=BYTES, response_class=Binary)
     def kept(request: Request, example: Number, layer: Number) -> Response:
         """A small picture of each head, uint8, of its kept edges alone."""
         chosen, number = pieces.layer(example, layer)
         return pieces.answer(request, lambda: chosen.overviews.kept(number))
 
-    @app.get(_LAYER + "/values", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/values", responses=BYTES, response_class=Binary)
     def values(request: Request, example: Number, layer: Number) -> Response:
         """The norm of each key's value for each head, float32."""
         chosen, number = pieces.layer(example, layer)
@@ -281,7 +201,7 @@ def _add_layers(app: FastAPI, pieces: Pieces) -> None:
             raise HTTPException(404, "this trace did not keep the norms of its values")
         return pieces.answer(request, lambda: norms)
 
-    @app.get(_LAYER + "/sums", responses=_BYTES, response_class=Binary)
+    @app.get(_LAYER + "/sums", responses=BYTES, response_class=Binary)
     def sums(request: Request, example: Number, layer: Number) -> Response:
         """What each key gets from all queries, float32, exact."""
         chosen, number = pieces.layer(example, layer)
@@ -294,25 +214,25 @@ _HEAD = _LAYER + "/heads/{head}"
 
 
 def _add_heads(app: FastAPI, pieces: Pieces) -> None:
-    @app.get(_HEAD + "/edges/{block}", responses=_BYTES, response_class=Binary)
+    @app.get(_HEAD + "/edges/{block}", responses=BYTES, response_class=Binary)
     def edges(
         request: Request, example: Number, layer: Number, head: Number, block: Number
     ) -> Response:
         """The kept edges of 1,024 rows."""
         chosen, number, of_head = pieces.head(example, layer, head)
-        place = _within("block", block, -(-chosen.trace.layers[number].shape[1] // BLOCK))
+        place = within("block", block, -(-chosen.trace.layers[number].shape[1] // BLOCK))
         return pieces.answer(request, lambda: chosen.layers[number].edges(of_head, place))
 
-    @app.get(_HEAD + "/queries/{key}", responses=_BYTES, response_class=Binary)
+    @app.get(_HEAD + "/queries/{key}", responses=BYTES, response_class=Binary)
     def queries_of(
         request: Request, example: Number, layer: Number, head: Number, key: Number
     ) -> Response:
         """Which rows look at a key, over the kept edges: rows, then weights."""
         chosen, number, of_head = pieces.head(example, layer, head)
-        place = _within("key", key, chosen.trace.layers[number].shape[2])
+        place = within("key", key, chosen.trace.layers[number].shape[2])
         return pieces.answer(request, lambda: chosen.layers[number].queries_of(of_head, place))
 
-    @app.get(_HEAD + "/matrix/{of}/{level}/{row}/{column}", responses=_BYTES, response_class=Binary)
+    @app.get(_HEAD + "/matrix/{of}/{level}/{row}/{column}", responses=BYTES, response_class=Binary)
     def matrix(
         request: Request,
         example: Number,
@@ -326,42 +246,42 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         """A tile of 256 x 256 cells, or blocks of 2^level x 2^level cells, float16."""
         chosen, number, of_head = pieces.head(example, layer, head)
         _, queries, keys = chosen.trace.layers[number].shape
-        height = _within("level", level, top_level(queries, keys) + 1)
+        height = within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
-        tile_row = _within("row", row, -(-queries // step))
-        tile_column = _within("column", column, -(-keys // step))
+        tile_row = within("row", row, -(-queries // step))
+        tile_column = within("column", column, -(-keys // step))
         return pieces.answer(
             request,
             lambda: chosen.matrix.tile(number, of_head, of, height, tile_row, tile_column),
         )
 
-    @app.get(_HEAD + "/cells/{row}/{column}", responses=_JSON)
+    @app.get(_HEAD + "/cells/{row}/{column}", responses=JSON)
     def cell(
         request: Request, example: Number, layer: Number, head: Number, row: Number, column: Number
     ) -> Response:
         """One weight, its score and its rank in its row."""
         chosen, number, of_head = pieces.head(example, layer, head)
         _, queries, keys = chosen.trace.layers[number].shape
-        place = _within("row", row, queries), _within("column", column, keys)
+        place = within("row", row, queries), within("column", column, keys)
         return pieces.json(request, lambda: chosen.matrix.cell(number, of_head, *place))
 
 
 def _add_history(app: FastAPI, pieces: Pieces) -> None:
     history = pieces.collection.history
 
-    @app.get("/api/history", responses=_JSON)
+    @app.get("/api/history", responses=JSON)
     def description(request: Request) -> Response:
         """Steps, losses and measures along a training."""
         if history is None:
             raise HTTPException(404, "this is no run: there is no history")
         return pieces.json(request, lambda: history.description)
 
-    @app.get("/api/history/layers/{layer}/weights", responses=_BYTES, response_class=Binary)
+    @app.get("/api/history/layers/{layer}/weights", responses=BYTES, response_class=Binary)
     def weights(request: Request, layer: Number) -> Response:
         """The probe's weights along a training, uint8."""
         return of_layer(request, "weights", layer, history.weights if history else {})
 
-    @app.get("/api/history/layers/{layer}/products", responses=_BYTES, response_class=Binary)
+    @app.get("/api/history/layers/{layer}/products", responses=BYTES, response_class=Binary)
     def products(request: Request, layer: Number) -> Response:
         """W_Q W_K^T along a training, int8."""
         return of_layer(request, "products", layer, history.products if history else {})
@@ -370,11 +290,3 @@ def _add_history(app: FastAPI, pieces: Pieces) -> None:
         if int(layer) not in arrays:
             raise HTTPException(404, f"there are no {name} of layer {layer} in a history")
         return pieces.answer(request, lambda: arrays[int(layer)])
-
-
-def _within(what: str, text: str, count: int) -> int:
-    number = int(text)
-    if number >= count:
-        known = f"they are 0 to {count - 1}" if count else "there is none"
-        raise HTTPException(404, f"there is no {what} {number}: {known}")
-    return number

@@ -1,0 +1,101 @@
+"""`Pieces`: what the paths of the studio's server have in common.
+
+A path names an example, a layer, a head by their numbers; what is not there is said in one line.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import HTTPException, Path, Request, Response
+
+from weft.formats.files import JsonObject
+from weft.studio.asking import FIRST
+from weft.studio.collection import Collection, Example, as_json
+
+__all__ = ["BYTES", "JSON", "MISSING", "SO_FAR", "Binary", "Found", "Number", "Pieces", "within"]
+
+#: What there is of a piece, and whether that is all.
+Found = tuple[bytes, bool]
+# Decimal digits only: a path is one thing, not many spellings of it.
+Number = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+MISSING: dict[int | str, JsonObject] = {
+    304: {"description": "Not modified: the browser has it already."},
+    403: {"description": "Asked under a name that is not this machine's."},
+    404: {"description": "There is no such piece."},
+    500: {"description": "The trace cannot be read; the detail says why."},
+}
+BYTES = {**MISSING, 200: {"content": {"application/octet-stream": {}}}}
+SO_FAR = {
+    **BYTES,
+    202: {
+        "description": "The first heads, the others being worked out: ask again.",
+        "content": {"application/octet-stream": {}},
+    },
+}
+JSON = {**MISSING, 200: {"content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+class Binary(Response):
+    """Little-endian numbers."""
+
+    media_type = "application/octet-stream"
+
+
+class Pieces:
+    """A collection piece by piece: what a path names, and the answer to a request for it."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        # A new server may show another trace at the same address.
+        self._tag = f'"{secrets.token_hex(8)}"'
+
+    def answer(
+        self, request: Request, make: Callable[[], bytes], kind: str = "application/octet-stream"
+    ) -> Response:
+        """The bytes of a piece; or that the browser has it, as it does not change."""
+        caching = {"ETag": self._tag, "Cache-Control": "private, no-cache"}
+        if self._tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=caching)
+        return Response(make(), media_type=kind, headers=caching)
+
+    def so_far(self, request: Request, content: bytes, whole: bool) -> Response:
+        """A piece that is not whole yet is asked for again."""
+        if whole:
+            return self.answer(request, lambda: content)
+        return Binary(content, 202, headers={"Cache-Control": "no-store"})
+
+    def json(self, request: Request, make: Callable[[], Any]) -> Response:
+        """Likewise of what JSON holds."""
+        return self.answer(request, lambda: as_json(make()), "application/json")
+
+    def example(self, number: str) -> Example:
+        """The example of a number."""
+        examples, asking = self.collection.examples, self.collection.asking
+        if asking is not None and int(number) >= FIRST:
+            asked = asking.example(int(number))
+            if asked is None:
+                raise HTTPException(404, "this text is no longer held: type it again")
+            return asked
+        return examples[within("example", number, len(examples))]
+
+    def layer(self, example: str, layer: str) -> tuple[Example, int]:
+        """An example, and the number of one of its layers."""
+        chosen = self.example(example)
+        return chosen, within("layer", layer, len(chosen.trace.layers))
+
+    def head(self, example: str, layer: str, head: str) -> tuple[Example, int, int]:
+        """An example, and the numbers of a layer and of one of its heads."""
+        chosen, number = self.layer(example, layer)
+        return chosen, number, within("head", head, chosen.trace.layers[number].heads)
+
+
+def within(what: str, text: str, count: int) -> int:
+    """The number that a text of digits says, where there are so many."""
+    number = int(text)
+    if number >= count:
+        known = f"they are 0 to {count - 1}" if count else "there is none"
+        raise HTTPException(404, f"there is no {what} {number}: {known}")
+    return number
