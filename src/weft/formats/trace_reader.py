@@ -126,6 +126,11 @@ class StoredLayer:
         """See LayerData."""
         return bool(self.entry["kept"] >= self.entry["shape"][2])
 
+    @property
+    def symmetric(self) -> bool:
+        """See LayerData."""
+        return bool(self.entry["symmetric"])
+
     def graph(self) -> AttentionGraph:
         """See LayerData."""
         heads, queries, length = self.entry["shape"]

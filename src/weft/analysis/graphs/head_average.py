@@ -25,7 +25,7 @@ from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Averaged", "MeanOfEdges", "MeanOfMatrix", "average_edges", "averaged"]
+__all__ = ["Averaged", "MeanOfEdges", "MeanOfMatrix", "average_edges", "average_rows", "averaged"]
 
 
 class MeanOfMatrix:
@@ -119,15 +119,22 @@ def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse
     merged: whether the edges of several heads between the same positions become one, in order;
     products with vectors need no such thing, and making it takes most of the time.
     """
-    heads, queries, places = graph.keys.shape
-    keys = graph.keys.detach().cpu().transpose(0, 1).reshape(queries, heads * places)
-    weights = graph.weights.detach().float().cpu().transpose(0, 1).reshape(queries, heads * places)
+    return average_rows(graph.keys, graph.weights, graph.length, merged=merged)
+
+
+def average_rows(
+    of_keys: Tensor, of_weights: Tensor, length: int, *, merged: bool = True
+) -> scipy.sparse.csr_array:
+    """The same of some rows of a graph: its keys and weights, (heads, rows, places)."""
+    heads, queries, places = of_keys.shape
+    keys = of_keys.detach().cpu().transpose(0, 1).reshape(queries, heads * places)
+    weights = of_weights.detach().float().cpu().transpose(0, 1).reshape(queries, heads * places)
     there = keys >= 0
     starts = np.zeros(queries + 1, np.int32)
     np.cumsum(there.sum(-1).numpy(), out=starts[1:])
     edges = scipy.sparse.csr_array(
         ((weights[there] / max(heads, 1)).numpy(), keys[there].int().numpy(), starts),
-        shape=(queries, graph.length),
+        shape=(queries, length),
     )
     if merged:
         edges.sum_duplicates()
