@@ -45,7 +45,7 @@ def main() -> None:
     task = make_task(run.config, run.data)
     assert isinstance(task, PairsTask)
     texts = [source for source, _ in task.pairs("valid")]
-    common = ["--window", str(options.window), "--threads", str(options.threads)]
+    common = ["--lines-at-once", str(options.window), "--threads", str(options.threads)]
     kinds = {
         "beam 1": (options.lines, ["--beam", "1"]),
         "--json, 3 best of beam 3": (options.described, ["--beam", "3", "--n-best", "3", "--json"]),

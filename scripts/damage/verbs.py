@@ -30,7 +30,7 @@ def verbs_of(kind: str, folder: Path, whole: Path, new: Path) -> list[Words]:
     if kind in ("trace", "terms"):
         return [
             ("heads", folder), ("heads", folder, "--csv"), ("measures", folder, "--json"),
-            ("rollout", folder), ("flow", folder, "--to", 0),
+            ("rollout", folder), ("flow", folder, "--from", 0),
             ("query", folder, "select * from edges order by all limit 3"),
             ("query", folder, "select * from heads, rows order by all limit 3"),
             ("query", folder, "select * from keys, tokens, layers order by all limit 3"),
@@ -42,7 +42,7 @@ def verbs_of(kind: str, folder: Path, whole: Path, new: Path) -> list[Words]:
         return [
             ("evaluate", folder), ("translate", folder), ("heads", folder),
             ("projections", folder), ("projections", folder, "--history"),
-            ("heads", folder, "--history", "previous"), ("relevance", folder, "--text", "de: 1"),
+            ("heads", folder, "--measure", "previous"), ("relevance", folder, "--text", "de: 1"),
             ("trace", folder, "--text", "de: 1", "-o", new),
             ("train", whole / "config" / "config.toml", "--run", folder),
         ]  # fmt: skip

@@ -100,7 +100,7 @@ def test_the_command(traces, tmp_path, capsys) -> None:
     for name, trace in zip("ab", traces[:2], strict=True):
         trace.save(tmp_path / name)
     try:
-        main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--top", "3", "--json"])
+        main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--limit", "3", "--json"])
     except SystemExit as stop:
         assert not stop.code
     out = capsys.readouterr().out.splitlines()

@@ -39,7 +39,9 @@ def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: P
         [effect["change"] for effect in whole["heads"]]
     )
     letters = ("--text", "two men", "--logit", "a", "--against", "e")
-    logit = last_json(weft_main("ablate", runs / "language", *letters, "--kind", "mean", "--json"))
+    logit = last_json(
+        weft_main("ablate", runs / "language", *letters, "--replacement", "mean", "--json")
+    )
     assert logit["kind"] == "mean"
     assert logit["measure"] == "logit of 'a' less that of 'e'"
     patched = last_json(
@@ -96,7 +98,7 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--text", "abc", "--logit", "ab"), "2 tokens; expected one"),
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),
         (("--text", "abc", "--target", "x"), "language model"),
-        (("--kind", "half"), "half"),
+        (("--replacement", "half"), "half"),
     ],
 )
 def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:

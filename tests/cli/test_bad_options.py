@@ -161,7 +161,7 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "generate R --prompt the --length 1 --top H",
+        "generate R --prompt the --length 1 --top-k H",
         "generate R --prompt the --length 3 --temperature 1e308",
         "generate R --prompt the --length 3 --temperature 1e-320",
         "trace R --text the -o F --layers H",
@@ -169,13 +169,13 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
         "trace R --text the -o F --layers ²",
         "trace R --file X --window H -o F",
         "trace R --file X --window 8 --overlap H -o F",
-        "relevance R --text the --position H",
-        "relevance R --text the --position -H",
-        "relevance R --text the --top H",
+        "relevance R --text the --token H",
+        "relevance R --text the --token -H",
+        "relevance R --text the --limit H",
         "relevance R --text the --logit H",
         "ablate R --text the --layer H",
         "ablate R --text the --limit H",
-        "ablate R --tokens H --limit 1 --layer 0 --together",
+        "ablate R --data-tokens H --limit 1 --layer 0 --together",
         "weights R --by H",
     ],
 )

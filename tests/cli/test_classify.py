@@ -125,7 +125,7 @@ def test_heads_are_taken_away(weft_main: Command, run: Path) -> None:
             ("relevance", "--text", "film", "--logit", "so"),
             "no such label; there are against, for.",
         ),
-        (("relevance", "--text", "film", "--position", "1"), "a classifier predicts one label"),
+        (("relevance", "--text", "film", "--token", "1"), "a classifier predicts one label"),
         (("trace", "--text", "film", "--target", "y", "-o", "{}"), "this run is a classifier"),
         (("trace", "--text", "film", "--generate", "3", "-o", "{}"), "a classifier writes nothing"),
         (("trace", "--text", "x y", "--window", "2", "-o", "{}"), "is a run of a classifier"),

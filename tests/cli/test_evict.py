@@ -41,7 +41,7 @@ def test_the_table_has_a_row_for_each_policy_and_budget(folder: Path, weft_main:
     own = f"{folder / 'rules.py'}:latest"
     result = weft_main(
         "evict", folder / "t.weft", "--policy", "tova", "--policy", own, "--budget", "25%",
-        "--budget", "8", "--prompt", "32", "--json",
+        "--budget", "8", "--prompt-tokens", "32", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
     lines = result.out.splitlines()
@@ -97,7 +97,7 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, weft_main: Command)
     assert "no policy 'h3'" in line("--policy", "h3")
     assert "--budget much: expected a share" in line("--budget", "much")
     assert "budget 1.2; expected a share" in line("--budget", "120%")
-    assert "a prompt of 99 of 48 tokens" in line("--prompt", "99")
+    assert "a prompt of 99 of 48 tokens" in line("--prompt-tokens", "99")
     assert "expected policy, layer, head or step" in line("--by", "token")
     assert "no.py" in line("--policy", "no.py:f")
     assert "cannot be imported (SyntaxError" in line("--policy", f"{folder / 'bad.py'}:f")

@@ -81,21 +81,21 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
     last = weft_main("heads", runs / "dates", "--all")
     assert last.code == 0, last.err
     assert "of 6 heads" in last.out
-    along = weft_main("heads", runs / "dates", "--history", "first", "--json")
+    along = weft_main("heads", runs / "dates", "--measure", "first", "--json")
     content = json.loads(along.out.splitlines()[-1])
     assert content["heads"] == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
     assert [one["step"] for one in content["steps"]] == [0, 1, 2, 3]
     rows = list(
         csv.reader(
-            io.StringIO(weft_main("heads", runs / "dates", "--history", "first", "--csv").out)
+            io.StringIO(weft_main("heads", runs / "dates", "--measure", "first", "--csv").out)
         )
     )
     assert float(rows[-1][2]) == pytest.approx(content["steps"][-1]["heads"][0], abs=1e-4)
     for arguments, said in (
-        ((runs / "dates", "--history", "size"), "no measure 'size'"),
-        ((runs / "dates", runs / "dates", "--history", "first"), "one run"),
-        ((runs, "--history", "first"), "not a weft run"),
-        ((runs / "dates", "--history", "first", "--limit", "2"), "takes no --limit. Leave it out"),
+        ((runs / "dates", "--measure", "size"), "no measure 'size'"),
+        ((runs / "dates", runs / "dates", "--measure", "first"), "one run"),
+        ((runs, "--measure", "first"), "not a weft run"),
+        ((runs / "dates", "--measure", "first", "--limit", "2"), "takes no --limit. Leave it out"),
     ):
         wrong = weft_main("heads", *arguments)
         assert wrong.code == 2

@@ -96,7 +96,7 @@ def test_the_same_image_gives_the_same_trace(folder, tmp_path, weft_main: Comman
 def test_its_history_and_its_heads(folder, weft_main: Command) -> None:
     result = weft_main("heads", folder / "run", "--all")
     assert result.code == 0 and "1 of 1 heads; 1 text, 24 tokens" in result.out
-    result = weft_main("heads", folder / "run", "--history", "previous")
+    result = weft_main("heads", folder / "run", "--measure", "previous")
     assert result.code == 0, result.err
     assert weft_main("projections", folder / "run").code == 0
     history = History(folder / "run" / "history")

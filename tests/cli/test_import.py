@@ -37,7 +37,7 @@ MODELS = {
         "MistralConfig",
         "MistralModel",
         {**SIZES, "num_key_value_heads": 2, "sliding_window": 5},
-        ["--mask", "causal", "--window", "5"],
+        ["--mask", "causal", "--mask-window", "5"],
     ),
 }  # fmt: skip
 
@@ -277,8 +277,8 @@ def test_names_say_what_is_what(
         (["q0", "q1", "k0"], ["--queries", "q*", "--keys", "k*"], "are both queries of layer 0"),
         (["q0", "k0"], ["--queries", "q{layer}"], "has no keys"),
         (["q", "k"], ["--layout", "XYZ"], "expected \"HND\" or \"NHD\""),
-        (["q", "k"], ["--window", "3"], "--window needs --mask causal"),
-        (["q", "k"], ["--heads", "3"], "4 numbers a position are not 3 heads"),
+        (["q", "k"], ["--mask-window", "3"], "--mask-window needs --mask causal"),
+        (["q", "k"], ["--num-heads", "3"], "4 numbers a position are not 3 heads"),
     ],
 )  # fmt: skip
 def test_names_that_do_not_say_it_are_refused(

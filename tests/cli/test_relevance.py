@@ -37,7 +37,7 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
     assert found["tokens"] == list("two hog")
 
     (tmp_path / "text").write_text("two hog")
-    asked = ("--file", tmp_path / "text", "--logit", "a", "--against", "e", "--position", "-3")
+    asked = ("--file", tmp_path / "text", "--logit", "a", "--against", "e", "--token", "-3")
     table = weft_main("relevance", runs / "language", *asked, "--csv")
     rows = list(csv.DictReader(io.StringIO(table.out)))
     two = run.vocabulary.encode("ae")
@@ -48,7 +48,7 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
     # What comes later is relevant for nothing.
     assert [float(row["relevance"]) for row in rows[5:]] == [0, 0]
 
-    shown = weft_main("relevance", runs / "language", "--text", "two hog", "--top", "3").out
+    shown = weft_main("relevance", runs / "language", "--text", "two hog", "--limit", "3").out
     first, *lines = shown.splitlines()
     assert "after g (6)" in first
     values = [float(line.split()[0]) for line in lines]
@@ -124,7 +124,7 @@ def test_models_of_hugging_face(
         assert headless.code == 2
         assert "predicts nothing" in headless.err
     if kind == "classifier":
-        for wrong, said in ((("--logit", "fair"), "bad, good"), (("--position", "1"), "classif")):
+        for wrong, said in ((("--logit", "fair"), "bad, good"), (("--token", "1"), "classif")):
             result = weft_main("relevance", tmp_path, "--text", "a", *wrong)
             assert result.code == 2
             assert said in result.err
@@ -138,9 +138,9 @@ def test_models_of_hugging_face(
         (("--text", "at", "--file", "at"), "one of --text and --file"),
         (("--text", "at", "--against", "a"), "needs --logit"),
         (("--text", "at", "--logit", "at"), "2 tokens; expected one"),
-        (("--text", "at", "--position", "2"), "there are tokens 0 to 1"),
+        (("--text", "at", "--token", "2"), "there are tokens 0 to 1"),
         (("--text", "at", "--target", "x"), "language model"),
-        (("--text", "at", "--top", "0"), "--top"),
+        (("--text", "at", "--limit", "-1"), "--limit"),
     ],
 )
 def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:

@@ -57,7 +57,7 @@ def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
         (("--head", "2"), "head 2: there are heads 0 to 1."),
         (("--kind", "graph"), "kind='graph'; expected one of"),
         (("--matrices", "/nowhere.json"), "nowhere.json"),
-        (("--heads", "3"), "width 4 does not split into 3 heads"),
+        (("--num-heads", "3"), "width 4 does not split into 3 heads"),
     ],
 )
 def test_one_line_for_bad_input(weft_main: Command, arguments: Any, message: str) -> None:

@@ -47,7 +47,7 @@ def test_a_file_is_as_standard_input(
     assert piped.code == 0
     (file.parent / "lines.gz").write_bytes(gzip.compress(file.read_bytes()))
     for options in (
-        ("--file", file), ("--file", file, "--window", 1), ("--file", f"{file}.gz"),
+        ("--file", file), ("--file", file, "--lines-at-once", 1), ("--file", f"{file}.gz"),
     ):  # fmt: skip
         result = weft_main(*command, *options)
         assert (result.code, result.out) == (0, piped.out), result.err
@@ -209,7 +209,7 @@ def test_heads_by_agreement_are_those_of_align(
     (tmp_path / "target").write_text(
         "".join(f"{line['hypotheses'][0]['text']}\n" for line in lines)
     )
-    sides = ("--source", tmp_path / "source", "--target", tmp_path / "target")
+    sides = ("--source-file", tmp_path / "source", "--target-file", tmp_path / "target")
     out = tmp_path / "out"
     aligned = weft_main("align", trained, *sides, "-o", out, "--json")
     assert aligned.code == 0, aligned.err
@@ -217,7 +217,7 @@ def test_heads_by_agreement_are_those_of_align(
     assert [line["heads"] for line in lines] == [heads] * 4
     written = [GoldLinks.of_line(line["hypotheses"][0]["alignment"]) for line in lines]
     assert written == list(weft.read_pharaoh(out))
-    windows = objects(weft_main(*command, "--window", 1).out)
+    windows = objects(weft_main(*command, "--lines-at-once", 1).out)
     assert len({tuple(line["heads"]) for line in windows if line["source"]}) == 1
 
 
@@ -230,7 +230,7 @@ def test_heads_by_agreement_are_those_of_align(
         (("--json", "--heads", "7.0"), "no head 7.0; the model has 1 layers"),
         (("--json", "--heads", "some"), "head 'some'; expected LAYER.HEAD"),
         (("--file", "/no/such"), "/no/such: no such text file"),
-        (("--window", 0), "--window"),
+        (("--lines-at-once", 0), "--lines-at-once"),
     ],
 )
 def test_what_cannot_be_asked(
@@ -250,7 +250,7 @@ def test_a_line_too_long_for_the_model(weft_main: Command, data: Path, tmp_path:
     )  # fmt: skip
     assert done.code == 0, done.err
     (tmp_path / "lines").write_text("de: 1\n\n" + "1" * 80 + "\nde: 2\n")
-    for options in ((), ("--json",), ("--window", 1)):
+    for options in ((), ("--json",), ("--lines-at-once", 1)):
         result = weft_main("translate", run, "--file", tmp_path / "lines", "--beam", 1, *options)
         line = result.one_line()
         assert "line 3 has 81 tokens with its end, the model's positions end at 80" in line
@@ -336,8 +336,8 @@ def test_of_a_long_line_only_what_is_asked_for_is_held(
 def test_each_window_is_written_before_the_next_is_read(runs: Path) -> None:
     """A program on the other end of the pipes gets its answer before it asks on."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "weft", "translate", str(runs / "dates"), "--beam", "1", "--window",
-         "1"],
+        [sys.executable, "-m", "weft", "translate", str(runs / "dates"), "--beam", "1",
+         "--lines-at-once", "1"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

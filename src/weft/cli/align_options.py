@@ -27,16 +27,17 @@ class AligningMethod(StrEnum):
 Aligned = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE",
+        metavar="MODEL",
         callback=is_model,
         help="A run of a translator, an encoder-decoder of Hugging Face, or traces in a folder.",
     ),
 ]
 SourceFile = Annotated[
-    Path | None, typer.Option("--source", help="For a model: a file with a source a line.")
+    Path | None, typer.Option("--source-file", help="For a model: a file with a source a line.")
 ]
 TargetFile = Annotated[
-    Path | None, typer.Option("--target", help="The targets, in lines of the same order.")
+    Path | None,
+    typer.Option("--target-file", help="The targets, in lines of the same order."),
 ]
 Gold = Annotated[
     Path | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.output import cell, print_table
+from weft.cli.tables import cell, print_table
 
 if TYPE_CHECKING:
     from weft.analysis.alignment.align import Alignment
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["draw_first", "print_alignment", "report_of"]
 
 
-def print_alignment(result: Alignment, output: Path, top: int) -> None:
+def print_alignment(result: Alignment, output: Path, limit: int) -> None:
     """The best heads, those that were taken, and how far their links are from gold."""
     rows = [
         [str(row.head), *(cell("score", value) for value in _values(row.agreement, row.error_rate))]
-        for row in result.table[:top]
+        for row in result.table[:limit]
     ]
     print_table(["head", "agreement", "AER", "precision", "recall"], rows, left=("head",))
     names = ", ".join(map(str, result.heads))

@@ -20,6 +20,8 @@ from typer.core import TyperGroup
 
 from weft.cli import verbs
 from weft.cli.endings import left_by_reader, one_line
+from weft.cli.help_pages import group_page
+from weft.cli.renamed import Verb
 from weft.cli.safe_text import safe_output
 from weft.errors import InputError
 from weft.version import __version__
@@ -43,6 +45,29 @@ _GOES_ON = {
 
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        listed: list[tuple[str, Any]] = [
+            (name, verb) for name, verb in self.commands.items() if not verb.hidden
+        ]
+        panels = [
+            (
+                f"{panel}:",
+                [
+                    (name, (verb.help or "").split("\n\n")[0])
+                    for name, verb in listed
+                    if verb.rich_help_panel == panel
+                ],
+            )
+            for panel in PANELS
+            if panel
+        ]
+        params: list[Any] = self.get_params(ctx)
+        options = [
+            (", ".join(sorted(option.opts, key=len)), option.help or "") for option in params
+        ]
+        panels.append(("Options:", options))
+        formatter.write(group_page(ctx.command_path, self.help or "", panels))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         help_is_asked_for = not args
@@ -135,7 +160,7 @@ def _app() -> typer.Typer:
     for name, module in _modules():
         panel, _ = module.PLACE
         register = commands.command(
-            name.removesuffix("_"), rich_help_panel=panel, hidden=panel is None
+            name.removesuffix("_"), cls=Verb, rich_help_panel=panel, hidden=panel is None
         )
         register(getattr(module, name))
     return commands
@@ -150,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     with safe_output():
         try:
-            app([word for word in words if word != "--debug"])
+            app([word for word in words if word != "--debug"], prog_name="weft")
         except Exception as error:
             if left_by_reader(error):
                 raise SystemExit(0) from None

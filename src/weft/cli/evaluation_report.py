@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from weft.cli.output import print_table
+from weft.cli.tables import print_table
 
 if TYPE_CHECKING:
     from weft.jobs.evaluation import Evaluated, Pair
@@ -93,7 +93,7 @@ def print_two(pair: Pair) -> None:
         ]
         for c in pair.comparisons
     ]  # fmt: skip
-    print_table(header, rows, left=("measure",), needed=("A", "B", "B - A", "p"))
+    print_table(header, rows, left=("measure",))
     if pair.left_out:
         print(f"Not comparable: {', '.join(pair.left_out)}.")
     from weft.jobs.evaluation import in_words

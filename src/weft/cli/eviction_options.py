@@ -26,7 +26,7 @@ Policies = Annotated[
 PromptEnd = Annotated[
     int | None,
     typer.Option(
-        "--prompt",
+        "--prompt-tokens",
         min=1,
         help="Tokens of the prompt; default: those before the first generated one, else 7/8.",
     ),

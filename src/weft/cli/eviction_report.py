@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.output import print_frame, print_json, print_table, records
+from weft.cli.output import print_json
+from weft.cli.tables import print_frame, print_table, records
 
 if TYPE_CHECKING:
     from weft.analysis.eviction.evict import Eviction
@@ -33,7 +34,6 @@ def print_eviction(path: Path, found: Eviction, by: str, as_csv: bool, as_json: 
         [_HEADINGS[name] for name in names],
         [[_cell(name, row[name]) for name in names] for row in rows],
         left=("policy",),
-        wide=True,
     )
     heads = sum(layer.lost.shape[2] for layer in found.layers.values())
     how = "a key goes after every step" if found.each_step else "keys go once, after the prompt"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.output import cell, print_csv, print_frame, print_json, print_table, records
+from weft.cli.output import print_csv, print_json
+from weft.cli.tables import cell, print_frame, print_table, records
 
 if TYPE_CHECKING:
     from weft.analysis.heads.formation import Moment
@@ -37,8 +38,7 @@ def print_head_table(
         names,
         [[cell(name, row[name]) for name in names] for row in rows],
         left=("role", "source"),
-        wide=every,
-        needed=(*_FIRST[:4], *table.added),
+        may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
     )
     roles = ", ".join(f"{count} {name}" for name, count in table.roles.items())
     texts = f"{table.texts} text{'s' if table.texts != 1 else ''}, {table.tokens:,} tokens"
@@ -68,7 +68,7 @@ def print_training(
     if as_csv:
         print_csv(header, rows)
         return
-    print_table(header, rows, wide=True)
+    print_table(header, rows)
     if as_json:
         steps = [
             {"step": moment.step, "loss": moment.loss, "heads": list(moment.scores.values())}

@@ -28,14 +28,6 @@ class EngineName(StrEnum):
     ray = "ray"
 
 
-class Replacement(StrEnum):
-    """What a head gives instead of its output."""
-
-    zero = "zero"
-    mean = "mean"
-    uniform = "uniform"
-
-
 class Program(StrEnum):
     """Which program shall open a trained model."""
 
@@ -163,6 +155,10 @@ By = Annotated[str, typer.Option(help="A row of the table is a layer, or a head.
 Position = Annotated[
     int, typer.Option("--token", help="A position; negative ones count from the end.")
 ]
+FlowSources = Annotated[
+    list[int] | None,
+    typer.Option("--from", help="An input position; may be repeated. Default: all, up to 256."),
+]
 Kind = Annotated[
     str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
 ]
@@ -187,8 +183,24 @@ OnlyLayer = Annotated[int | None, typer.Option("--layer", min=0, help="Only head
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
-Top = Annotated[int, typer.Option(min=1, help="Print this many lines at most.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Print this many lines at most.")]
+_LIMIT = "Print this many rows at most."
+Limit = Annotated[int | None, typer.Option(min=0, show_default="all", help=_LIMIT)]
+Rows = Annotated[int, typer.Option("--limit", min=0, help=_LIMIT)]
+#: Of a table that is read from the top; see `rows_of`.
+FewRows = Annotated[
+    int | None, typer.Option("--limit", min=0, show_default="20; with --csv all", help=_LIMIT)
+]
+SomeRows = Annotated[
+    int | None, typer.Option("--limit", min=0, show_default="50; with --csv all", help=_LIMIT)
+]
+
+
+def rows_of(limit: int | None, as_csv: bool, usual: int, count: int) -> int:
+    """How many of so many rows a table has: for a program all, for a person the usual number."""
+    if limit is None:
+        limit = count if as_csv else usual
+    return min(limit, count)
+
 
 # Of `weft trace`.
 
@@ -266,127 +278,5 @@ RayAddress = Annotated[
         metavar="HOST:PORT",
         help="The Ray cluster's head, or auto; default: RAY_ADDRESS, or a cluster of this machine "
         "that ends with the command.",
-    ),
-]
-
-# Of `weft import`.
-
-ArrayFiles = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="FILE...",
-        help="Arrays (.npz, .npy, .safetensors), folders of them, or a table of edges (.parquet, "
-        ".csv).",
-    ),
-]
-ImportOutput = Annotated[Path, typer.Option("-o", "--output", help="The trace to write.")]
-TokensFile = Annotated[
-    Path | None,
-    typer.Option(help="The tokens: one on each line, or a JSON list of texts or ids."),
-]
-TokenizerFile = Annotated[
-    Path | None, typer.Option(help="Names ids: a tokenizer.json, or the folder it is in.")
-]
-MaskName = Annotated[
-    str | None,
-    typer.Option("--mask", help="Who may look at whom: causal or all; not needed for weights."),
-]
-MaskWindow = Annotated[
-    int | None,
-    typer.Option("--window", min=1, help="With --mask causal: keys that a query sees at most."),
-]
-Scale = Annotated[
-    float | None, typer.Option(help="The factor on the scores; default: 1 / sqrt(depth).")
-]
-Softcap = Annotated[float | None, typer.Option(help="The soft cap of the scores.")]
-Layout = Annotated[
-    str, typer.Option(help="HND: (heads, positions, depth); NHD: (positions, heads, depth).")
-]
-SplitHeads = Annotated[
-    int | None,
-    typer.Option("--heads", min=1, help="Heads of queries, of arrays (positions, heads * depth)."),
-]
-QueriesNames = Annotated[
-    str | None,
-    typer.Option(
-        "--queries", metavar="PATTERN",
-        help="The names of the arrays of queries, with {layer} for the number, * for anything.",
-    ),
-]  # fmt: skip
-KeysNames = Annotated[str | None, typer.Option("--keys", metavar="PATTERN", help="Those of keys.")]
-ValuesNames = Annotated[
-    str | None, typer.Option("--values", metavar="PATTERN", help="Those of values.")
-]
-WeightsNames = Annotated[
-    str | None, typer.Option("--weights", metavar="PATTERN", help="Those of attention weights.")
-]
-ImportKind = Annotated[
-    str | None, typer.Option("--kind", help="encoder, decoder or cross; default: as it looks.")
-]
-Normalise = Annotated[bool, typer.Option("--normalise", help="Divide weights by their row's sum.")]
-Partial = Annotated[
-    bool, typer.Option("--partial", help="Rows of weights may sum to less than 1, as with sinks.")
-]
-Strongest = Annotated[
-    bool,
-    typer.Option("--strongest", help="The edges are the strongest of each row, which has others."),
-]
-
-# Of `weft heads`.
-
-Every = Annotated[
-    bool, typer.Option("--all", help="Every head and measure, also heads without a role.")
-]
-Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
-Sort = Annotated[
-    str | None,
-    typer.Option(help="Sort by this column, largest first; default: by layer and head."),
-]
-Reach = Annotated[int, typer.Option(min=0, help="Up to this many tokens to either side are local.")]
-Alpha = Annotated[float, typer.Option(help="The largest chance of one false role among all heads.")]
-Least = Annotated[float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")]
-Clusters = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Divide the heads into this many clusters that look alike; 0: as many as their "
-        "distances make.",
-    ),
-]
-Needle = Annotated[
-    str | None,
-    typer.Option(
-        help="A part of the text that occurs twice: measure which heads look back at its first "
-        "copy when it is written again; '': the longest such part."
-    ),
-]
-MeasureInTraining = Annotated[
-    str | None,
-    typer.Option(
-        "--history",
-        metavar="MEASURE",
-        help="For a run: this measure of every head, snapshot by snapshot.",
-    ),
-]
-
-# Of `weft ablate`.
-
-KindOfReplacement = Annotated[
-    Replacement,
-    typer.Option(
-        "--kind",
-        help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
-        "values it may look at.",
-    ),
-]
-Patch = Annotated[
-    str | None,
-    typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
-]
-Together = Annotated[bool, typer.Option("--together", help="Replace all heads of a layer at once.")]
-ValidationTokens = Annotated[
-    int,
-    typer.Option(
-        "--tokens", min=1, help="Without a text: how many tokens of a run's validation data."
     ),
 ]

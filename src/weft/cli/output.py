@@ -1,36 +1,29 @@
-"""What a verb prints: a table, comma-separated values, JSON; and its progress."""
+"""What a verb prints: lines, comma-separated values, JSON; and its progress. See also `tables`."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.safe_text import exact_output, safe_console
 
 if TYPE_CHECKING:
-    import pandas
     from rich.console import Console
-    from rich.table import Table
 
     from weft.walkthrough.parts import Span
 
 __all__ = [
-    "cell",
     "console",
     "print_csv",
-    "print_frame",
     "print_json",
     "print_lines",
-    "print_places",
-    "print_table",
     "progress_bar",
-    "records",
     "say",
+    "working",
 ]
 
 
@@ -41,7 +34,8 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """Print a line on standard error."""
-    console().print(text, markup=False, soft_wrap=True)
+    # Not by a console of its own: below a bar, which rich keeps last, the line goes above it.
+    print(text, file=sys.stderr)
 
 
 class _Lines:
@@ -94,6 +88,21 @@ def progress_bar(what: str, *, lines: bool = False) -> Iterator[Callable[..., No
         yield show
 
 
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Say on standard error, if that is a terminal, what is done and for how long, until it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console(), transient=True) as shown:
+        shown.add_task(what, total=None)
+        yield
+
+
 def print_json(content: dict[str, Any]) -> None:
     """The last line of a command that was asked for --json: null for what is no finite number."""
     from weft.formats.files import finite
@@ -129,93 +138,3 @@ def print_lines(lines: Iterable[Iterable[Span]]) -> None:
             text.append(safe(span.text), _STYLES.get(span.style, ""))
         text.rstrip()
         terminal.print(text, soft_wrap=True)
-
-
-def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
-    """A DataFrame, aligned or as comma-separated values."""
-    import pyarrow as pa
-
-    from weft.analysis.sql.query import shown
-
-    if as_csv:
-        frame.to_csv(exact_output(), index=False)
-    else:
-        print(shown(pa.Table.from_pandas(frame, preserve_index=False), len(frame)))
-
-
-def records(frame: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a DataFrame, by the names of its columns."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def print_places(values: Sequence[float], tokens: Sequence[str], top: int) -> None:
-    """The largest values, each with its position and its token."""
-    from weft.formats.tokens import visible
-
-    for place in sorted(range(len(values)), key=lambda index: -values[index])[:top]:
-        print(f"{values[place]:8.4f}  {place:6}  {visible(tokens[place])}")
-
-
-def cell(name: str, value: Any) -> str:
-    """A cell of a table of heads: digits as its column needs them, - where there is no number.
-
-    >>> cell("p", 0.000123), cell("score", 0.5), cell("score", None)
-    ('1e-04', '0.5000', '-')
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
-    if name == "cluster":
-        return f"{value:.0f}"
-    if name in ("p", "needle_p"):
-        return "<1e-99" if value < 1e-99 else f"{value:.0e}"
-    if name in ("z", "entropy", "distance"):
-        return f"{value:.2f}"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def print_table(
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Collection[str] = (),
-    wide: bool = False,
-    needed: Collection[str] = (),
-) -> list[str]:
-    """Print a table, in which no number is cut.
-
-    Args:
-        header: the headings of its columns.
-        rows: their cells.
-        left: headings of columns that begin on the left; others end on the right.
-        wide: a row longer than the terminal's line goes on in the next one. Else the last columns
-            for which there is no room are left out.
-        needed: headings of columns that stay.
-
-    Returns: the headings of the columns left out.
-    """
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    terminal = safe_console()
-    dropped: list[str] = []
-    if terminal.is_terminal and not wide:
-        for column in reversed(table.columns[1:]):
-            if _width(terminal, table) <= terminal.width:
-                break
-            if column.header not in needed:
-                table.columns.remove(column)
-                dropped.insert(0, str(column.header))
-    safe_console(width=max(terminal.width, _width(terminal, table))).print(table)
-    return dropped
-
-
-def _width(out: Console, table: Table) -> int:
-    """Characters that a table takes where nothing of it is cut."""
-    from rich.measure import Measurement
-
-    whole = out.options.update(width=10_000, max_width=10_000)
-    return Measurement.get(out, whole, table).maximum

@@ -149,4 +149,9 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
                 else:
                     yield Segment(safe(segment.text, self.encoding), segment.style)
 
-    return SafeConsole(stderr=stderr, highlight=False, width=width)
+    # Named, for while rich shows a bar it puts streams of its own in the place of ours, and would
+    # then write its control sequences through `safe`.
+    stream = sys.stderr if stderr else sys.stdout
+    while (below := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = below
+    return SafeConsole(file=stream, stderr=stderr, highlight=False, width=width)

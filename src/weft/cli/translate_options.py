@@ -36,7 +36,7 @@ Heads = Annotated[
 Window = Annotated[
     int,
     typer.Option(
-        min=1, max=1_000_000,
+        "--lines-at-once", min=1, max=1_000_000,
         help="Lines read, sorted by length and written at once; 1: each as it comes.",
     ),
 ]  # fmt: skip

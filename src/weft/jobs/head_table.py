@@ -174,11 +174,11 @@ def heads_in_training(
     named = [name for name, value in options.items() if value is not None]
     if named:
         raise InputError(
-            f"--history prints every head of a run, and takes no {', '.join(named)}. Leave "
+            f"--measure prints every head of a run, and takes no {', '.join(named)}. Leave "
             f"{'it' if len(named) == 1 else 'them'} out."
         )
     if len(paths) != 1:
-        raise InputError("--history works on one run. Give one path.")
+        raise InputError("--measure works on one run. Give one path.")
     return formation(_history(paths[0]), measure)
 
 

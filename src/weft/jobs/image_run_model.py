@@ -44,7 +44,7 @@ class ImageRunModel(RunModel):
 
     def pairs(self, sources: Sequence[str], targets: Sequence[str]) -> NoReturn:
         """Raises an InputError: it reads no text."""
-        self._no_text("--source")
+        self._no_text("--source-file")
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
         """See Model. The picture is made grey where the run's images are, and scaled to their size

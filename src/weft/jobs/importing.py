@@ -175,7 +175,9 @@ def _mask(options: ImportOptions, needed: str | None = None) -> Mask | None:
         raise InputError(f"--mask {options.mask}: expected causal or all.")
     if options.window is not None:
         if options.mask != "causal":
-            raise InputError("--window needs --mask causal: it says how far a query looks back.")
+            raise InputError(
+                "--mask-window needs --mask causal: it says how far a query looks back."
+            )
         return window(options.window - 1, 0)
     return causal() if options.mask == "causal" else None
 

@@ -122,12 +122,12 @@ def _place(prediction: Prediction, position: int | None) -> int | None:
     count = len(prediction.read)
     if not count:
         if position is not None:
-            raise InputError("--position: a classifier predicts one label for the whole text.")
+            raise InputError("--token: a classifier predicts one label for the whole text.")
         return None
     place = prediction.masked if position is None else position
     place = count - 1 if place is None else place
     if not -count <= place < count:
-        raise InputError(f"--position {place}: there are tokens 0 to {count - 1}.")
+        raise InputError(f"--token {place}: there are tokens 0 to {count - 1}.")
     return place % count
 
 

@@ -59,16 +59,16 @@ def align_files(
     if _has_traces(request.source):
         if request.sources is not None or request.targets is not None:
             raise InputError(
-                f"{request.source} holds traces, which have texts of their own. Leave out --source "
-                "and --target, or give a run or a model."
+                f"{request.source} holds traces, which have texts of their own. Leave out "
+                "--source-file and --target-file, or give a run or a model."
             )
         traces = find_traces([Path(request.source)])
         weights = (word_weights(trace, steps=steps, norms=options.norms) for trace in traces)
         return align_words(weights, options, gold, str(request.gold))
     if request.sources is None or request.targets is None:
         raise InputError(
-            "align: a model aligns two files with a text a line. Give --source and --target, or "
-            "traces in the place of the model."
+            "align: a model aligns two files with a text a line. Give --source-file and "
+            "--target-file, or traces in the place of the model."
         )
     sources, targets = _lines(request.sources), _lines(request.targets)
     _check_counts(request, sources, targets, gold)

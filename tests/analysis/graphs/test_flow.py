@@ -118,7 +118,7 @@ def run(*arguments: object) -> int:
 
 def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
     trace.save(tmp_path / "t")
-    assert run("flow", tmp_path / "t", "--token", "-1", "--top", "3", "--json") == 0
+    assert run("flow", tmp_path / "t", "--token", "-1", "--limit", "3", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     said = json.loads(lines[-1])
@@ -126,10 +126,10 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
     assert torch.allclose(torch.tensor(said["lower"]).double(), expected.lower)
     best = int(expected.lower.argmax())
     assert lines[1].split()[:3] == [*[f"{expected.lower[best]:.4f}"] * 2, str(best)]
-    assert run("flow", tmp_path / "t", "--to", "-1", "--to", "2", "--kept", "--json") == 0
+    assert run("flow", tmp_path / "t", "--from", "-1", "--from", "2", "--kept", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
     monkeypatch.setattr(flow_verb, "FLOWS", 11)
-    for options, said in ((("--to", "12"), "no position 12"), ((), "12 input positions")):
+    for options, said in ((("--from", "12"), "no position 12"), ((), "12 input positions")):
         assert run("flow", tmp_path / "t", *options) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line

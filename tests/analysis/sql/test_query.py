@@ -20,7 +20,7 @@ pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from weft.analysis.sql.query import ask, open_traces, shown  # noqa: E402
+from weft.analysis.sql.query import ask, cells, open_traces  # noqa: E402
 from weft.analysis.sql.views import VIEWS  # noqa: E402
 from weft.cli import main  # noqa: E402
 
@@ -107,7 +107,7 @@ def test_hostile_tokens(make_trace, hostile_tokens) -> None:
     trace = make_trace(hostile_tokens)
     found = trace.sql("select token from tokens order by position").token.tolist()
     assert found == [token.encode("utf-8", "replace").decode() for token in hostile_tokens]
-    text = shown(ask(trace, "from named").table(), 1000)
+    text = "".join("".join(row) for row in cells(ask(trace, "from named").table(), 1000)[1])
     assert not set(text) & {"\x00", "\x1b", "\u202e", "\r"}
 
 

@@ -231,25 +231,23 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
     return {str(trace.relative_to(folder)): TraceData.open(trace) for trace in folders}
 
 
-def shown(table: pa.Table, limit: int) -> str:
-    """A table as text with aligned columns, cut after so many rows.
+def cells(table: pa.Table, limit: int) -> tuple[list[str], list[list[str]], list[str]]:
+    """The headings, the first rows as texts, and the headings of columns that are no numbers.
 
-    >>> print(shown(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10))
-    token  weight
-    dog      0.25
-    ␣cat    1e-09
+    >>> cells(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10)
+    (['token', 'weight'], [['dog', '0.25'], ['␣cat', '1e-09']], ['token'])
     """
     import pyarrow.types as types
 
-    columns = []
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        numeric = types.is_integer(column.type) or types.is_floating(column.type)
-        cells = [visible(name), *(_cell(value) for value in column.slice(0, limit).to_pylist())]
-        width = max(map(len, cells))
-        columns.append([cell.rjust(width) if numeric else cell.ljust(width) for cell in cells])
-    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-    more = table.num_rows - limit
-    return "\n".join([*lines, f"... and {more:,} more rows"] if more > 0 else lines)
+    header = [visible(name) for name in table.column_names]
+    words = [
+        name
+        for name, column in zip(header, table.columns, strict=True)
+        if not (types.is_integer(column.type) or types.is_floating(column.type))
+    ]
+    columns = (column.to_pylist() for column in table.slice(0, limit).columns)
+    rows = [[_cell(value) for value in row] for row in zip(*columns, strict=True)]
+    return header, rows, words
 
 
 def _cell(value: Any) -> str:

@@ -1,44 +1,30 @@
 """`weft ablate`."""
 
+from weft.cli import head_options as head
+from weft.cli import options as option
 from weft.cli.input import given_text
-from weft.cli.options import (
-    Against,
-    AsCsv,
-    AsJson,
-    KindOfReplacement,
-    Limit,
-    MeasuredLogit,
-    ModelName,
-    OnlyLayer,
-    Patch,
-    Replacement,
-    Target,
-    TextFile,
-    TextOrData,
-    Threads,
-    Together,
-    ValidationTokens,
-)
-from weft.cli.output import print_frame, print_json, print_table, progress_bar
+from weft.cli.output import print_json, progress_bar
+from weft.cli.tables import print_frame, print_table
 
 PLACE = ("Trace", 3)
 
 
 def ablate(
-    model: ModelName, text: TextOrData = None, file: TextFile = None, target: Target = None,
-    kind: KindOfReplacement = Replacement.zero, patch: Patch = None, logit: MeasuredLogit = None,
-    against: Against = None, layer: OnlyLayer = None, together: Together = False,
-    tokens: ValidationTokens = 4_096, limit: Limit = None, threads: Threads = None,
-    as_csv: AsCsv = False, as_json: AsJson = False,
+    model: option.ModelName, text: option.TextOrData = None, file: option.TextFile = None,
+    target: option.Target = None, replacement: head.HeadReplacement = head.Replacement.zero,
+    patch: head.Patch = None, logit: option.MeasuredLogit = None, against: option.Against = None,
+    layer: option.OnlyLayer = None, together: head.Together = False,
+    data_tokens: head.ValidationTokens = 4_096, limit: option.Limit = None,
+    threads: option.Threads = None, as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Replace the output of each head in turn, and print how the loss of the model changes."""
     from weft.jobs.ablation import HeadQuestion, effects_of_heads
 
     question = HeadQuestion(
-        given_text(text, file), target, patch, logit, against, layer, together, tokens
+        given_text(text, file), target, patch, logit, against, layer, together, data_tokens
     )
     with progress_bar("runs") as progress:
-        result, measure = effects_of_heads(model, question, kind.value, progress)
+        result, measure = effects_of_heads(model, question, replacement.value, progress)
     result = result.by_change(limit)
     if as_csv:
         print_frame(result.to_pandas(), as_csv)

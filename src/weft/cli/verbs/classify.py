@@ -2,7 +2,7 @@
 
 from weft.cli.input import standard_input_lines
 from weft.cli.options import AsJson, RunPath, Threads
-from weft.cli.output import print_json
+from weft.cli.output import print_json, working
 from weft.cli.safe_text import exact_output
 
 PLACE = ("Make", 6)
@@ -16,7 +16,8 @@ def classify(run: RunPath, threads: Threads = None, as_json: AsJson = False) -> 
 
     trained = open_run(run)
     lines = standard_input_lines()
-    predictions = classify_texts(trained.model, trained.data, lines)
+    with working("classifying"):
+        predictions = classify_texts(trained.model, trained.data, lines)
     tell_unknown("standard input", trained.vocabulary.unknown_parts("\n".join(lines)))
     for prediction in predictions:
         line = "" if prediction is None else f"{prediction.label}\t{prediction.probability:.4f}"

@@ -1,24 +1,27 @@
 """`weft compare`."""
 
-from weft.cli.options import AsJson, Exact, SecondTrace, Top, TracePath
-from weft.cli.output import print_frame, print_json, records
+from weft.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
+from weft.cli.output import print_json, working
+from weft.cli.tables import print_frame, records
 
 PLACE = ("Read", 6)
 
 
 def compare(
-    first: TracePath, second: SecondTrace, exact: Exact = None, top: Top = 20,
+    first: TracePath, second: SecondTrace, exact: Exact = None, limit: Rows = 20,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Compare two traces: print the heads and edges that changed most."""
     from weft.analysis.compare import compare as compare_traces
     from weft.formats.trace import TraceData
 
-    result = compare_traces(TraceData.open(first), TraceData.open(second), exact=exact, edges=top)
+    traces = TraceData.open(first), TraceData.open(second)
+    with working("comparing"):
+        result = compare_traces(*traces, exact=exact, edges=limit)
     differ, tokens = result.tokens
     heads, edges = result.table(), result.edge_table()
     print(f"{differ} of {tokens} tokens differ. Heads, by the share of mass that is elsewhere:")
-    print_frame(heads.head(top))
+    print_frame(heads.head(limit))
     print("Edges:")
     print_frame(edges)
     if as_json:

@@ -10,14 +10,14 @@ PLACE = ("Read", 9)
 
 def evict(
     path: TracePath, budget: Budgets = ["5%", "20%", "50%"],  # noqa: B006 - typer copies it
-    policy: Policies = None, prompt: PromptEnd = None, each_step: EachStep = False,
+    policy: Policies = None, prompt_tokens: PromptEnd = None, each_step: EachStep = False,
     layer: OnlyLayer = None, by: Rows = "policy", picture: Picture = None,
     as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
     from weft.jobs.eviction import EvictionRequest, run_evict
 
-    request = EvictionRequest(budget, policy or (), prompt, each_step, layer, picture)
+    request = EvictionRequest(budget, policy or (), prompt_tokens, each_step, layer, picture)
     with progress_bar("layers") as show:
         found = run_evict(path, request, show)
     print_eviction(path, found, by, as_csv, as_json)

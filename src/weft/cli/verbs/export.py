@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import ForProgram, ModelOutput, TraceOrRun
+from weft.cli.options import AsJson, ForProgram, ModelOutput, TraceOrRun
+from weft.cli.output import print_json, working
 from weft.errors import InputError
 
 PLACE = ("See", 2)
@@ -28,17 +29,20 @@ Head = Annotated[int, typer.Option(min=0, help="The head of the graph.")]
 def export(
     path: TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
     graphml: Graph = None, layer: Layer = 0, head: Head = 0, to: ForProgram = None,
-    output: ModelOutput = None,
+    output: ModelOutput = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
     if to is None and output is None:
         from weft.jobs.export import export_trace
 
-        for file in export_trace(
-            path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
-            head=head,
-        ):  # fmt: skip
-            print(file)
+        with working("writing"):
+            files = export_trace(
+                path, html=html, picture=picture, parquet=parquet, graphml=graphml, layer=layer,
+                head=head,
+            )  # fmt: skip
+        print(*files, sep="\n")
+        if as_json:
+            print_json({"trace": str(path), "files": [str(file) for file in files]})
         return
     if to is None or output is None or any((html, picture, parquet, graphml)):
         raise InputError(
@@ -47,7 +51,10 @@ def export(
         )
     from weft.jobs.model_export import export_model
 
-    written = export_model(path, output, to.value)
+    with working("writing, and comparing its numbers with the run's"):
+        written = export_model(path, output, to.value)
     print(written.folder)
     print(f"{written.kind}: {written.numbers} within {written.difference:.1e} of the run's.")
     print(f"Open it in Python: {written.loading}")
+    if as_json:
+        print_json({"run": str(path), **vars(written)})

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.options import MOST_TOKENS, AsJson, RunPath, Seed, Threads
-from weft.cli.output import print_json
+from weft.cli.output import print_json, working
 from weft.cli.safe_text import exact_output
 from weft.errors import InputError
 
@@ -18,13 +18,14 @@ Temperature = Annotated[
     typer.Option(min=0, help="Below 1: likelier tokens; above 1: rarer ones; 0: the likeliest."),
 ]
 AmongTop = Annotated[
-    int | None, typer.Option(min=1, help="Draw among this many of the likeliest tokens only.")
+    int | None,
+    typer.Option("--top-k", min=1, help="Draw among this many of the likeliest tokens only."),
 ]
 
 
 def generate(
     run: RunPath, prompt: Prompt, length: Length = 200, temperature: Temperature = 0.8,
-    top: AmongTop = None, seed: Seed = 1, threads: Threads = None, as_json: AsJson = False,
+    top_k: AmongTop = None, seed: Seed = 1, threads: Threads = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Continue a text, with a run of a language model."""
     from weft.jobs.notices import tell_unknown
@@ -32,10 +33,11 @@ def generate(
 
     if not 0 <= temperature < float("inf"):
         raise InputError(f"--temperature {temperature}: expected a finite number, 0 or more.")
-    trained = open_run(run)
-    text = generate_text(
-        trained, prompt, length=length, temperature=temperature, top=top, seed=seed
-    )
+    with working("writing"):
+        trained = open_run(run)
+        text = generate_text(
+            trained, prompt, length=length, temperature=temperature, top=top_k, seed=seed
+        )
     tell_unknown("the prompt", trained.vocabulary.unknown_parts(prompt))
     print(prompt + text, file=exact_output())
     if as_json:

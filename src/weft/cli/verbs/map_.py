@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.options import AsJson, TracePath
-from weft.cli.output import print_json
+from weft.cli.output import print_json, working
 
 PLACE = ("See", 3)
 
@@ -33,7 +33,8 @@ def map_(
     """Draw what a word looks at in an image of its text."""
     from weft.jobs.word_map import draw_word_map
 
-    drawn = draw_word_map(path, layer, head, token, output, image=image, number=number)
+    with working("drawing"):
+        drawn = draw_word_map(path, layer, head, token, output, image=image, number=number)
     print(drawn.line)
     if as_json:
         print_json(drawn.content)

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from weft.cli.options import AsCsv, AsJson, By, Exact, TracePath
-from weft.cli.output import print_frame, print_json, records
+from weft.cli.output import print_json, working
+from weft.cli.tables import print_frame, records
 
 PLACE = ("Read", 3)
 
@@ -22,7 +23,8 @@ def measures(
     from weft.formats.trace import TraceData
 
     trace = TraceData.open(path)
-    table = graph_measures(trace, by=by, exact=exact, share=share, threshold=threshold)
+    with working("measuring"):
+        table = graph_measures(trace, by=by, exact=exact, share=share, threshold=threshold)
     print_frame(table, as_csv)
     if as_json:
         print_json({"trace": str(path), "measures": records(table)})

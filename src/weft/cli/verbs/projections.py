@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from weft.cli.options import AsCsv, AsJson, By, ModelName
-from weft.cli.output import print_frame, print_json, records
+from weft.cli.output import print_json, working
+from weft.cli.tables import print_frame, records
 
 PLACE = ("Read", 7)
 
@@ -21,7 +22,8 @@ def projections(
     """Measure W_Q, W_K, W_V and W_O: symmetry and direction of W_Q W_K^T, ranks, norms, copying."""
     from weft.jobs.projections import measures_of_projections
 
-    table = measures_of_projections(model, by=by, history=history)
+    with working("measuring projections"):
+        table = measures_of_projections(model, by=by, history=history)
     print_frame(table, as_csv)
     if as_json:
         print_json({"model": model, "projections": records(table)})

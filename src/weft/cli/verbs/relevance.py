@@ -6,15 +6,17 @@ import typer
 
 from weft.cli import options as option
 from weft.cli.input import given_text
-from weft.cli.output import print_csv, print_json, print_places
+from weft.cli.output import print_csv, print_json, working
+from weft.cli.tables import largest, print_places
 
 PLACE = ("Trace", 4)
 
 Position = Annotated[
     int | None,
     typer.Option(
+        "--token",
         help="The prediction after this token of the text, or of the target; negative ones count "
-        "from the end. Default: the last; in a text with a mask, the mask."
+        "from the end. Default: the last; in a text with a mask, the mask.",
     ),
 ]
 
@@ -22,20 +24,23 @@ Position = Annotated[
 def relevance(
     model: option.ModelName, text: option.Text = None, file: option.TextFile = None,
     target: option.Target = None, logit: option.Logit = None, against: option.Against = None,
-    position: Position = None, top: option.Top = 20, threads: option.Threads = None,
+    token: Position = None, limit: option.FewRows = None, threads: option.Threads = None,
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much each token of a text matters to a prediction, by weights and gradients."""
     from weft.formats.tokens import shown, visible
     from weft.jobs.relevance import relevance_of_tokens
 
-    result = relevance_of_tokens(
-        model, given_text(text, file), target=target, logit=logit, against=against,
-        position=position,
-    )  # fmt: skip
+    with working("computing gradients"):
+        result = relevance_of_tokens(
+            model, given_text(text, file), target=target, logit=logit, against=against,
+            position=token,
+        )  # fmt: skip
     tokens, values = shown(result.tokens), result.values
+    count = option.rows_of(limit, as_csv, 20, len(values))
     if as_csv:
-        rows = zip(range(len(values)), tokens, values, strict=True)
+        places = range(len(values)) if limit is None else largest(values, count)
+        rows = ((place, tokens[place], values[place]) for place in places)
         print_csv(("position", "token", "relevance"), rows)
     else:
         after = "label" if result.after is None else f"after {visible(result.after)}"
@@ -44,7 +49,7 @@ def relevance(
         print(f"{visible(result.predicted)}{less}, {after}{place}: {result.logit:.4f}")
         if result.pooling is not None:
             print(f"The class comes from all positions, by {result.pooling} pooling.")
-        print_places(values, tokens, top)
+        print_places(values, tokens, count)
     if as_json:
         content = {
             "model": model, "predicted": result.predicted, "against": against,

@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import AsJson, Exact, Kind, Position, Top, TracePath
-from weft.cli.output import print_json, print_places
+from weft.cli import options as option
+from weft.cli.output import print_csv, print_json, working
+from weft.cli.tables import largest, print_places
 
 PLACE = ("Read", 4)
 
@@ -15,8 +16,9 @@ Column = Annotated[
 
 
 def rollout(
-    path: TracePath, token: Position = -1, column: Column = False, kind: Kind = None,
-    exact: Exact = None, top: Top = 20, as_json: AsJson = False,
+    path: option.TracePath, token: option.Position = -1, column: Column = False,
+    kind: option.Kind = None, exact: option.Exact = None, limit: option.FewRows = None,
+    as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much of each input position an output position holds, through all layers."""
     from weft.analysis.graphs.rollout import ends, passed_over, rollout_columns, rollout_rows
@@ -24,12 +26,18 @@ def rollout(
     from weft.formats.trace import TraceData
 
     trace = TraceData.open(path)
-    result = (rollout_columns if column else rollout_rows)(trace, token, kind=kind, exact=exact)
+    with working("rolling out"):
+        result = (rollout_columns if column else rollout_rows)(trace, token, kind=kind, exact=exact)
     values = result.values.flatten().tolist()
     queries, keys = (shown(trace.sequences[name]) for name in ends(trace, kind))
     own, others = (keys, queries) if column else (queries, keys)
+    limit = option.rows_of(limit, as_csv, 20, len(values))
+    if as_csv:
+        rows = ((place, others[place], values[place]) for place in largest(values, limit))
+        print_csv(("position", "token", "share"), rows)
+        return
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
-    print_places(values, others, top)
+    print_places(values, others, limit)
     bound = float(result.bound.max())
     left = passed_over(trace, kind)
     if left is not None:

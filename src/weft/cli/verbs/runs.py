@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from weft.cli.options import AsCsv, AsJson
-from weft.cli.output import print_csv, print_json, print_table, say
+from weft.cli.output import print_csv, print_json, say
+from weft.cli.tables import print_table
 
 PLACE = ("Make", 7)
 
@@ -38,7 +39,7 @@ def runs(folders: Folders = None, as_csv: AsCsv = False, as_json: AsJson = False
                 "-" if run.seconds is None else _time(run.seconds),
                 "-" if run.speed is None else f"{run.speed:,.0f}",
             ])  # fmt: skip
-        print_table(header, rows, left=("run", "task", "state"), wide=True)
+        print_table(header, rows, left=("run", "task", "state"))
     for run in listed:
         if run.problem:
             say(f"weft: {run.problem}")

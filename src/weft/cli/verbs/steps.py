@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from weft.cli import options as option
-from weft.cli.output import print_lines, say
+from weft.cli.output import print_lines, say, working
 
 PLACE = ("Read", 0)
 
-Sentence = Annotated[str | None, typer.Argument(help="Words; with --model: its text.")]
+Sentence = Annotated[
+    str | None, typer.Argument(metavar="TEXT", help="Words; with --model: what it reads.")
+]
 Kind = Annotated[str | None, typer.Option(help="encoder, decoder, cross; or all, side by side.")]
 Target = Annotated[str | None, typer.Option(help="The words of a decoder.")]
 Query = Annotated[
@@ -26,7 +28,9 @@ Trained = Annotated[
 ]
 Layer = Annotated[int, typer.Option(min=0, help="With --model: which layer of the kind.")]
 Width = Annotated[int | None, typer.Option(min=1, max=4096, help="Of drawn vectors; default: 4.")]
-Heads = Annotated[int | None, typer.Option(min=1, max=4096, help="Drawn heads; default: 2.")]
+Heads = Annotated[
+    int | None, typer.Option("--num-heads", min=1, max=4096, help="Drawn heads; default: 2.")
+]
 Positions = Annotated[str, typer.Option(help="sinusoidal or none: added to the embeddings.")]
 Digits = Annotated[int, typer.Option(min=0, max=6, help="Decimals that are shown.")]
 Picture = Annotated[Path | None, typer.Option(help="Draw it too: .png, .svg or .pdf.")]
@@ -36,17 +40,18 @@ Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one 
 def steps(
     sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
     head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
-    width: Width = None, heads: Heads = None, positions: Positions = "sinusoidal",
+    width: Width = None, num_heads: Heads = None, positions: Positions = "sinusoidal",
     seed: option.Seed = 1, digits: Digits = 2, picture: Picture = None, html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
     from weft.jobs.steps import steps as work_through
 
-    walk = work_through(
-        sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
-        model=model, layer=layer, width=width, heads=heads, positions=positions, seed=seed,
-        digits=digits,
-    )  # fmt: skip
+    with working("computing"):
+        walk = work_through(
+            sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
+            model=model, layer=layer, width=width, heads=num_heads, positions=positions, seed=seed,
+            digits=digits,
+        )  # fmt: skip
     print_lines(walk.lines())
     for path, write in ((picture, walk.picture), (html, walk.page)):
         if path is not None:

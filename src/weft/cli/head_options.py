@@ -1,0 +1,76 @@
+"""The options of `weft heads` and `weft ablate`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Replacement(StrEnum):
+    """What a head gives instead of its output."""
+
+    zero = "zero"
+    mean = "mean"
+    uniform = "uniform"
+
+
+# Of `weft heads`.
+
+Every = Annotated[
+    bool, typer.Option("--all", help="Every head and measure, also heads without a role.")
+]
+Role = Annotated[str | None, typer.Option(help="Only heads of this role.")]
+Sort = Annotated[
+    str | None,
+    typer.Option(help="Sort by this column, largest first; default: by layer and head."),
+]
+Reach = Annotated[int, typer.Option(min=0, help="Up to this many tokens to either side are local.")]
+Alpha = Annotated[float, typer.Option(help="The largest chance of one false role among all heads.")]
+Least = Annotated[float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")]
+Clusters = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="Divide the heads into this many clusters that look alike; 0: as many as their "
+        "distances make.",
+    ),
+]
+Needle = Annotated[
+    str | None,
+    typer.Option(
+        help="A part of the text that occurs twice: measure which heads look back at its first "
+        "copy when it is written again; '': the longest such part."
+    ),
+]
+MeasureInTraining = Annotated[
+    str | None,
+    typer.Option(
+        "--measure",
+        metavar="NAME",
+        help="For a run: this measure of every head, snapshot by snapshot.",
+    ),
+]
+
+# Of `weft ablate`.
+
+HeadReplacement = Annotated[
+    Replacement,
+    typer.Option(
+        "--replacement",
+        help="What a head gives instead of its output: zero, its mean, or the uniform mean of the "
+        "values it may look at.",
+    ),
+]
+Patch = Annotated[
+    str | None,
+    typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
+]
+Together = Annotated[bool, typer.Option("--together", help="Replace all heads of a layer at once.")]
+ValidationTokens = Annotated[
+    int,
+    typer.Option(
+        "--data-tokens", min=1, help="Without a text: how many tokens of a run's validation data."
+    ),
+]

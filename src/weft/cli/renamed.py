@@ -1,0 +1,88 @@
+"""What every verb does with its options: their old names work, and a line says the new ones.
+
+See docs/decisions/0031-grammar.md for the names, docs/releases.md for how long they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from typer.core import TyperCommand
+
+from weft.cli.help_pages import verb_page
+from weft.cli.output import say
+from weft.errors import InputError
+
+__all__ = ["OLD_NAMES", "Verb", "with_new_names"]
+
+#: By verb: the old name of an option, and what it is called now.
+OLD_NAMES: Mapping[str, Mapping[str, str]] = {
+    "ablate": {"--kind": "--replacement", "--tokens": "--data-tokens"},
+    "align": {"--top": "--limit", "--source": "--source-file", "--target": "--target-file"},
+    "compare": {"--top": "--limit"},
+    "evict": {"--prompt": "--prompt-tokens"},
+    "flow": {"--top": "--limit", "--to": "--from"},
+    "generate": {"--top": "--top-k"},
+    "heads": {"--history": "--measure"},
+    "import": {"--heads": "--num-heads", "--window": "--mask-window"},
+    "relevance": {"--top": "--limit", "--position": "--token"},
+    "rollout": {"--top": "--limit"},
+    "steps": {"--heads": "--num-heads"},
+    "translate": {"--window": "--lines-at-once"},
+}
+
+
+def with_new_names(
+    words: Sequence[str], renamed: Mapping[str, str], valued: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """The words of a command with today's names, and the old names that stood there.
+
+    Args:
+        words: after the verb.
+        renamed: old names, and today's.
+        valued: the options, by today's names, that are followed by a value: that is none of them,
+            whatever it looks like.
+
+    >>> with_new_names(["--text", "--top", "--top=3"], {"--top": "--limit"}, {"--text", "--limit"})
+    (['--text', '--top', '--limit=3'], ['--top'])
+    """
+    new: list[str] = []
+    old: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name in renamed:
+            old.append(name)
+            name = renamed[name]
+        new.append(name + equals + value)
+        if word == "--":
+            new.extend(rest)
+        elif name in valued and not equals:
+            new.extend(islice(rest, 1))
+    return new, old
+
+
+class Verb(TyperCommand):
+    """A verb: its page of help, the old names of its options."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(verb_page(self, ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        renamed = OLD_NAMES.get(self.name or "", {})
+        if renamed:
+            options = (option for option in self.params if option.param_type_name == "option")
+            valued = {
+                name for option in options if not getattr(option, "is_flag", False)
+                for name in option.opts
+            }  # fmt: skip
+            args, old = with_new_names(args, renamed, valued)
+            # A shell that asks what may follow is told nothing.
+            for name in () if ctx.resilient_parsing else dict.fromkeys(old):
+                say(f"weft: {name} is now {renamed[name]}; the old name will go.")
+        rest = super().parse_args(ctx, args)
+        if ctx.params.get("as_csv") and ctx.params.get("as_json"):
+            raise InputError("--csv and --json: a command prints one of them. Leave one out.")
+        return rest
