@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.analysis.compare import compare, distance, matched_layers
+from weft.analysis.compare import compare, distance, first_difference, matched_layers
 from weft.cli import main
 
 pytest.importorskip("pandas")
@@ -109,3 +109,66 @@ def test_the_command(traces, tmp_path, capsys) -> None:
     assert (said["heads"][0]["layer"], said["heads"][0]["head"]) == (1, 1)
     assert len(said["heads"]) == 8
     assert len(said["edges"]) == 3
+
+
+def said(capsys, *command: str) -> list[str]:
+    try:
+        main(list(command))
+    except SystemExit as stop:
+        assert not stop.code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_equal_traces_are_said_to_be_equal(traces, tmp_path, capsys) -> None:
+    before = traces[0]
+    before.save(tmp_path / "a")
+    before.save(tmp_path / "b")
+    out = said(capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    assert out[:2] == [
+        "0 of 40 tokens differ.",
+        "The weights are equal: none of the 8 heads changed.",
+    ]
+    found = json.loads("\n".join(out[2:]))
+    assert found["equal"] is True and found["edges"] == []
+    assert {head["change_high"] for head in found["heads"]} == {0.0}
+    # What six edges of a row do not tell is not called equal.
+    out = said(capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--kept")
+    assert "No change is sure" in out[1]
+    assert not any("equal" in line for line in out)
+    assert out[-1] == "No edge changed."
+
+
+def test_an_edge_that_is_as_before_is_not_listed(traces) -> None:
+    before, after, _ = traces
+    found = compare(before, after, edges=10_000)
+    assert found.edges
+    for edge in found.edges:
+        assert edge.before != edge.after
+        assert edge.bounds == ((edge.before, edge.before), (edge.after, edge.after))
+    assert compare(before, before).edges == ()
+    assert compare(before, before).most == (0.0, 0.0)
+
+
+def test_bounds_of_edges_hold_the_weights(traces) -> None:
+    before, after, dense = traces
+    found = compare(before, after, exact=False, edges=50)
+    assert any(not edge.exact for edge in found.edges)
+    for edge in found.edges:
+        for (low, high), of in zip(edge.bounds, dense, strict=True):
+            weight = float(of[edge.layer][edge.head, edge.query, edge.key])
+            assert low - 1e-6 <= weight <= high + 1e-6
+        assert edge.exact == all(low == high for low, high in edge.bounds)
+
+
+def test_the_first_token_that_differs_is_named(make_trace, pair_trace) -> None:
+    one = make_trace(["a", " b", "c"])
+    assert first_difference(one, make_trace(["a", " b", "c"])) == ""
+    assert first_difference(one, make_trace(["a", "x\n", "y"]), ("A", "B")) == (
+        "Token 1 is the first that differs: “␣b” in A, “x⏎” in B."
+    )
+    assert first_difference(one, make_trace(["a", " b"]), ("A", "B")) == (
+        "There are 3 tokens in A, 2 in B: at token 2 only A goes on, with “c”."
+    )
+    assert first_difference(one, pair_trace, ("A", "B")) == (
+        "The traces are of other kinds: A has tokens, B has source and target."
+    )

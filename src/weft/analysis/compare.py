@@ -26,7 +26,7 @@ from torch import Tensor
 from weft.analysis.interval import Interval, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
-from weft.formats.tokens import shown
+from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
@@ -34,7 +34,15 @@ from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Change", "Comparison", "compare", "distance", "matched_layers"]
+__all__ = [
+    "Change",
+    "Comparison",
+    "changed_edges",
+    "compare",
+    "distance",
+    "first_difference",
+    "matched_layers",
+]
 
 #: Cells of a layer up to which all weights are compared without being asked for.
 CHEAP_CELLS = 2**28
@@ -48,6 +56,7 @@ class Change:
 
     exact: whether both are known; else the one that was not kept is halfway to the most that it
     can be.
+    unkept: which of them that is, "before" or "after"; "": neither.
     """
 
     layer: int
@@ -57,6 +66,17 @@ class Change:
     before: float
     after: float
     exact: bool
+    unkept: str = ""
+
+    @property
+    def bounds(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """What the weight before lies between, and the weight after."""
+        before, after = (self.before, self.before), (self.after, self.after)
+        if self.unkept == "before":
+            before = (0.0, 2 * self.before)
+        if self.unkept == "after":
+            after = (0.0, 2 * self.after)
+        return before, after
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +86,7 @@ class Comparison:
     layers: their numbers in the first and in the second trace, that were compared.
     heads: total variation of each head, (heads,), for each of these; an interval.
     entropies: mean entropy of the second less that of the first, (heads,).
-    edges: those that changed most, the most changed first.
+    edges: those that changed most, the most changed first; none that is known to be as before.
     tokens: how many tokens differ, of how many.
     """
 
@@ -76,6 +96,12 @@ class Comparison:
     entropies: tuple[Tensor, ...]
     edges: tuple[Change, ...]
     tokens: tuple[int, int]
+
+    @property
+    def most(self) -> tuple[float, float]:
+        """The change of the head that changed most lies between these; (0, 0): none changed."""
+        ends = [(change.lower.max(), change.upper.max()) for change in self.heads]
+        return max(float(low) for low, _ in ends), max(float(high) for _, high in ends)
 
     def table(self) -> pandas.DataFrame:
         """A row for each head, most changed first: layer, other_layer, head, kind, change, ..."""
@@ -147,11 +173,14 @@ def compare(
         heads.append(distance(ours, theirs, exact=exact))
         graphs = ours.graph, theirs.graph
         entropies.append(graphs[1].entropy.mean(-1) - graphs[0].entropy.mean(-1))
-        changes += list(_changed(number, ours, theirs, edges, exact))
+        for head in range(ours.heads):
+            changes += changed_edges(number, ours, theirs, head, edges, exact)
     changes.sort(key=lambda change: -abs(change.after - change.before))
-    names = first.sequences.keys() & second.sequences.keys()
-    tokens = [pair for name in names for pair in
-              zip(first.sequences[name], second.sequences[name], strict=False)]  # fmt: skip
+    tokens = [
+        pair
+        for name in first.sequences.keys() & second.sequences.keys()
+        for pair in zip(shown(first.sequences[name]), shown(second.sequences[name]), strict=False)
+    ]
     return Comparison(
         first,
         tuple(pairs),
@@ -160,6 +189,34 @@ def compare(
         tuple(changes[:edges]),
         (sum(a != b for a, b in tokens), len(tokens)),
     )
+
+
+def first_difference(
+    first: TraceData, second: TraceData, names: tuple[str, str] = ("the first", "the second")
+) -> str:
+    """Where the tokens of two traces first differ, in a sentence; "": they are the same.
+
+    names: what the sentence calls the traces.
+    """
+    if first.sequences.keys() != second.sequences.keys():
+        kinds = (" and ".join(trace.sequences) or "nothing" for trace in (first, second))
+        said = (f"{name} has {kind}" for name, kind in zip(names, kinds, strict=True))
+        return f"The traces are of other kinds: {', '.join(said)}."
+    for sequence in first.sequences:
+        ours, theirs = (shown(trace.sequences[sequence]) for trace in (first, second))
+        of = "" if sequence == "tokens" else f" of the {sequence}"
+        pairs = zip(ours, theirs, strict=False)
+        place = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+        if place < min(len(ours), len(theirs)):
+            found = (visible(tokens[place], 40) for tokens in (ours, theirs))
+            said = (f"“{token}” in {name}" for token, name in zip(found, names, strict=True))
+            return f"Token {place}{of} is the first that differs: {', '.join(said)}."
+        if len(ours) != len(theirs):
+            longer, tokens = (names[0], ours) if len(ours) > len(theirs) else (names[1], theirs)
+            counts = f"{len(ours):,} tokens{of} in {names[0]}, {len(theirs):,} in {names[1]}"
+            token = visible(tokens[place], 40)
+            return f"There are {counts}: at token {place} only {longer} goes on, with “{token}”."
+    return ""
 
 
 def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]:
@@ -262,28 +319,55 @@ def _in_the_other(graph: AttentionGraph, other: AttentionGraph, head: int) -> tu
     return torch.cat(there), torch.cat(weights)
 
 
+def changed_edges(
+    number: int,
+    first: TraceLayer,
+    second: TraceLayer,
+    head: int,
+    wanted: int,
+    exact: bool | None = None,
+) -> list[Change]:
+    """The edges of a head that changed most, among those that one of the traces kept.
+
+    number: what the first layer is called; wanted: how many edges of each trace are looked at;
+    exact: False: weights that were not kept are not looked up either.
+    """
+    changes = [
+        *_changed(number, head, (first, second), wanted, exact, turned=False),
+        *_changed(number, head, (second, first), wanted, exact, turned=True),
+    ]
+    changes.sort(key=lambda change: -abs(change.after - change.before))
+    return changes
+
+
 def _changed(
-    number: int, first: TraceLayer, second: TraceLayer, wanted: int, exact: bool | None
+    number: int,
+    head: int,
+    layers: tuple[TraceLayer, TraceLayer],
+    wanted: int,
+    exact: bool | None,
+    *,
+    turned: bool,
 ) -> Iterator[Change]:
-    """The edges of a layer that changed most, among those that one of the traces kept."""
-    sides = ((first, second, False), (second, first, True))
-    for head in range(first.heads):
-        for layer, other, turned in sides:
-            there, weight = _in_the_other(layer.graph, other.graph, head)
-            kept = layer.graph.keys[head] >= 0
-            if turned:  # edges that both kept are taken once
-                kept = kept & ~there
-            own = layer.graph.weights[head].double()
-            largest = left_out(other.graph)[1][head].double()
-            guess = torch.where(there, weight, largest[:, None] / 2)
-            change = torch.where(kept, (own - guess).abs(), -1)
-            few = min(wanted, int(kept.sum()))
-            for place in change.flatten().topk(few).indices.tolist():
-                query, slot = divmod(place, change.shape[1])
-                key = int(layer.graph.keys[head, query, slot])
-                known = bool(there[query, slot]) or float(largest[query]) == 0
-                value = float(guess[query, slot])
-                if not known and exact is not False and other.matrix is not None:
-                    value, known = float(other.matrix[head, query, key]), True
-                ends = float(own[query, slot]), value
-                yield Change(number, head, query, key, *(ends[::-1] if turned else ends), known)
+    """Of the edges that the first of two layers kept; turned: it is the one after."""
+    layer, other = layers
+    there, weight = _in_the_other(layer.graph, other.graph, head)
+    kept = layer.graph.keys[head] >= 0
+    if turned:  # edges that both kept are taken once
+        kept = kept & ~there
+    own = layer.graph.weights[head].double()
+    largest = left_out(other.graph)[1][head].double()
+    guess = torch.where(there, weight, largest[:, None] / 2)
+    change = torch.where(kept, (own - guess).abs(), -1)
+    for place in change.flatten().topk(min(wanted, int(kept.sum()))).indices.tolist():
+        query, slot = divmod(place, change.shape[1])
+        key = int(layer.graph.keys[head, query, slot])
+        known = bool(there[query, slot]) or float(largest[query]) == 0
+        value = float(guess[query, slot])
+        if not known and exact is not False and other.matrix is not None:
+            value, known = float(other.matrix[head, query, key]), True
+        ends = float(own[query, slot]), value
+        if known and ends[0] == ends[1]:
+            continue
+        unkept = "" if known else "before" if turned else "after"
+        yield Change(number, head, query, key, *(ends[::-1] if turned else ends), known, unkept)

@@ -13,6 +13,7 @@ def compare(
 ) -> None:  # fmt: skip
     """Compare two traces: print the heads and edges that changed most."""
     from weft.analysis.compare import compare as compare_traces
+    from weft.analysis.compare import first_difference
     from weft.formats.trace import TraceData
 
     traces = TraceData.open(first), TraceData.open(second)
@@ -20,9 +21,24 @@ def compare(
         result = compare_traces(*traces, exact=exact, edges=limit)
     differ, tokens = result.tokens
     heads, edges = result.table(), result.edge_table()
-    print(f"{differ} of {tokens} tokens differ. Heads, by the share of mass that is elsewhere:")
-    print_frame(heads.head(limit))
-    print("Edges:")
-    print_frame(edges)
+    print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
+    least, most = result.most
+    if most == 0:
+        print(f"The weights are equal: none of the {len(heads)} heads changed.")
+    else:
+        if least == 0:
+            print("No change is sure: the kept edges are the same, and the others are not known.")
+        print("Heads, by the share of mass that is elsewhere:")
+        print_frame(heads.head(limit))
+        print("Edges:" if len(edges) else "No edge changed.")
+        if len(edges):
+            print_frame(edges)
     if as_json:
-        print_json({"tokens_differ": differ, "heads": records(heads), "edges": records(edges)})
+        print_json(
+            {
+                "tokens_differ": differ,
+                "equal": most == 0,
+                "heads": records(heads),
+                "edges": records(edges),
+            }
+        )
