@@ -195,6 +195,7 @@ class TraceData:
     not_traced  attention modules that ran and are not among the layers: the "name" (path), the
                 "class" and the "reason" of each
     images      those whose patches are among the tokens: their tiles, in pixels
+    folder      where it was opened; None: it is in memory alone
     """
 
     sequences: Mapping[str, list[str]]
@@ -204,6 +205,7 @@ class TraceData:
     verification: JsonMapping | None = None
     not_traced: tuple[Mapping[str, str], ...] = ()
     images: tuple[TracedImage, ...] = ()
+    folder: Path | None = None
 
     @property
     def tokens(self) -> list[str]:
@@ -309,7 +311,7 @@ class TraceData:
         without = tuple(manifest.get("not_traced", ()))
         said = manifest.get("verification")
         images = tuple(map(TracedImage.read, manifest.get("images", ())))
-        return cls(sequences, layers, manifest["model"], positions, said, without, images)
+        return cls(sequences, layers, manifest["model"], positions, said, without, images, folder)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Every kept edge: layer, head, query, key, score, weight, as in edges.parquet."""

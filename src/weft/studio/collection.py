@@ -6,6 +6,7 @@ front end reads one set of paths, wherever it runs:
     open                                          title, summary, names of the examples
     examples/E                                    a trace: tokens, layers, exactness
     examples/E/heads                              measures and roles of every head
+    examples/E/notes                              what was written about its heads
     examples/E/layers/L/means                     uint8 (heads, 128, 128), exact, see `overviews`
     examples/E/layers/L/kept                      likewise of the kept edges
     examples/E/small/quick/L, .../best/L          where there are many heads, smaller pictures of
@@ -19,18 +20,22 @@ front end reads one set of paths, wherever it runs:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
-from weft.errors import InputError
+from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
+from weft.formats.notes import Note, NotesFile
 from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
+from weft.formats.trace_writer import MANIFEST
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.heads import WORDS
 from weft.studio.overviews import SMALL, Overviews, many_dots
@@ -55,6 +60,9 @@ class Example:
     """A trace and what was worked out of it so far.
 
     roles: called once, in a thread of its own: see `weft.studio.heads.head_roles`.
+    digest: of the manifest of a trace on disk, the first 12 digits of its SHA-256: what is in it,
+    whatever it is called; "": the trace is in memory alone.
+    notes: where notes on the trace are kept; None: nowhere, as it is in memory alone.
     """
 
     name: str
@@ -68,6 +76,9 @@ class Example:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
+        folder = self.trace.folder
+        self.digest = "" if folder is None else _digest(folder)
+        self.notes = None if folder is None else NotesFile(folder)
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
         self.overviews = Overviews(self.trace, self.layers, self.matrix)
@@ -157,6 +168,26 @@ class Example:
             "heads": self._heads if self._state == "known" else None,
         }
 
+    def known_notes(self, writable: bool) -> JsonObject:
+        """The notes on the trace, and whether some can be written.
+
+        notes      as `weft.formats.notes.Note`, with "earlier" for "trace": whether it was
+                   written of another trace of this name
+        writable   whether they can be changed here
+        problem    why they cannot be read, in one line
+        """
+        if self.notes is None:
+            return {"notes": [], "writable": False, "problem": ""}
+        try:
+            notes = self.notes.read()
+        except DataError as error:
+            return {"notes": [], "writable": False, "problem": str(error)}
+        return {
+            "notes": [note_shown(note, self.digest) for note in notes],
+            "writable": writable,
+            "problem": "",
+        }
+
     def read_ahead(self) -> None:
         """Make the pictures that are seen first."""
         if self.small is not None:
@@ -192,6 +223,7 @@ class Collection:
 
     damaged: of the traces beside them that cannot be read, which and why.
     asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
+    read_only: whether notes are shown and not written.
     """
 
     title: str
@@ -200,6 +232,7 @@ class Collection:
     history: TrainingHistory | None = None
     damaged: list[str] = field(default_factory=list)
     asking: Asking | None = None
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
@@ -220,6 +253,7 @@ class Collection:
             "weft": __version__,
             "summary": [list(pair) for pair in self.summary],
             "examples": [example.name for example in self.examples],
+            "digests": [example.digest for example in self.examples],
             "history": self.history is not None,
             "damaged": self.damaged,
             "asks": None if self.asking is None else self.asking.name,
@@ -238,6 +272,20 @@ def name_of(trace: TraceData) -> str:
     """A short name made of a trace's tokens."""
     texts = [running_text(shown(of)[:60]).strip() for of in trace.sequences.values()]
     return visible(" → ".join(texts), 100)
+
+
+def note_shown(note: Note, digest: str) -> JsonObject:
+    """A note as the front end has it. digest: of the trace that is open."""
+    content = asdict(note)
+    content["earlier"] = content.pop("trace") not in ("", digest)
+    return content
+
+
+def _digest(folder: Path) -> str:
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:12]
+    except OSError:  # taken away since it was opened: whoever reads a layer is told
+        return ""
 
 
 def _plain(value: Any) -> Any:

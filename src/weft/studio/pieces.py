@@ -25,6 +25,7 @@ MISSING: dict[int | str, JsonObject] = {
     304: {"description": "Not modified: the browser has it already."},
     403: {"description": "Asked under a name that is not this machine's."},
     404: {"description": "There is no such piece."},
+    422: {"description": "The request is none of these; the detail says what was expected."},
     500: {"description": "The trace cannot be read; the detail says why."},
 }
 BYTES = {**MISSING, 200: {"content": {"application/octet-stream": {}}}}

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import WeftError
+from weft.formats.tokens import visible
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, as_json
+from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell
 from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
@@ -108,11 +111,25 @@ def create_app(collection: Collection) -> FastAPI:
     async def unreadable(request: Request, error: WeftError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 500)
 
+    @app.exception_handler(RequestValidationError)
+    async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": _in_one_line(error)}, 422)
+
     pieces = Pieces(collection)
     for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
         add(app, pieces)
     add_questions(app, collection, pieces.example)
+    add_notes(app, pieces)
     return app
+
+
+def _in_one_line(error: RequestValidationError) -> str:
+    """What a request is expected to be, without what it held."""
+    found = [
+        f"{'.'.join(map(str, problem['loc']))[:60]}: {problem['msg'][:120]}"
+        for problem in error.errors()[:3]
+    ]
+    return visible("; ".join(found), 500)
 
 
 def _add_page(app: FastAPI, pieces: Pieces) -> None:
