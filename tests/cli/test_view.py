@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.formats.history import History
 from weft.studio.page import page_html
-from weft.studio.runs import open_collection
+from weft.studio.runs import open_collection, open_traces
 
 
 def test_a_run_is_its_probe_its_history_and_its_curves(runs: Path) -> None:
@@ -32,3 +32,19 @@ def test_no_such_path_is_one_line(weft_main, tmp_path: Path) -> None:
     result = weft_main("view", tmp_path / "nowhere", "--no-browser")
     assert result.code == 2
     assert result.err.count("\n") == 1 and "nowhere" in result.err
+
+
+def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -> None:
+    paths = [tmp_path / "before" / "dog.weft", tmp_path / "after" / "dog.weft", tmp_path / "x.weft"]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        make_trace(["a", "b"]).save(path)
+    assert open_traces(paths[1:]).opening()["examples"] == ["dog", "x"]
+    assert open_traces(paths[:2]).opening()["examples"] == ["before/dog", "after/dog"]
+    for command in (
+        ("view", paths[0], tmp_path / "nowhere", "--no-browser"),
+        ("view", paths[0], paths[1], "--text", "x", "--no-browser"),
+        ("view", paths[0], paths[0].parent, "--no-browser"),
+    ):
+        result = weft_main(*command)
+        assert result.code == 2 and result.err.count("\n") == 1

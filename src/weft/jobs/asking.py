@@ -13,7 +13,7 @@ from weft.jobs.opening import open_model
 from weft.studio.asking import Asking
 from weft.studio.collection import Collection
 from weft.studio.page import collect
-from weft.studio.runs import open_collection
+from weft.studio.runs import open_collection, open_traces
 from weft.tracing.packaged import PACKAGED
 
 __all__ = ["Reader", "open_studio"]
@@ -48,8 +48,10 @@ class Reader:
             return self._model
 
 
-def open_studio(path: Path, text: str | None = None) -> Collection:
+def open_studio(path: Path, text: str | None = None, *others: Path) -> Collection:
     """What there is to see at a path: see `weft.studio.runs.open_collection`; or a model.
+
+    others: more traces beside that of `path`, to compare.
 
     A run can be asked, if it reads text; a model of Hugging Face, by its folder, GGUF file or name,
     is shown on a text.
@@ -59,6 +61,10 @@ def open_studio(path: Path, text: str | None = None) -> Collection:
     Raises: DataError: nothing, or something damaged; InputError: the model reads no text.
     """
     name = str(path)
+    if others:
+        if text is not None:
+            raise InputError("--text: several traces are opened, and no model. Leave it out.")
+        return open_traces([path, *others])
     if is_run(path):
         collection = open_collection(path)
         collection.asking = Asking(path.resolve().name, Reader(name))

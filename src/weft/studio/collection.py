@@ -224,6 +224,7 @@ class Collection:
     damaged: of the traces beside them that cannot be read, which and why.
     asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
     read_only: whether notes are shown and not written.
+    ending: what else is to be ended with it.
     """
 
     title: str
@@ -233,6 +234,7 @@ class Collection:
     damaged: list[str] = field(default_factory=list)
     asking: Asking | None = None
     read_only: bool = False
+    ending: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):
@@ -266,6 +268,8 @@ class Collection:
             example.settle()
         if self.asking is not None:
             self.asking.settle()
+        for end in self.ending:
+            end()
 
 
 def name_of(trace: TraceData) -> str:

@@ -18,7 +18,7 @@ from weft.studio.collection import Collection
 from weft.studio.page import collect
 from weft.studio.watched import watched_summary, watched_training
 
-__all__ = ["loss_curves", "open_collection", "probe_trace", "run_snapshots"]
+__all__ = ["loss_curves", "open_collection", "open_traces", "probe_trace", "run_snapshots"]
 
 
 def open_collection(path: Path) -> Collection:
@@ -45,6 +45,20 @@ def open_collection(path: Path) -> Collection:
                 f"{path}: not a trace, a run, or a folder of traces: it is empty. Check the path."
             )
     return collect([TraceData.open(path)], path.resolve().stem, names=[path.resolve().stem])
+
+
+def open_traces(paths: Sequence[Path]) -> Collection:
+    """Several traces, to compare. Raises: DataError: one is no trace, damaged or newer."""
+    traces = [TraceData.open(path) for path in paths]
+    for path, trace in zip(paths, traces, strict=True):
+        if not trace.layers:
+            raise DataError(f"{path}: this trace has no layer. Trace the model again.")
+    names = [path.resolve().stem for path in paths]
+    if len({*names}) < len(names):  # the folders that they lie in tell them apart
+        names = [
+            f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, names, strict=True)
+        ]
+    return collect(traces, " and ".join(names), names=names)
 
 
 def _readable(folders: Sequence[Path]) -> tuple[list[str], list[TraceData], list[str]]:

@@ -20,6 +20,7 @@ from weft.formats.tokens import visible
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, as_json
+from weft.studio.comparison_paths import add_comparisons
 from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell
@@ -120,6 +121,7 @@ def create_app(collection: Collection) -> FastAPI:
         add(app, pieces)
     add_questions(app, collection, pieces.example)
     add_notes(app, pieces)
+    add_comparisons(app, pieces)
     return app
 
 

@@ -85,21 +85,25 @@ class Viewer:
         return f"Viewer({self.address!r})"
 
 
-def serve(collection: Collection, port: int | None = None, browser: bool = True) -> None:
+def serve(
+    collection: Collection, port: int | None = None, browser: bool = True, start: str = ""
+) -> None:
     """Serve a collection until interrupted; prints the address on one line.
 
     Args:
         collection: what to show.
         port: 0: any that is free; None: the first free one from 8137 on.
         browser: whether to open one.
+        start: how the address ends: the view it starts with, "#view=threads&layer=3".
 
     Raises: InputError: the port is in use, or FastAPI or uvicorn is missing.
     """
     viewer = Viewer(collection, port)
-    print(viewer.address, flush=True)
+    address = viewer.address + start
+    print(address, flush=True)
     if browser:
         # The socket listens already: the browser waits until it is answered.
-        threading.Thread(target=webbrowser.open, args=(viewer.address,), daemon=True).start()
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     viewer.run()
 
 

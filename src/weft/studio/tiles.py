@@ -27,7 +27,7 @@ from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.matrix.blocks import reduced
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
-__all__ = ["SIDE", "MatrixTiles", "Of", "top_level"]
+__all__ = ["SIDE", "MatrixTiles", "Of", "as_tile", "top_level"]
 
 Of = Literal["max", "mass"]
 SIDE = 256
@@ -35,6 +35,8 @@ SIDE = 256
 _BASE = 4
 #: Heads whose pass is kept, and layers whose queries and keys are.
 _HEADS, _LAYERS = 16, 2
+#: Bytes of passes held at most, besides the last: at 131,072 tokens one takes 512 MiB.
+_HELD = 2**29
 
 
 def top_level(queries: int, keys: int) -> int:
@@ -59,22 +61,25 @@ class MatrixTiles:
 
     def tile(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> bytes:
         """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends."""
+        return as_tile(self.numbers(number, head, of, level, row, column))
+
+    def numbers(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> Array:
+        """A tile as it was worked out, float32."""
         _, queries, keys = self._trace.layers[number].shape
         if level >= _BASE:
             base = self._pass(number, head)[0 if of == "max" else 1]
             numbers = _coarser(base, 2 ** (level - _BASE), of, queries)
-            part = numbers[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
-        else:
-            size = 2**level
-            rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
-            columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
-            with self._working:
-                maxima, sums = self._blocks(number, head, rows, columns, size)
-                if of == "max":
-                    part = maxima.numpy()
-                else:
-                    part = sums.numpy() / _rows_of(len(rows), size)[:, None]
-        return bytes(np.ascontiguousarray(part, dtype="<f2").tobytes())
+            return numbers[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
+        size = 2**level
+        rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
+        columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
+        with self._working:
+            maxima, sums = self._blocks(number, head, rows, columns, size)
+            if of == "max":
+                largest: Array = maxima.numpy()
+                return largest
+            masses: Array = sums.numpy() / _rows_of(len(rows), size)[:, None]
+            return masses
 
     def cell(self, number: int, head: int, row: int, column: int) -> JsonObject:
         """One weight, its score, and its rank among the weights of its row, from 1."""
@@ -126,6 +131,12 @@ class MatrixTiles:
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
+    def _forget(self) -> None:
+        """Let go of the passes that were made first, where they are many or large."""
+        total = sum(part.nbytes for parts in self._passes.values() for part in parts)
+        while len(self._passes) > 1 and (len(self._passes) > _HEADS or total > _HELD):
+            total -= sum(part.nbytes for part in self._passes.popitem(last=False)[1])
+
     def _pass(self, number: int, head: int) -> tuple[Array, Array]:
         """Largest weights and masses of blocks of 16 x 16 cells of the whole matrix."""
         with self._passing:
@@ -139,10 +150,14 @@ class MatrixTiles:
                 _, queries, _ = self._trace.layers[number].shape
                 masses = sums.numpy() / _rows_of(queries, 2**_BASE)[:, None]
                 self._passes[name] = (maxima.numpy(), masses)
-                while len(self._passes) > _HEADS:
-                    self._passes.popitem(last=False)
+                self._forget()
             self._passes.move_to_end(name)
             return self._passes[name]
+
+
+def as_tile(numbers: Array) -> bytes:
+    """Numbers as the tiles of the front end: float16, little-endian."""
+    return bytes(np.ascontiguousarray(numbers, dtype="<f2").tobytes())
 
 
 def _rows_of(queries: int, size: int) -> Array:

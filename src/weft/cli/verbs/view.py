@@ -10,11 +10,11 @@ from weft.cli.output import say
 PLACE = ("See", 1)
 
 Seen = Annotated[
-    Path,
+    list[Path],
     typer.Argument(
-        metavar="PATH",
-        help="A trace, a run, a folder of traces; or a model of Hugging Face, by its folder or "
-        "its name.",
+        metavar="PATH...",
+        help="A trace, or several to compare; a run, a folder of traces; or a model of Hugging "
+        "Face, by its folder or its name.",
     ),
 ]
 FirstText = Annotated[
@@ -25,18 +25,23 @@ Port = Annotated[
     typer.Option(min=0, max=65535, help="0: any; default: the first free one from 8137 on."),
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Show notes, and write none.")]
 
 
-def view(path: Seen, text: FirstText = None, port: Port = None, browser: Browser = True) -> None:
+def view(
+    paths: Seen, text: FirstText = None, port: Port = None, browser: Browser = True,
+    read_only: ReadOnly = False,
+) -> None:  # fmt: skip
     """Show every head of a trace, a run, or a model that reads what you type, in a browser."""
     from weft.jobs.asking import open_studio
     from weft.studio.serving import serve
 
     try:
-        collection = open_studio(path, text)
+        collection = open_studio(paths[0], text, *paths[1:])
+        collection.read_only = read_only
         for problem in collection.damaged:
             say(f"weft: left out: {problem}")
-        serve(collection, port, browser)
+        serve(collection, port, browser, "#view=compare" if len(paths) > 1 else "")
     except KeyboardInterrupt:
         # The way to end it: nothing is wrong.
         raise SystemExit(0) from None

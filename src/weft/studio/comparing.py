@@ -1,0 +1,165 @@
+"""`Comparisons`: two traces of a collection side by side, for the studio's view of them.
+
+The measures are those of `weft compare`: see `weft.analysis.compare`. They are worked out layer by
+layer while somebody looks; where all weights are not at hand or too many, they are intervals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+
+from weft.analysis.compare import changed_edges, distance, first_difference, matched_layers
+from weft.errors import InputError
+from weft.formats.files import JsonObject, finite
+from weft.formats.trace import TraceLayer
+from weft.studio.collection import Example
+from weft.studio.differences import DifferenceTiles
+
+__all__ = ["Comparison", "Comparisons"]
+
+#: Comparisons that are held; edges of a head that are listed.
+_HELD, _EDGES = 8, 12
+
+
+class Comparison:
+    """Two examples.
+
+    layers: the numbers of the layers that are compared, in the first and in the second; none where
+    they cannot be.
+    """
+
+    def __init__(self, first: Example, second: Example, turn: threading.Lock) -> None:
+        self._examples = first, second
+        self.problem = ""
+        try:
+            self.layers = matched_layers(first.trace, second.trace)
+        except InputError as error:
+            self.layers, self.problem = [], str(error).removeprefix("compare: ")
+        self.difference = first_difference(first.trace, second.trace, (first.name, second.name))
+        self.tiles = DifferenceTiles(first, second)
+        self._turn = turn
+        self._changes: list[JsonObject] = []
+        self._state = "measuring" if self.layers else "known"
+        self._measuring: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._starting = threading.Lock()
+        self._reading = threading.Lock()
+        self._pair: tuple[tuple[int, int], tuple[TraceLayer, TraceLayer]] | None = None
+
+    def summary(self, wait: bool = False) -> JsonObject:
+        """What is known of the pair.
+
+            names       of both
+            difference  the first token that differs, in a sentence; "": they are the same
+            problem     why the two cannot be compared; "": they can
+            layers      pairs of layers that are compared: their numbers in both, whether the
+                        pictures of both are of whole matrices, how much each head changed:
+                        [at least, at most], and by how much its mean entropy grew; null: not yet
+            state       "measuring", "known", or "failed: ..." and why
+
+        wait: until all is known, which may take a while.
+        """
+        with self._starting:
+            if self._measuring is None and self.layers:
+                self._measuring = threading.Thread(target=self._measure, daemon=True)
+                self._measuring.start()
+        if wait and self._measuring is not None:
+            self._measuring.join()
+        known = list(self._changes)
+        return {
+            "names": [example.name for example in self._examples],
+            "difference": self.difference,
+            "problem": self.problem,
+            "layers": [
+                {
+                    "numbers": list(pair),
+                    "exact": [
+                        example.matrix.exact(number)
+                        for example, number in zip(self._examples, pair, strict=True)
+                    ],
+                    **(known[place] if place < len(known) else {"change": None, "entropy": None}),
+                }
+                for place, pair in enumerate(self.layers)
+            ],
+            "state": self._state,
+        }
+
+    def edges(self, pair: tuple[int, int], head: int) -> JsonObject:
+        """The edges of a head that changed most: what both weights lie between, in order."""
+        with self._reading:
+            if self._pair is None or self._pair[0] != pair:
+                self._pair = pair, self._layers(pair)
+            ours, theirs = self._pair[1]
+            found = changed_edges(pair[0], ours, theirs, head, _EDGES)[:_EDGES]
+        edges = [
+            {"query": edge.query, "key": edge.key, "before": before, "after": after}
+            for edge in found
+            for before, after in [edge.bounds]
+        ]
+        content: JsonObject = finite({"edges": edges})
+        return content
+
+    def other(self, number: int) -> int | None:
+        """The layer of the second that a layer of the first is compared with."""
+        return dict(self.layers).get(number)
+
+    def stop(self) -> None:
+        """Work out no further layer."""
+        self._stopped.set()
+
+    def settle(self) -> None:
+        """End what is worked out."""
+        self.stop()
+        if self._measuring is not None:
+            self._measuring.join()
+
+    def _layers(self, pair: tuple[int, int]) -> tuple[TraceLayer, TraceLayer]:
+        """Layers of their own, so that what they read can be let go."""
+        first, second = self._examples
+        ours, theirs = first.trace.layers[pair[0]], second.trace.layers[pair[1]]
+        return dataclasses.replace(ours), dataclasses.replace(theirs)
+
+    def _measure(self) -> None:
+        try:
+            for pair in self.layers:
+                # One after the other: several pairs at once would need the memory of all.
+                with self._turn:
+                    if self._stopped.is_set():
+                        return
+                    ours, theirs = self._layers(pair)
+                    change = distance(ours, theirs)
+                    grown = theirs.graph.entropy.mean(-1) - ours.graph.entropy.mean(-1)
+                ends = zip(change.lower.tolist(), change.upper.tolist(), strict=True)
+                found = {"change": [list(end) for end in ends], "entropy": grown.tolist()}
+                self._changes.append(finite(found))
+            self._state = "known"
+        except Exception as error:
+            # A layer that cannot be read must not take the pictures with it.
+            self._state = f"failed: {error}"
+
+
+class Comparisons:
+    """The pairs that were asked for last."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[str, str], Comparison] = OrderedDict()
+        self._asking = threading.Lock()
+        self._turn = threading.Lock()
+
+    def of(self, numbers: tuple[str, str], examples: tuple[Example, Example]) -> Comparison:
+        """The comparison of two examples by their numbers."""
+        with self._asking:
+            found = self._held.get(numbers)
+            if found is None:
+                found = self._held[numbers] = Comparison(*examples, self._turn)
+                while len(self._held) > _HELD:
+                    self._held.popitem(last=False)[1].stop()
+            self._held.move_to_end(numbers)
+            return found
+
+    def settle(self) -> None:
+        """End what is worked out."""
+        for comparison in list(self._held.values()):
+            comparison.settle()

@@ -1,0 +1,95 @@
+"""`DifferenceTiles`: how the matrices of two traces differ, and how much of that is sure.
+
+Of each dot, a cell or the largest weight or the mass in a block of cells, both traces say what it
+lies between: one number where the trace has its whole matrix, else
+
+    largest weight   from the largest kept one to at most the largest that one of its rows left out
+    mass             from the kept mass to that, and of each row what it left out in these keys,
+                     at most min(all that it left out, keys times the largest weight left out)
+
+So the difference lies between low' - high and high' - low. A tile holds the number of these that is
+nearest to 0: how much the dot changed at least, with its sign; 0: that it changed is not sure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from weft.analysis.interval import left_out
+from weft.studio.arrays import Array
+from weft.studio.collection import Example
+from weft.studio.tiles import SIDE, Of, as_tile
+
+__all__ = ["DifferenceTiles"]
+
+#: Layers whose rows are held: what each row left out.
+_LAYERS = 2
+
+
+class DifferenceTiles:
+    """The tiles of two traces, of the second less the first. Safe to ask from several threads."""
+
+    def __init__(self, first: Example, second: Example) -> None:
+        self._sides = tuple(_Bounds(example) for example in (first, second))
+
+    def tile(
+        self, layers: tuple[int, int], head: int, of: Of, level: int, row: int, column: int
+    ) -> bytes:
+        """A tile as `weft.studio.tiles.MatrixTiles.tile`; layers: their numbers in both."""
+        (low, high), (later_low, later_high) = (
+            side.tile(number, head, of, level, row, column)
+            for side, number in zip(self._sides, layers, strict=True)
+        )
+        return as_tile(nearest(later_low - high, later_high - low))
+
+
+def nearest(low: Array, high: Array) -> Array:
+    """The number of an interval that is nearest to 0.
+
+    >>> nearest(np.array([-2.0, -1.0, 1.0]), np.array([-1.0, 1.0, 2.0])).tolist()
+    [-1.0, 0.0, 1.0]
+    """
+    found: Array = np.maximum(low, 0) + np.minimum(high, 0)
+    return found
+
+
+class _Bounds:
+    """What the tiles of a trace lie between."""
+
+    def __init__(self, example: Example) -> None:
+        self._example = example
+        self._rows: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
+        self._reading = threading.Lock()
+
+    def tile(
+        self, number: int, head: int, of: Of, level: int, row: int, column: int
+    ) -> tuple[Array, Array]:
+        """The least and the most that the numbers of a tile can be."""
+        low = self._example.matrix.numbers(number, head, of, level, row, column)
+        if self._example.matrix.exact(number):
+            return low, low
+        size = 2**level
+        masses, largest = (
+            part[head, row * SIDE * size :][: len(low) * size] for part in self._left_out(number)
+        )
+        starts = np.arange(0, len(masses), size)
+        if of == "max" or level == 0:
+            return low, np.maximum(low, np.maximum.reduceat(largest, starts)[:, None])
+        counts = np.minimum(len(masses) - starts, size)
+        more = np.add.reduceat(np.minimum(masses, size * largest), starts) / counts
+        return low, low + more[:, None]
+
+    def _left_out(self, number: int) -> tuple[Array, Array]:
+        """Of each row of a layer the mass that was left out, and its largest weight at most."""
+        with self._reading:
+            if number not in self._rows:
+                graph = self._example.trace.layers[number].data.graph().detach().cpu()
+                masses, largest = (part.float().numpy() for part in left_out(graph))
+                self._rows[number] = masses, largest
+                while len(self._rows) > _LAYERS:
+                    self._rows.popitem(last=False)
+            self._rows.move_to_end(number)
+            return self._rows[number]
