@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import torch
 
 import weft
@@ -67,7 +66,7 @@ history.steps
 
 # %%
 layer = "decoder.1.cross_attention"
-first, last = history[0].layer(layer), history[history.steps[-1]].layer(layer)
+first, last = history[0].layer(layer), history[-1].layer(layer)
 {name: tuple(matrix.shape) for name, matrix in first.matrices.items()}
 
 # %%
@@ -109,7 +108,7 @@ _ = axis.set(
 # `history.measures()` has a row for each step, layer and head: norms, gradients, rank, symmetry.
 
 # %%
-measures = pd.DataFrame(history.measures())
+measures = history.measures()
 measures.head()
 
 # %% [markdown]

@@ -49,6 +49,7 @@ from .mechanism.scores import Dot as Dot
 from .mechanism.scores import GraphAttention as GraphAttention
 from .mechanism.scores import GraphAttentionV2 as GraphAttentionV2
 from .mechanism.scores import ScaledDot as ScaledDot
+from .mechanism.scores import Score as Score
 from .models.image_attention import ImageSelfAttention as ImageSelfAttention
 from .monitoring.monitor import Monitor as Monitor
 from .monitoring.monitor import monitor as monitor

@@ -16,7 +16,10 @@ from weft.formats.history import History
 def test_the_history_says_what_its_own_measures_say(runs: Path) -> None:
     history = History(runs / "translation" / "history")
     table = history_measures(history, by="head")
-    own = {(row["step"], row["layer"], row["head"]): row["symmetry"] for row in history.measures()}
+    own = {
+        (row["step"], row["layer"], row["head"]): row["symmetry"]
+        for row in history.measures().to_dict("records")
+    }
     assert len(table) == len(own)
     for row in table.to_dict("records"):
         key = row["step"], row["name"], row["head"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,23 @@ def test_round_trip(history: History) -> None:
 
 
 def test_measures_are_one_row_a_head(history: History) -> None:
-    rows = history.measures()
+    table = history.measures()
+    assert list(table.columns) == ["step", "layer", "kind", "head", *MEASURES]
+    assert table["step"].tolist() == [step for step in history.steps for _ in range(4)]
+    assert all(table[name].dtype == "float64" for name in MEASURES)
+    rows = table.to_dict("records")
     assert len(rows) == 3 * 2 * 2
     row = next(r for r in rows if (r["step"], r["layer"], r["head"]) == (4, "second", 0))
     assert row["kind"] == "encoder"
     assert row["norm_W_K"] == 5 + MEASURES.index("norm_W_K") / 10
-    assert all(row["symmetry"] is None for row in rows if row["head"] == 1)
+    assert all(math.isnan(row["symmetry"]) for row in rows if row["head"] == 1)
+
+
+def test_from_the_end(history: History) -> None:
+    steps = history.steps
+    assert [history[-1].step, history[-2].step, history[-3].step] == steps[::-1]
+    with pytest.raises(DataError, match="no snapshot -4 from the end; there are 3"):
+        history[-4]
 
 
 def test_going_back(history: History) -> None:
@@ -103,4 +115,6 @@ def test_matrices_of_another_type(history: History) -> None:
 
 def test_no_history(tmp_path: Path) -> None:
     assert History(tmp_path).steps == []
-    assert History(tmp_path / "no").measures() == []
+    assert len(History(tmp_path / "no").measures()) == 0
+    with pytest.raises(DataError, match="no snapshot -1 from the end; there are 0"):
+        History(tmp_path)[-1]

@@ -65,6 +65,11 @@ def torch_layer(**options: object) -> nn.MultiheadAttention:
     return nn.MultiheadAttention(4, 2, **options)
 
 
+class Own(weft.Score):
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return queries.sum(-1)
+
+
 def matrix(*shape: int) -> AttentionMatrix:
     return AttentionMatrix(zeros(*shape), zeros(*shape))
 
@@ -373,7 +378,9 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("packed lengths", lambda: untyped.packed([1.5]), "packed", "whole numbers"),
     ("packed sequences", lambda: packed([1], [1, 2]), "packed", "Give both for each sequence"),
     ("packed sizes", lambda: call(mask=packed([4], [7])), "ranges", "must fill the call"),
-    ("matrix batch", lambda: matrix(1, 2, 3, 4), "AttentionMatrix", "one sequence of a batch"),
+    ("matrix batch", lambda: matrix(2, 2, 3, 4), "AttentionMatrix", "one sequence of a batch"),
+    ("score arguments", lambda: Own(1), "Own", "put @dataclass above the class"),
+    ("score shape", lambda: call(score=Own()), "Own", "one for each query and key"),
     ("matrix product", lambda: matrix(2, 3, 4) @ zeros(4), "@", "(3, columns)"),
     ("matrix index", lambda: matrix(2, 3, 4)[0], "matrix[0]", "matrix[head, queries, keys]"),
     ("matrix cell", lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[(0, 3, 0)]", "a number below 3"),

@@ -142,7 +142,7 @@ def _band(matrix: AttentionMatrix, head: int, start: int, stop: int) -> Attentio
     """Some rows of a head as a matrix; None: what enters its scores cannot be cut in rows."""
     call = matrix._call
     mask = call.mask
-    if call.bias is not None or call.relative is not None:
+    if call.bias is not None or call.relative is not None or not call.of_products:
         return None
     if mask is not None:
         if not isinstance(mask, Window):

@@ -21,15 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from weft.errors import DataError
+from weft.errors import DataError, optional_package
 from weft.formats.files import JsonObject, cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.head_matrices import MATRICES, MEASURES
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = [
     "MATRICES",
@@ -207,7 +210,13 @@ def _layer(entry: JsonObject, tensors: dict[str, Tensor]) -> LayerSnapshot:
 
 @dataclass(frozen=True)
 class History:
-    """A run's snapshots, read one at a time."""
+    """A run's snapshots, read one at a time.
+
+    ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
+    one before it; ``history.measures()`` says how each head has grown.
+
+    Raises: DataError: no such snapshot, or a damaged one.
+    """
 
     folder: Path
 
@@ -247,6 +256,14 @@ class History:
             )
 
     def __getitem__(self, step: int) -> Snapshot:
+        if step < 0:
+            steps = self.steps
+            if step < -len(steps):
+                raise DataError(
+                    f"{self.folder}: no snapshot {step} from the end; there are {len(steps)}, "
+                    "of the steps in history.steps."
+                )
+            step = steps[step]
         tensors, notes = load_tensors(self._path(step), "snapshot")
         self._check(step, notes)
         try:
@@ -264,8 +281,15 @@ class History:
         for step in self.steps:
             yield self[step]
 
-    def measures(self) -> list[JsonObject]:
-        """One row a step, layer and head: `step`, `layer`, `kind`, `head` and MEASURES."""
+    def measures(self) -> pandas.DataFrame:
+        """A row for each step, layer and head: `step`, `layer`, `kind`, `head` and MEASURES.
+
+        NaN: there was no such matrix, or gradient.
+
+        Raises: InputError: pandas is not installed.
+        """
+        with optional_package("measures"):
+            import pandas
         rows = []
         for step in self.steps:
             for layer in self.notes(step)["layers"]:
@@ -280,7 +304,8 @@ class History:
                     }
                     for head in range(heads)
                 ]
-        return rows
+        table = pandas.DataFrame(rows, columns=["step", "layer", "kind", "head", *MEASURES])
+        return table.astype(dict.fromkeys(MEASURES, "float64"))
 
     def rewind(self, step: int) -> None:
         """Forget snapshots of later steps, before the run goes on from this one."""

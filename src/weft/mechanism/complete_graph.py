@@ -85,7 +85,7 @@ def _sums_before(rows: Tensor) -> Tensor:
 def score_served(call: AttentionCall) -> GraphAttention | None:
     """The score of a call of graph attention on the complete graph, if sorting pays for it."""
     score = call.score
-    if not isinstance(score, GraphAttention):
+    if type(score) is not GraphAttention:
         return None
     rules = (call.mask, call.relative, call.bias, call.softcap, call.sinks)
     if (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from copy import copy
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +23,20 @@ def changed(part: Part, **changes: object) -> Part:
 
 
 def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
-    """A frozen dataclass with each of its tensors changed; anything else as it is."""
-    if not is_dataclass(part):
+    """A copy of an object whose fields that are tensors are changed; None stays None."""
+    tensors = {
+        name: value
+        for name, value in getattr(part, "__dict__", {}).items()
+        if isinstance(value, Tensor)
+    }
+    if not tensors:
         return part
-    values = {field.name: getattr(part, field.name) for field in fields(part)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    return changed(part, **{name: change(tensor) for name, tensor in tensors.items()})
+    if is_dataclass(part):
+        return changed(part, **{name: change(tensor) for name, tensor in tensors.items()})
+    other = copy(part)
+    for name, tensor in tensors.items():
+        setattr(other, name, change(tensor))
+    return other
 
 
 def with_float_tensors(part: Part) -> Part:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from weft.errors import InputError, ShapeError
+from weft.mechanism.parts import with_tensors
 from weft.mechanism.shapes import describe
 
 __all__ = [
@@ -197,7 +198,25 @@ def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: flo
 
 
 class Score(ABC):
-    """A score function with its parameters, as `weft.attention` takes it."""
+    """A score function with its parameters, as `weft.attention` takes it. Subclass it for your own.
+
+        scores = score(queries, keys) * scale
+
+    A call gets some rows of the queries, (batch, heads, rows, depth), and the keys (batch, heads,
+    keys, depth), one head for each of the queries', and gives (batch, heads, rows, keys), which
+    depend on nothing but the query and the key. Tensors that the object holds are trained with the
+    rest; they have the type of the queries. Computed by torch, some rows at a time.
+
+    >>> from torch.nn.functional import normalize
+    >>> class Cosine(Score):
+    ...     def __call__(self, queries, keys):
+    ...         return normalize(queries, dim=-1) @ normalize(keys, dim=-1).mT
+    >>> import weft
+    >>> queries, keys = torch.tensor([[[3., 4.]]]), torch.tensor([[[30., 40.], [-4., 3.]]])
+    >>> matrix = weft.AttentionMatrix(queries, keys, score=Cosine(), scale=math.log(3))
+    >>> matrix.dense()                                   # cosines 1 and 0: e^score is 3 and 1
+    tensor([[[0.7500, 0.2500]]])
+    """
 
     #: Its parameters that are tensors, by name.
     tensors: ClassVar[tuple[str, ...]] = ()
@@ -206,12 +225,31 @@ class Score(ABC):
     #: Whether exchanging a query and a key leaves the score unchanged.
     symmetric: bool = False
 
+    #: Dimensions of a parameter that has one for each head, where there may be.
+    by_head: int | None = None
+
+    def __init__(self, *given: object, **named: object) -> None:
+        if given or named:
+            name = type(self).__name__
+            raise InputError(
+                f"{name}: it takes no arguments. Write {name}.__init__, or put @dataclass above "
+                "the class."
+            )
+
     @abstractmethod
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Raw scores, (batch, heads, queries, keys), before the scale."""
 
-    #: Dimensions of a parameter that has one for each head, where there may be.
-    by_head: int | None = None
+    def of_head(self, head: int) -> Score:
+        """The same for one head alone."""
+        return with_tensors(
+            self,
+            lambda tensor: (
+                tensor[head : head + 1]
+                if tensor.ndim == self.by_head and len(tensor) > 1
+                else tensor
+            ),
+        )
 
     def default_scale(self, depth: int) -> float:
         """The factor on the scores where the caller names none."""

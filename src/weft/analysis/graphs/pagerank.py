@@ -359,12 +359,10 @@ def _descend(
 def _rounding(matrix: AttentionMatrix) -> float:
     """By what share of itself float32 rounds a weight, about: by what it rounds its score.
 
-    A score is a sum of products, the magnitudes of which sum to ``scale |q| |k|`` at most; it, and
-    the row's log-sum-exp, are rounded to 2^-24 of that.
+    A score and the row's log-sum-exp are rounded to 2^-24 of the largest there can be.
     """
     if matrix.queries.dtype == torch.float64 or not matrix.queries.numel():
         return 0.0
-    norms = matrix.queries.norm(dim=-1).max() * matrix.keys.norm(dim=-1).max()
     lse = matrix.lse[matrix.lse.isfinite()].abs()
-    largest = abs(matrix._call.scale) * float(norms) + float(lse.max() if len(lse) else 0)
+    largest = matrix._call.largest_score() + float(lse.max() if len(lse) else 0)
     return 2.0**-24 * (1 + largest)

@@ -188,7 +188,7 @@ def why_not_served(call: AttentionCall) -> str | None:
 
 def why_form_not_served(call: AttentionCall) -> str | None:
     """Why no kernel serves this score, these positions or this mask; None where one may."""
-    if not isinstance(call.score, _DOTS):
+    if type(call.score) not in _DOTS:
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
     tables = None if call.relative is None else call.relative.tables()
     if isinstance(call.score, Bilinear) and tables is not None:

@@ -12,9 +12,19 @@ from torch.autograd import forward_ad
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
+from weft.errors import ShapeError
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.parts import with_float_tensors
-from weft.mechanism.shapes import Keys, Output, PerRow, Queries, Scores, Values, Weights
+from weft.mechanism.shapes import (
+    Keys,
+    Output,
+    PerRow,
+    Queries,
+    Scores,
+    Values,
+    Weights,
+    describe,
+)
 
 __all__ = [
     "block_scores",
@@ -98,6 +108,12 @@ def block_scores(call: AttentionCall, queries: Queries, keys: Keys, rows: range)
     """
     scores = call.score(queries, keys)
     length = keys.shape[2]
+    if not isinstance(scores, Tensor) or scores.shape != (*queries.shape[:3], length):
+        found = describe(scores) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ShapeError(
+            f"{type(call.score).__name__}: the scores are {found}; expected one for each query and "
+            f"key, {(*queries.shape[:3], length)}."
+        )
     if call.relative is not None:
         key_scores = call.relative.key_scores(queries, rows, length)
         if key_scores is not None:

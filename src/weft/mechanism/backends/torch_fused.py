@@ -38,7 +38,7 @@ def fused_serves(call: AttentionCall) -> bool:
     exact = call.relative is None and (call.bias is None or call.bias.dtype == call.queries.dtype)
     return (
         call.scale > 0
-        and isinstance(call.score, Dot | ScaledDot)
+        and type(call.score) in (Dot, ScaledDot)
         and (call.relative is None or call.relative.only_bias)
         and call.softcap is None
         and call.sinks is None

@@ -41,6 +41,7 @@ from weft.mechanism.matrix.cells import (
 from weft.mechanism.matrix.scipy_operator import linear_operator
 from weft.mechanism.matrix.transposed import TransposedMatrix
 from weft.mechanism.positions import Relative
+from weft.mechanism.scores import Score
 from weft.mechanism.shapes import describe
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ class AttentionMatrix:
     """The weights of every head, (heads, queries, keys), as an operator.
 
     Args:
-        queries: (heads, queries, depth).
+        queries: (heads, queries, depth), or a batch of one.
         keys: (kv_heads, keys, depth); kv_heads divides heads.
-        mask, bias, relative, scale, softcap, sinks: as for `weft.attention`, without a batch.
+        mask, score, bias, relative, scale, softcap, sinks: as for `weft.attention`. What a score
+            that is no product is asked of columns goes through all cells, some rows at a time.
         lse: each row's log-sum-exp, (heads, queries), where it is known, as from a graph. Weights
             are e^(score - lse) whatever it is: it holds the sinks, and may come from more exact
             queries and keys.
@@ -87,6 +89,7 @@ class AttentionMatrix:
         keys: Tensor,
         *,
         mask: Mask | Tensor | None = None,
+        score: Score | None = None,
         bias: Tensor | None = None,
         relative: Relative | None = None,
         scale: float | None = None,
@@ -96,12 +99,15 @@ class AttentionMatrix:
         backend: Backend | None = None,
     ) -> None:
         self._call = call = matrix_call(
-            queries, keys, mask, bias, relative, scale, softcap, sinks, backend
+            queries, keys, mask, bias, relative, scale, softcap, sinks, backend, score
         )
-        if lse is not None and lse.shape != queries.shape[:2]:
+        heads_and_queries = call.queries.shape[:2]
+        if lse is not None and lse.ndim == 3 and len(lse) == 1:
+            lse = lse[0]
+        if lse is not None and lse.shape != heads_and_queries:
             raise ShapeError(
                 f"AttentionMatrix: lse is {describe(lse)}; expected one number for each head and "
-                f"query, {tuple(queries.shape[:2])}."
+                f"query, {tuple(heads_and_queries)}."
             )
         # Whether lse is another than the rows' own, and the rows as their own scores make them.
         self._rescaled = lse is not None or sinks is not None

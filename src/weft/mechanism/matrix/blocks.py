@@ -94,6 +94,7 @@ def _parts(
         or call.relative is not None
         or call.bias is not None
         or call.softcap is not None
+        or not call.of_products
     ):
         for columns in _tiles(every, seen, wide, size):
             yield columns, cells(call, lse, rows, columns)[0]

@@ -6,7 +6,6 @@ of it, since they change no score; a matrix knows them as a log-sum-exp.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +18,9 @@ from weft.mechanism.checked import check_tensors, checked_call
 from weft.mechanism.function import Backend, attend
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.mask import Mask
-from weft.mechanism.parts import with_float_tensors
+from weft.mechanism.parts import with_float_tensors, with_tensors
 from weft.mechanism.relative import ByDistance, Relative
-from weft.mechanism.scores import Dot
+from weft.mechanism.scores import Dot, ScaledDot, Score
 from weft.mechanism.shapes import describe, repeat_kv_heads
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
@@ -35,6 +34,7 @@ class MatrixCall:
     """Queries (heads, queries, depth), keys (kv_heads, keys, depth), and the rules of their scores.
 
     bias: broadcastable to (heads, queries, keys), with three dimensions.
+    score: `Dot()` where it is a product.
     """
 
     queries: Tensor
@@ -45,6 +45,7 @@ class MatrixCall:
     scale: float
     softcap: float | None
     backend: Backend | None
+    score: Score = Dot()  # noqa: RUF009 - it has no state
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -53,8 +54,14 @@ class MatrixCall:
 
     @property
     def by_cells(self) -> bool:
-        """Whether positions add to the scores what depends on more than the distance."""
-        return self.relative is not None and not self.relative.only_bias
+        """Whether scores are no products, or depend on positions by more than the distance."""
+        positions = self.relative is not None and not self.relative.only_bias
+        return positions or not self.of_products
+
+    @property
+    def of_products(self) -> bool:
+        """Whether a score is a product of query and key, which may be exchanged and added."""
+        return type(self.score) is Dot
 
     def repeated_keys(self) -> Tensor:
         """The keys with a head for each of the queries'."""
@@ -76,6 +83,7 @@ class MatrixCall:
             keys,
             values.expand(keys.shape[0], -1, -1),
             mask=self.mask,
+            score=None if self.of_products else self.score,
             bias=self.bias,
             relative=self.relative,
             scale=self.scale,
@@ -156,7 +164,22 @@ class MatrixCall:
             mask=None if self.mask is None else self.mask.of_head(h),
             bias=bias,
             relative=None if relative is None else relative.of_head(h, heads),
+            score=self.score.of_head(h),
         )
+
+    def largest_score(self) -> float:
+        """The largest magnitude of a score: of products ``scale |q| |k|`` at most."""
+        heads, queries, keys = self.shape
+        if self.of_products:
+            norms = self.queries.norm(dim=-1).max() * self.keys.norm(dim=-1).max()
+            return abs(self.scale) * float(norms)
+        size = max(1, 2**24 // max(1, heads * keys))
+        largest = 0.0
+        for start in range(0, queries, size):
+            scores = self.scores(range(start, min(start + size, queries)), range(keys))
+            finite = scores[scores.isfinite()]
+            largest = max(largest, float(finite.abs().max()) if len(finite) else 0.0)
+        return largest
 
     def scores(self, rows: range, columns: range) -> Tensor:
         """The scores of some rows and columns, (heads, rows, columns), -inf where hidden."""
@@ -169,7 +192,7 @@ class MatrixCall:
         queries, keys = self.queries[None], self.repeated_keys()[None, :, inside]
         scores = block_scores(
             AttentionCall(
-                queries, keys, keys, Dot(), self.scale, None, relative, bias, self.softcap
+                queries, keys, keys, self.score, self.scale, None, relative, bias, self.softcap
             ),
             queries[:, :, rows.start : rows.stop],
             keys,
@@ -197,23 +220,25 @@ def matrix_call(
     softcap: float | None,
     sinks: Tensor | None,
     backend: Backend | None,
+    score: Score | None = None,
 ) -> MatrixCall:
     """The arguments of an AttentionMatrix, checked; half precision in float32."""
     name = "AttentionMatrix"
     check_tensors(name, queries, keys)
     for which, tensor in (("queries", queries), ("keys", keys)):
-        if tensor.ndim != 3:
+        if tensor.ndim != 3 and not (tensor.ndim == 4 and len(tensor) == 1):
             raise ShapeError(
                 f"{name}: {which} are {describe(tensor)}; expected (heads, positions, depth). "
-                "Take one sequence of a batch at a time."
+                f"Take one sequence of a batch at a time: {which}[0]."
             )
+    queries, keys = (tensor[0] if tensor.ndim == 4 else tensor for tensor in (queries, keys))
     if isinstance(relative, Relative):
         relative = relative.in_scores()
     values = keys[..., :0]
-    scale = 1 / math.sqrt(max(queries.shape[2], 1)) if scale is None else scale
     checked = checked_call(
-        name, queries, keys, values, mask, Dot(), relative, bias, scale, softcap, sinks, 0.0
+        name, queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, 0.0
     )
+    products = type(checked.score) in (Dot, ScaledDot)
     half = queries.dtype in (torch.float16, torch.bfloat16)
     dtype = torch.float32 if half else queries.dtype
     return MatrixCall(
@@ -225,4 +250,11 @@ def matrix_call(
         checked.scale,
         softcap,
         backend,
+        Dot() if products else _held(checked.score, half),
     )
+
+
+def _held(score: Score, half: bool) -> Score:
+    """A score of which no derivative is taken, in float32 where the queries were in half."""
+    score = with_tensors(score, Tensor.detach)
+    return with_float_tensors(score) if half else score

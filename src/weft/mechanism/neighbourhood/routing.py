@@ -48,9 +48,10 @@ def serves(call: AttentionCall) -> bool:
     if why_wrapped((call.queries, call.keys, call.values)) is not None:
         return False
     cells = call.queries.shape[2] * call.keys.shape[2]
-    if isinstance(score, Dot | ScaledDot | Bilinear):
+    # A subclass has a formula of its own.
+    if type(score) in (Dot, ScaledDot, Bilinear):
         return len(mask.columns) * SPARSE <= cells
-    return isinstance(score, GraphAttention | GraphAttentionV2) and call.scale == 1
+    return type(score) in (GraphAttention, GraphAttentionV2) and call.scale == 1
 
 
 def attention(call: AttentionCall) -> Output:
