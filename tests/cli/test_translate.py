@@ -19,6 +19,7 @@ import weft
 import weft.cli
 from weft.formats.pharaoh import GoldLinks
 from weft.jobs import word_alignment
+from weft.mechanism.linear import current_products
 from weft.models.decoding import beam_hypotheses
 from weft.models.transformer import Transformer
 from weft.tracing.capture import trace_as
@@ -351,3 +352,25 @@ def test_each_window_is_written_before_the_next_is_read(runs: Path) -> None:
     # The reader leaves, as head does: the rest is not translated, and nothing is said of it.
     _, errors = process.communicate(b"de: 3\n" * 20)
     assert (process.returncode, errors) == (0, b"")
+
+
+def test_products_are_chosen(
+    weft_main: Command, runs: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    step = Transformer.step
+
+    def watched(model: Transformer, tokens: Any, state: Any) -> Any:
+        seen.add(current_products())
+        return step(model, tokens, state)
+
+    monkeypatch.setattr(Transformer, "step", watched)
+    command = ("translate", runs / "dates", "--file", file, "--products")
+    for kind in ("bfloat16", "float32"):
+        seen.clear()
+        result = weft_main(*command, kind)
+        assert result.code == 0
+        assert seen == {kind}
+        assert len(result.out.splitlines()) == len(TEXTS)
+    assert current_products() == "float32"
+    assert weft_main(*command, "int8").code == 2

@@ -181,6 +181,50 @@ class TestCache:
         assert cache.length == 4
         torch.testing.assert_close(first, layer(x, source), rtol=0, atol=1e-12)
 
+    @pytest.mark.parametrize("seed", range(8))
+    def test_what_it_holds(self, seed: int) -> None:
+        """Against tensors that are joined and taken anew at every step."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def number(low: int, high: int) -> int:
+            return int(torch.randint(low, high, (), generator=generator))
+
+        cache, batch = KeyValueCache(), 6
+        whole, kept = [torch.zeros(batch, 2, 0, 3), torch.zeros(batch, 2, 0, 5)], []
+        for _ in range(40):
+            new = [torch.randn(batch, 2, number(1, 4), 3, generator=generator)]
+            new.append(torch.randn(*new[0].shape[:3], 5, generator=generator))
+            whole = [torch.cat(pair, 2) for pair in zip(whole, new, strict=True)]
+            held = number(0, 5) == 0
+            given = cache.append(new[0], new[1], kept=held)
+            assert all(map(torch.equal, given, whole))
+            if held:
+                kept.append((given, [tensor.clone() for tensor in given]))
+            count = number(max(1, batch - 1), batch + (2 if number(0, 8) == 0 else 1))
+            order = torch.arange(count) % batch
+            changed = torch.randperm(count, generator=generator)[: number(0, count + 1)]
+            order[changed] = torch.randint(0, batch, (len(changed),), generator=generator)
+            cache.reorder(order)
+            whole, batch = [tensor[order] for tensor in whole], count
+            assert cache.keys is not None
+            assert cache.values is not None
+            assert torch.equal(cache.keys, whole[0])
+            assert torch.equal(cache.values, whole[1])
+        assert all(torch.equal(a, b) for then, now in kept for a, b in zip(then, now, strict=True))
+
+    def test_gradients_pass_through_it(self) -> None:
+        layer = layer_of(8, 2)
+        inputs = random(2, 5, 8).requires_grad_()
+        cache = KeyValueCache()
+        steps = [
+            layer(inputs[:, place : place + 1], mask=weft.causal(offset=place), cache=cache)
+            for place in range(5)
+        ]
+        (by_steps,) = torch.autograd.grad(torch.cat(steps, 1).square().sum(), inputs)
+        whole = layer(inputs, mask=weft.causal()).square().sum()
+        (at_once,) = torch.autograd.grad(whole, inputs)
+        torch.testing.assert_close(by_steps, at_once, rtol=0, atol=1e-12)
+
     def test_an_empty_one_is_reordered_in_peace(self) -> None:
         cache = KeyValueCache()
         cache.reorder(torch.tensor([1, 0]))

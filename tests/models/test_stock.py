@@ -49,7 +49,7 @@ def ids(rows: int, length: int) -> Tensor:
     return torch.randint(4, 50, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize(
     ("norm", "positions", "architecture"),
@@ -89,6 +89,8 @@ def test_translators(
         ("pre", "rotary", "relu", "GPTNeoXForCausalLM"),
         ("post", "sinusoidal", "relu", "OpenAIGPTLMHeadModel"),
         ("post", "learned", "relu", "OpenAIGPTLMHeadModel"),
+        ("post", "learned", "gelu-tanh", "OpenAIGPTLMHeadModel"),
+        ("post", "none", "silu", "OpenAIGPTLMHeadModel"),
     ],
 )
 def test_language_models(
@@ -105,6 +107,53 @@ def test_language_models(
 
 
 @pytest.mark.parametrize(
+    "choices",
+    [
+        {"biases": False},
+        {"norm_epsilon": 0.3, "activation": "gelu-tanh", "scaled_embeddings": False},
+        {"norm_epsilon": 0.3, "norm": "post", "activation": "silu", "biases": False},
+        {"positions": "rotary", "norm_epsilon": 0.3, "rotary_base": 30.0, "activation": "silu"},
+        {"positions": "rotary", "biases": False, "scaled_embeddings": False},
+    ],
+)
+def test_later_choices_of_language_models(choices: dict[str, Any]) -> None:
+    model = drawn(LanguageModel, **choices)
+    with torch.no_grad():
+        logits = theirs(model)(input_ids=ids(3, 30)).logits
+        assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu-tanh", "relu"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"kv_heads": 2, "norm_epsilon": 0.3, "rotary_base": 30.0},
+        {"kv_heads": 1, "depth": 6, "scaled_embeddings": False},
+    ],
+)
+def test_llama(choices: dict[str, Any], activation: str, biases: bool) -> None:
+    model = drawn(
+        LanguageModel, positions="rotary", normalisation="rms", feed_forward_kind="gated",
+        activation=activation, biases=biases, **choices,
+    )  # fmt: skip
+    assert stock_model(model).architecture == "LlamaForCausalLM"
+    with torch.no_grad():
+        logits = theirs(model)(input_ids=ids(3, 30)).logits
+        assert torch.allclose(logits, model(ids(3, 30)), atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_later_choices_of_translators(norm: str) -> None:
+    model = drawn(Transformer, norm=norm, biases=False, scaled_embeddings=False, output_bias=True)
+    source, target = ids(3, 11), ids(3, 9)
+    with torch.no_grad():
+        logits = theirs(model)(input_ids=source, decoder_input_ids=target).logits
+        assert torch.allclose(logits, model(source, target), atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("kind", "choices", "what"),
     [
         (Transformer, {"positions": "rotary"}, 'model.positions "rotary". With a counterpart: sin'),
@@ -112,8 +161,19 @@ def test_language_models(
         (Transformer, {"tied": False}, "three embedding matrices"),
         (Transformer, {"weights": "uniform"}, 'model.weights "uniform"'),
         (Transformer, {"normalisation": "rms"}, 'model.normalisation "rms"'),
-        (LanguageModel, {"activation": "silu"}, 'model.activation "silu"'),
-        (LanguageModel, {"biases": False}, "model.biases = false"),
+        (Transformer, {"norm_epsilon": 0.1}, "model.norm_epsilon = 0.1"),
+        (LanguageModel, {"normalisation": "rms"}, 'model.normalisation "rms" beside this'),
+        (LanguageModel, {"output_bias": True}, "a bias of the scores"),
+        (
+            LanguageModel,
+            {"positions": "rotary", "normalisation": "rms"},
+            'model.feed_forward_kind "plain" beside RMS norms',
+        ),
+        (
+            LanguageModel,
+            {"positions": "rotary", "feed_forward_kind": "gated"},
+            'model.normalisation "layer" beside a gate',
+        ),
         (LanguageModel, {"positions": "alibi"}, "sinusoidal, learned, none, rotary"),
         (
             LanguageModel,

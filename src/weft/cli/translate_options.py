@@ -1,5 +1,6 @@
 """The options of `weft translate`."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,22 @@ Window = Annotated[
     ),
 ]  # fmt: skip
 
+
+class ProductsKind(StrEnum):
+    """How factors of products are rounded."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+ProductsAre = Annotated[
+    ProductsKind,
+    typer.Option(
+        "--products",
+        help="Of the linear maps. bfloat16: quicker where the processor multiplies it (weft "
+        "doctor), and a rare translation differs; else the same as float32.",
+    ),
+]
 Described = Annotated[
     bool, typer.Option("--json", help="Print one JSON object a line, described in docs/formats.md.")
 ]

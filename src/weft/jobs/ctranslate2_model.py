@@ -19,7 +19,7 @@ from weft.models.blocks import DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.embeddings import Embedding
 from weft.models.language_model import LanguageModel
-from weft.models.stock import position_table, queries_keys_values
+from weft.models.stock_parts import position_table, queries_keys_values
 from weft.models.transformer import Transformer
 from weft.training.inference import TrainedRun
 from weft.training.text import SPECIALS

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.errors import VerificationError, optional_package
 from weft.jobs.exported_tokenizer import exported_tokenizer
-from weft.models.stock import StockModel, stock_model
+from weft.models.stock import stock_model
+from weft.models.stock_parts import StockModel
 from weft.training.inference import TrainedRun
 from weft.training.text import SPECIALS, Vocabulary
 

@@ -9,7 +9,6 @@ Source: Vaswani et al. 2017, section 3.2.2.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
+from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
@@ -25,40 +25,6 @@ from weft.mechanism.shapes import describe
 __all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "WeightsKind"]
 
 WeightsKind = Literal["learned", "uniform"]
-
-
-@dataclass(eq=False)
-class KeyValueCache:
-    """Keys and values that an attention layer has already computed, for step-by-step decoding.
-
-    Self-attention appends to it, cross-attention fills it once. Both tensors are
-    (batch, kv_heads, keys, depth), or None before the first call.
-    """
-
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """How many keys it holds."""
-        return 0 if self.keys is None else self.keys.shape[2]
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of new positions; returns all of them."""
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat((self.keys, keys), 2)
-            values = torch.cat((self.values, values), 2)
-        self.keys, self.values = keys, values
-        return keys, values
-
-    def reorder(self, order: Tensor) -> None:
-        """Take sequence ``order[b]`` as sequence b: beams survive, die or split.
-
-        order: indices into the batch, (new_batch,).
-        """
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.index_select(0, order)
-            self.values = self.values.index_select(0, order)
 
 
 class MultiHeadAttention(AttentionLayer):
@@ -203,7 +169,8 @@ class MultiHeadAttention(AttentionLayer):
             if self.relative == "rotary":
                 keys = rotary(keys, offset, self.rotary_base)
             if cache is not None:
-                keys, values = cache.append(keys, values)
+                # An observer holds on to what it is shown.
+                keys, values = cache.append(keys, values, kept=self.observer is not None)
         if self.relative == "rotary":
             queries = rotary(queries, offset, self.rotary_base)
 

@@ -135,6 +135,7 @@ def greedy(
             for row, sequence in enumerate(alive)
             if not ended[sequence] and length < limits[sequence]
         ]
+        rows = _closed_up(rows)
         going_on = torch.tensor(rows, dtype=torch.long, device=device)
         if len(rows) < len(alive):
             alive = [alive[row] for row in rows]
@@ -225,6 +226,11 @@ def beam_hypotheses(
             words = written[row, parents[row, rank], 1:].tolist()
             finished[alive[row]].append(Hypothesis(words, float(best[row, rank])))
         scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
+        # Whoever goes on stays in the place of its parent, so that caches copy the others alone.
+        ranks = torch.tensor(
+            [_in_place(row) for row in parents.gather(1, order).tolist()], device=device
+        )
+        scores, order = scores.gather(1, ranks), order.gather(1, ranks)
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
         written = torch.cat(
             (written.gather(1, parents[..., None].expand(-1, -1, length)), tokens[..., None]), 2
@@ -235,6 +241,7 @@ def beam_hypotheses(
                 finished[sequence] = finished[sequence] or _cut(written[row], scores[row])
             elif not _settled(finished[sequence], scores[row], length, length_penalty):
                 going_on.append(row)
+        going_on = _closed_up(going_on)
         keep = torch.tensor(going_on, dtype=torch.long, device=device)
         all_stay = len(going_on) == count
         state.reorder((keep[:, None] * beam + parents[keep]).flatten(), None if all_stay else keep)
@@ -258,10 +265,39 @@ def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
     return limits
 
 
+def _in_place(parents: list[int]) -> list[int]:
+    """Of each place of a beam, which child comes there: the first of the parent that was there,
+    or, where that has none, one whose parent's place is taken.
+
+    >>> _in_place([2, 2, 0])
+    [2, 1, 0]
+    """
+    places = [-1] * len(parents)
+    others = []
+    for child, parent in enumerate(parents):
+        if places[parent] < 0:
+            places[parent] = child
+        else:
+            others.append(child)
+    return [others.pop(0) if child < 0 else child for child in places]
+
+
+def _closed_up(rows: list[int]) -> list[int]:
+    """Rows that go on, the last ones in the places of those that do not.
+
+    >>> _closed_up([0, 2, 3, 5])
+    [0, 5, 2, 3]
+    """
+    count = len(rows)
+    beyond = [row for row in rows if row >= count]
+    staying = set(rows) - set(beyond)
+    return [row if row in staying else beyond.pop() for row in range(count)]
+
+
 def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
     """The hypotheses of a sequence, none of which has ended, where they are."""
     real = scores.isfinite()
-    real[0] = True
+    real[scores.argmax()] = True
     return [
         Hypothesis(written[rank, 1:].tolist(), float(scores[rank]), ended=False)
         for rank in real.nonzero()[:, 0].tolist()
@@ -273,12 +309,12 @@ def _settled(
 ) -> bool:
     """Whether a search can stop: as many have ended as the beam holds, and none alive leads.
 
-    scores: log-probabilities of those alive, the best first.
+    scores: log-probabilities of those alive.
     """
     if len(finished) < len(scores):
         return False
     leads = max(hypothesis.score(length_penalty) for hypothesis in finished)
-    return leads >= float(scores[0]) / float(length**length_penalty)
+    return leads >= float(scores.max()) / float(length**length_penalty)
 
 
 @torch.no_grad()

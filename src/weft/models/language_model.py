@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import causal
 from weft.models.blocks import BlockCache, DecoderBlock
 from weft.models.configuration import Architecture
@@ -57,7 +58,7 @@ class LanguageModel(Predictor):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token, (..., vocabulary), from outputs (..., width)."""
-        result: Tensor = self.output_embedding(outputs)
+        (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask, causal, padding
 from weft.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
@@ -89,7 +90,7 @@ class Transformer(Predictor):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Scores of every token, (..., vocabulary), from outputs (..., width)."""
-        result: Tensor = self.output_embedding(outputs)
+        (result,) = linear_maps(outputs, [self.output_embedding])
         return result
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, WeftError
+from weft.mechanism.linear import Products, products
 from weft.models.decoding import Hypothesis, beam_hypotheses, greedy
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
@@ -28,11 +29,13 @@ class Search:
     beam: hypotheses kept at every step; 1 = greedy.
     length_penalty: see `beam_hypotheses`.
     batch_tokens: source tokens decoded at once, beams counted.
+    products: of the linear maps, see `weft.mechanism.linear.products`.
     """
 
     beam: int = 5
     length_penalty: float = 1.0
     batch_tokens: int = 8_192
+    products: Products = "float32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +110,8 @@ def hypotheses_of(
                 progress(before + int(share * size), len(sources))
 
             ids = padded([[*sources[index], vocabulary.end] for index in plan], vocabulary.pad)
-            decoded = _decode(translator, vocabulary, ids, search, told)
+            with products(search.products):
+                decoded = _decode(translator, vocabulary, ids, search, told)
             for index, hypotheses in zip(plan, decoded, strict=True):
                 ranked[index] = hypotheses
         done += len(batch)

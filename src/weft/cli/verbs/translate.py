@@ -9,6 +9,8 @@ from weft.cli.translate_options import (
     LengthPenalty,
     Lines,
     NBest,
+    ProductsAre,
+    ProductsKind,
     Window,
 )
 from weft.errors import InputError
@@ -19,7 +21,8 @@ PLACE = ("Make", 4)
 def translate(
     run: RunPath, file: Lines = None, beam: Beam = 5, length_penalty: LengthPenalty = None,
     n_best: NBest = 1, heads: Heads = None, method: AlignMethod = AligningMethod.mutual,
-    lines_at_once: Window = WINDOW, threads: Threads = None, as_json: Described = False,
+    lines_at_once: Window = WINDOW, products: ProductsAre = ProductsKind.float32,
+    threads: Threads = None, as_json: Described = False,
 ) -> None:  # fmt: skip
     """Translate standard input to standard output, line by line, with a run of a translator.
 
@@ -43,7 +46,8 @@ def translate(
             raise InputError(f"{name} is for --json: without it, each line is a translation.")
     trained = open_run(run)
     penalty = trained.length_penalty if length_penalty is None else length_penalty
-    request = Request(Search(beam, penalty), lines_at_once, n_best, heads or "all", method.value)
+    search = Search(beam, penalty, products=products.value)
+    request = Request(search, lines_at_once, n_best, heads or "all", method.value)
     unknown = UnknownParts(trained.vocabulary)
     lines = unknown.watching(iterate_standard_input() if file is None else file_lines(file))
     if as_json:

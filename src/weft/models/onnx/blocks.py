@@ -13,7 +13,7 @@ from weft.models.configuration import ActivationKind
 from weft.models.embeddings import Embedding
 from weft.models.onnx.attention import KeysValues, Places, keys_values, linear, multi_head
 from weft.models.onnx.graph import OnnxGraph
-from weft.models.stock import position_table
+from weft.models.stock_parts import position_table
 
 __all__ = [
     "decoder_blocks",
