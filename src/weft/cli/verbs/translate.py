@@ -1,28 +1,18 @@
 """`weft translate`."""
 
+from weft.cli import translate_options as its
 from weft.cli.align_options import AligningMethod, AlignMethod
 from weft.cli.options import Beam, RunPath, Threads
-from weft.cli.translate_options import (
-    WINDOW,
-    Described,
-    Heads,
-    LengthPenalty,
-    Lines,
-    NBest,
-    ProductsAre,
-    ProductsKind,
-    Window,
-)
 from weft.errors import InputError
 
 PLACE = ("Make", 4)
 
 
 def translate(
-    run: RunPath, file: Lines = None, beam: Beam = 5, length_penalty: LengthPenalty = None,
-    n_best: NBest = 1, heads: Heads = None, method: AlignMethod = AligningMethod.mutual,
-    lines_at_once: Window = WINDOW, products: ProductsAre = ProductsKind.float32,
-    threads: Threads = None, as_json: Described = False,
+    run: RunPath, file: its.Lines = None, beam: Beam = 5, length_penalty: its.LengthPenalty = None,
+    n_best: its.NBest = 1, heads: its.Heads = None, method: AlignMethod = AligningMethod.mutual,
+    lines_at_once: its.Window = its.WINDOW, products: its.ProductsAre = its.ProductsKind.float32,
+    threads: Threads = None, as_json: its.Described = False,
 ) -> None:  # fmt: skip
     """Translate standard input to standard output, line by line, with a run of a translator.
 
