@@ -6,6 +6,7 @@ import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
 import Heads from "./views/Heads.svelte";
 import Matrix from "./views/Matrix.svelte";
+import Neuron from "./views/Neuron.svelte";
 import Sql from "./views/Sql.svelte";
 import Threads from "./views/Threads.svelte";
 import TrainingView from "./views/Training.svelte";
@@ -30,6 +31,7 @@ export const VIEWS: ViewEntry[] = [
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
   { name: "threads", title: "Threads", key: "t", back: "heads", ofExample: Threads },
   { name: "matrix", title: "Matrix", key: "m", back: "threads", ofExample: Matrix },
+  { name: "neuron", title: "Neuron", key: "n", back: "threads", ofExample: Neuron, live: true },
   { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

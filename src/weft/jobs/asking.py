@@ -8,10 +8,12 @@ from pathlib import Path
 from weft.errors import InputError
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
+from weft.jobs.layer_numbers import ModelLayers
 from weft.jobs.model import Model, TraceOptions, check_text
 from weft.jobs.opening import open_model
 from weft.studio.asking import Asking
 from weft.studio.collection import Collection
+from weft.studio.neuron import LayerNumbers
 from weft.studio.page import collect
 from weft.studio.runs import open_collection, open_traces
 from weft.tracing.packaged import PACKAGED
@@ -28,6 +30,14 @@ class Reader:
     def __init__(self, name: str, model: Model | None = None) -> None:
         self._name, self._model = name, model
         self._opening = threading.Lock()
+        self._layers = ModelLayers()
+
+    def through(self, text: str, layer: str) -> LayerNumbers:
+        """What a layer, by its path, read and made on a text. Raises: WeftError: it is not known.
+
+        Of one text at a time: `Asking` sees to it.
+        """
+        return self._layers.numbers(self.model(), text, layer)
 
     def __call__(self, text: str) -> TraceData:
         """Trace a text. Raises: WeftError: it cannot be read."""
@@ -67,17 +77,19 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
         return open_traces([path, *others])
     if is_run(path):
         collection = open_collection(path)
-        collection.asking = Asking(path.resolve().name, Reader(name))
+        reader = Reader(name)
+        collection.asking = Asking(path.resolve().name, reader, reader.through)
         return collection
     if not _is_model(path):
         if text is not None:
             raise InputError(f"--text: {path} is no model, which would read it. Leave it out.")
         return open_collection(path)
     reader = Reader(name, open_model(name))
-    trace = reader(TEXT if text is None else text)
+    text = TEXT if text is None else text
     title = name if not path.exists() else path.resolve().name
-    collection = collect([trace], title, names=[TEXT if text is None else text])
-    collection.asking = Asking(title, reader)
+    collection = collect([reader(text)], title, names=[text])
+    collection.examples[0].text = text
+    collection.asking = Asking(title, reader, reader.through)
     return collection
 
 

@@ -26,14 +26,14 @@ from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Words, check_length
 from weft.walkthrough.walk import Kind
 
-__all__ = ["steps_of_model"]
+__all__ = ["LayerCalled", "layer_calls", "steps_of_model"]
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class LayerCalled:
     """What one layer computed: what it made queries, and keys and values, from; and these."""
 
     queries_from: Tensor
@@ -63,7 +63,7 @@ def steps_of_model(
         )  # fmt: skip
         if not isinstance(traced, TraceData):
             raise InputError(f"{name}: the inputs are a batch. Give one text.")
-        calls = _calls(model, inputs)
+        calls = layer_calls(model, inputs)
     walk = partial(_walk, name, model.network, traced, calls, layer, view)
     if kind == "all":
         if view.query is not None:
@@ -76,7 +76,7 @@ def _walk(
     name: str,
     network: nn.Module,
     traced: TraceData,
-    calls: dict[str, _Call],
+    calls: dict[str, LayerCalled],
     index: int,
     view: View,
     kind: str,
@@ -108,7 +108,9 @@ def _chosen(name: str, traced: TraceData, kind: str, index: int) -> TraceLayer:
     return layers[index]
 
 
-def _worked(network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: _Call) -> Worked:
+def _worked(
+    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled
+) -> Worked:
     """The walk of a layer, held against what the model computed itself."""
     how, heads = call.reached.scoring, call.reached.heads
     if how is None:
@@ -135,7 +137,7 @@ def _worked(network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call
 
 
 def _projections(
-    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: _Call, turn: bool
+    network: nn.Module, layer: TraceLayer, matrices: LayerMatrices, call: LayerCalled, turn: bool
 ) -> Projections:
     """W_Q, W_K, W_V, W_O of every head, and their biases."""
     repeated, module = matrices.repeated(), network.get_submodule(layer.name)
@@ -194,7 +196,7 @@ def _more(layer: TraceLayer, reason: str) -> InputError:
     )
 
 
-def _calls(model: Model, inputs: Any) -> dict[str, _Call]:
+def layer_calls(model: Model, inputs: Any) -> dict[str, LayerCalled]:
     """Run a model once, and keep what every attention layer read and made."""
     network, calls = model.network, {}
     entered: dict[str, tuple[Tensor, Tensor]] = {}
@@ -202,7 +204,7 @@ def _calls(model: Model, inputs: Any) -> dict[str, _Call]:
 
     def note(reached: Reached) -> Tensor:
         if reached.path in entered:
-            calls[reached.path] = _Call(*entered[reached.path], reached)
+            calls[reached.path] = LayerCalled(*entered[reached.path], reached)
         return reached.heads.output
 
     ready: dict[str, Any] = dict(model.tokenizer(inputs, return_tensors="pt")) if isinstance(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from weft.formats.trace import TraceData
 from weft.studio.collection import Example
 from weft.studio.heads import head_roles
+from weft.studio.neuron import LayerNumbers, Through
 
 __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
 
@@ -31,10 +32,12 @@ class Asking:
 
     name: what it is called.
     read: a text into a trace; raises a WeftError where it cannot.
+    through: a text and the path of a layer into what that layer read and made; None: not known.
     """
 
     name: str
     read: Callable[[str], TraceData]
+    through: Callable[[str, str], LayerNumbers] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
     _count: int = 0
@@ -63,7 +66,7 @@ class Asking:
         with self._reading:
             if self._latest.get(window, 0) > turn:
                 raise SupersededError
-            example = Example(text, self.read(text), head_roles)
+            example = Example(text, self.read(text), head_roles, text)
         with self._counting:
             self._held[number] = example
             while len(self._held) > _HELD:
@@ -73,6 +76,21 @@ class Asking:
     def example(self, number: int) -> Example | None:
         """The example of a text that is still held."""
         return self._held.get(number)
+
+    def of_text(self, text: str | None) -> Through | None:
+        """What the layers read and made on a text; None: the model did not read it, or cannot say.
+
+        A model runs one text at a time.
+        """
+        through = self.through
+        if text is None or through is None:
+            return None
+
+        def numbers(layer: str) -> LayerNumbers:
+            with self._reading:
+                return through(text, layer)
+
+        return numbers
 
     def settle(self) -> None:
         """End what is worked out of the texts that are held."""

@@ -38,6 +38,7 @@ from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.heads import WORDS
+from weft.studio.neuron import Neurons
 from weft.studio.overviews import SMALL, Overviews, many_dots
 from weft.studio.sums import layer_sums
 from weft.studio.tiles import MatrixTiles
@@ -63,11 +64,13 @@ class Example:
     digest: of the manifest of a trace on disk, the first 12 digits of its SHA-256: what is in it,
     whatever it is called; "": the trace is in memory alone.
     notes: where notes on the trace are kept; None: nowhere, as it is in memory alone.
+    text: what a model that is open read for it; None: another, or none, did.
     """
 
     name: str
     trace: TraceData
     roles: Callable[[TraceData], list[list[JsonObject]]] | None = None
+    text: str | None = None
     _sums: dict[int, bytes] = field(default_factory=dict, repr=False)
     _unkept: list[list[float]] | None = None
     _heads: list[list[JsonObject]] | None = None
@@ -81,6 +84,7 @@ class Example:
         self.notes = None if folder is None else NotesFile(folder)
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
+        self.neurons = Neurons(self.trace, self.matrix)
         self.overviews = Overviews(self.trace, self.layers, self.matrix)
         #: Smaller ones of all heads at once, where there are many.
         self.small = (

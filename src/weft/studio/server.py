@@ -21,6 +21,7 @@ from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, as_json
 from weft.studio.comparison_paths import add_comparisons
+from weft.studio.neuron_paths import add_neurons
 from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
 from weft.studio.page import shell
@@ -119,6 +120,7 @@ def create_app(collection: Collection) -> FastAPI:
     pieces = Pieces(collection)
     for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
         add(app, pieces)
+    add_neurons(app, pieces)
     add_questions(app, collection, pieces.example)
     add_notes(app, pieces)
     add_comparisons(app, pieces)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.analysis import six_steps
+from weft.analysis.six_steps import Wording
 from weft.formats.tokens import visible
 from weft.mechanism.worked import row_of
 from weft.walkthrough.parts import Ledger, Row, Step, Table, TableKind, number
@@ -42,6 +44,11 @@ def is_lower_triangle(allowed: Tensor) -> bool:
     return bool((allowed == torch.ones_like(allowed).tril()).all())
 
 
+def _step(words: Wording, shapes: str = "", rows: tuple[Row, ...] = ()) -> Step:
+    """A step with its words, and what it shows."""
+    return Step(words.number, words.name, words.formula, shapes, words.sentence, rows)
+
+
 def _inputs(walk: Walk) -> Step:
     rows: list[Row] = []
     sides = [("X", walk.queries)] + ([("Y", walk.keys)] if walk.kind == "cross" else [])
@@ -58,33 +65,13 @@ def _inputs(walk: Walk) -> Step:
             )
         else:
             rows.append((last,))
-    placed = walk.queries.P is not None
-    if walk.queries.E is None:
-        formula, sentence = (
-            "X",
-            (
-                "These vectors enter the layer: what the layers before made of the tokens and "
-                "their positions."
-            ),
-        )
-    elif placed:
-        formula, sentence = (
-            "X = E + P",
-            (
-                "Every word has a vector of its own, E. Its place in the sentence adds another, P: "
-                "without it, order would mean nothing."
-            ),
-        )
-    else:
-        formula, sentence = "X = E", "Every word has a vector of its own."
-    if walk.kind == "cross":
-        sentence += " X is the decoder's text, Y the encoder's."
-    return Step(None, "Before: words become vectors", formula, _shape(walk.X), sentence, (*rows,))
+    embedded, placed = walk.queries.E is not None, walk.queries.P is not None
+    said = six_steps.inputs(walk.kind, embedded=embedded, placed=placed)
+    return _step(said, _shape(walk.X), (*rows,))
 
 
 def _project(walk: Walk) -> Step:
     worked, p = walk.worked, walk.worked.projections
-    source = "Y" if walk.kind == "cross" else "X"
     biases = p.b_Q is not None or p.b_K is not None or p.b_V is not None
     rows: list[Row] = []
     for head in walk.shown:
@@ -107,16 +94,8 @@ def _project(walk: Walk) -> Step:
                 Table(_of("V", walk, head), worked.V[head], keys),
             )
         )
-    plus = [f" + {name}" if biases else "" for name in ("b_Q", "b_K", "b_V")]
-    formula = f"Q = X W_Q{plus[0]},  K = {source} W_K{plus[1]},  V = {source} W_V{plus[2]}"
     shapes = f"{_shape(walk.X)} {_shape(p.W_Q[0])} = {_shape(worked.Q[0])}"
-    sentence = (
-        "Three learned matrices make a query, a key and a value of each vector: what a word asks, "
-        "what it answers to, and what it gives."
-    )
-    if walk.kind == "cross":
-        sentence += " Queries come from X, keys and values from Y."
-    return Step(1, "Project", formula, shapes, sentence, (*rows,))
+    return _step(six_steps.project(walk.kind, biases=biases), shapes, (*rows,))
 
 
 def _turn(walk: Walk) -> Step | None:
@@ -131,25 +110,15 @@ def _turn(walk: Walk) -> Step | None:
         )
         for head in walk.shown
     )
-    sentence = (
-        "Rotary positions: each pair of numbers of a query and of a key is turned by an angle that "
-        "grows with its position, so that scores know the distance (Su et al. 2021)."
-    )
-    return Step(None, "Turn by position", "Q := R Q,  K := R K", "", sentence, rows)
+    return _step(six_steps.turn(), "", rows)
 
 
 def _score(walk: Walk) -> Step:
     worked = walk.worked
-    formula, sentence = "S = Q Kᵀ", "The dot product of a query and a key says how well they match."
     columns = _words(walk.keys.tokens)
     if worked.by_position is None:
         rows = _by_heads(walk, "S", worked.scores, "scores")
     else:
-        formula = "S = Q Kᵀ + Q Aᵀ"
-        sentence += (
-            " Relative positions (Shaw et al. 2018) add the product of the query with a learned "
-            "vector for the distance."
-        )
         tokens = _words(walk.queries.tokens)
         rows = tuple(
             (
@@ -161,23 +130,18 @@ def _score(walk: Walk) -> Step:
         )
     keys = f"({walk.K.shape[2]}×{walk.K.shape[1]})"
     shapes = f"{_shape(walk.Q[0])} {keys} = {_shape(walk.scores[0])}"
-    return Step(2, "Score", formula, shapes, sentence, rows)
+    words = six_steps.score(shaw=worked.by_position is not None)
+    return _step(words, shapes, rows)
 
 
 def _scale(walk: Walk) -> Step:
     depth = walk.worked.projections.depth
     root = f"√{depth}"
-    sentence = (
-        f"Long vectors give large products. Over {root} = {depth**0.5:.{walk.digits}f} they keep "
-        "their size, whatever the depth."
-    )
     bias = walk.worked.bias
+    words = six_steps.scale(depth, walk.digits, alibi=bias is not None)
     if bias is None:
         rows = _by_heads(walk, f"S / {root}", walk.scaled, "scores")
-        return Step(3, "Scale", f"S / √d = S / {root}", "", sentence, rows)
-    sentence += (
-        " ALiBi (Press et al. 2022) then adds B: the further away a key, the less its score."
-    )
+        return _step(words, "", rows)
     tokens, columns = _words(walk.queries.tokens), _words(walk.keys.tokens)
     rows = tuple(
         (
@@ -187,23 +151,15 @@ def _scale(walk: Walk) -> Step:
         )
         for head in walk.shown
     )
-    return Step(3, "Scale", f"S / √d + B = S / {root} + B", "", sentence, rows)
+    return _step(words, "", rows)
 
 
 def _mask(walk: Walk) -> Step:
     allowed = walk.worked.allowed
-    formula = "S_ij = −∞ where i may not look at j"
     if bool(allowed.all()):
-        sentence = "Nothing is hidden here: every query may look at every key."
-        return Step(4, "Mask", "none", "", sentence)
-    if is_lower_triangle(allowed):
-        sentence = (
-            "A decoder writes from left to right: no word may look at words after it. Their scores "
-            "become −∞."
-        )
-    else:
-        sentence = "Some keys may not be looked at. Their scores become −∞."
-    return Step(4, "Mask", formula, "", sentence, _by_heads(walk, "masked", walk.masked, "scores"))
+        return _step(six_steps.mask("nothing"))
+    words = six_steps.mask("later" if is_lower_triangle(allowed) else "some")
+    return _step(words, "", _by_heads(walk, "masked", walk.masked, "scores"))
 
 
 def _softmax(walk: Walk) -> Step:
@@ -218,20 +174,13 @@ def _softmax(walk: Walk) -> Step:
             )
         )
     joined = (tuple(table for row in rows for table in row),) if len(rows) == 2 else (*rows,)
-    sentence = (
-        "Row by row, e to the power of each score is divided by the sum of the row: the weights "
-        "of a row are 0 or more, and add up to 1."
-    )
-    return Step(5, "Softmax", "A_ij = e^S_ij / Σ_k e^S_ik", "", sentence, joined)
+    return _step(six_steps.softmax(), "", joined)
 
 
 def _weigh(walk: Walk) -> Step:
     worked = walk.worked
-    sentence = "Each word takes a weighted sum of the values: much of those that it looks at."
-    formula = "Z = A V"
     if worked.values_by_position is not None:
-        formula, tokens = "Z = A V + Σ_j A_ij a_ij", _words(walk.queries.tokens)
-        sentence += " Shaw's positions add a learned vector for each distance, weighted alike."
+        tokens = _words(walk.queries.tokens)
         rows: tuple[Row, ...] = tuple(
             (
                 Table(_of("A V", walk, head), walk.Z[head] - worked.values_by_position[head],
@@ -244,26 +193,20 @@ def _weigh(walk: Walk) -> Step:
     else:
         rows = _by_heads(walk, "Z", walk.Z, "numbers", named=False)
     shapes = f"{_shape(walk.weights[0])} {_shape(walk.V[0])} = {_shape(walk.Z[0])}"
-    return Step(6, "Weigh", formula, shapes, sentence, rows)
+    words = six_steps.weigh(shaw=worked.values_by_position is not None)
+    return _step(words, shapes, rows)
 
 
 def _join(walk: Walk) -> Step:
     p, heads = walk.worked.projections, len(walk.Z)
     parts = "Z" if heads == 1 else "[Z_0 Z_1]" if heads == 2 else f"[Z_0 … Z_{heads - 1}]"
-    plus = "" if p.b_O is None else " + b_O"
     tokens = _words(walk.queries.tokens)
-    sentence = (
-        f"The {heads} heads stand side by side, and a last learned matrix mixes them."
-        if heads > 1
-        else "A last learned matrix makes the output."
-    )
     rows: list[Row] = [(Table(parts, walk.joined, tokens), Table("W_O", p.W_O))]
     if p.b_O is not None:
         rows.append((Table("b_O", p.b_O[None]),))
     rows.append((Table("output", walk.output, tokens),))
     shapes = f"{_shape(walk.joined)} {_shape(p.W_O)} = {_shape(walk.output)}"
-    formula = f"output = {parts} W_O{plus}"
-    return Step(None, "After: the heads are joined", formula, shapes, sentence, (*rows,))
+    return _step(six_steps.join(heads, bias=p.b_O is not None), shapes, (*rows,))
 
 
 def _alone(walk: Walk) -> Step:

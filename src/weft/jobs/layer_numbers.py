@@ -1,0 +1,76 @@
+"""What the layers of a model that `weft view` opened read and made on a text."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
+from weft.errors import InputError
+from weft.jobs.model import Model, TraceOptions
+from weft.jobs.trained_head import LayerCalled, layer_calls
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.studio.neuron import LayerNumbers
+
+__all__ = ["ModelLayers"]
+
+#: What rounding in float32 makes of a difference, as a share of the largest number.
+_ROUNDING = 1e-4
+
+
+class ModelLayers:
+    """The layers of a model on the text it was last asked for: it runs once a text."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+        self._calls: dict[str, LayerCalled] = {}
+
+    def numbers(self, model: Model, text: str, layer: str) -> LayerNumbers:
+        """What a layer, by its path, read and made.
+
+        Raises: InputError: its learned matrices, or what enters it, could not be told.
+        """
+        if text != self._text:
+            inputs = model.inputs(text, TraceOptions(verify=False))
+            with torch.no_grad():
+                self._calls = layer_calls(model, inputs)
+            self._text = text
+        matrices = {each.name: each for each in matrices_of(model.network)}.get(layer)
+        call = self._calls.get(layer)
+        if matrices is None or call is None:
+            raise InputError(
+                f"layer {layer}: its learned matrices, or what enters it, could not be told."
+            )
+        return _numbers(model.network, layer, matrices, call)
+
+
+def _numbers(
+    network: nn.Module, layer: str, matrices: LayerMatrices, call: LayerCalled
+) -> LayerNumbers:
+    module, heads = network.get_submodule(layer), call.reached.heads
+    if isinstance(module, MultiHeadAttention):
+        holder: nn.Module | None = module.w_o
+    else:
+        holder = output_projection(layer, network, matrices.heads)
+    bias, turned = _after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
+    scoring = call.reached.scoring
+    return LayerNumbers(
+        call.queries_from[0].detach().cpu(),
+        heads.values[0].detach().cpu(),
+        heads.output[0].detach().cpu(),
+        None if matrices.W_O is None else matrices.W_O.detach().cpu(),
+        b_O=getattr(holder, "bias", None) is not None,
+        biases=bias,
+        turned=turned,
+        relative=None if scoring is None else scoring.relative,
+    )
+
+
+def _after_projection(inputs: Tensor, matrix: Tensor, made: Tensor) -> tuple[bool, bool]:
+    """Whether X W_Q gets a bias, one vector for all positions; or something else after it."""
+    rest = made.detach().cpu().double() - inputs.detach().cpu().double() @ matrix.cpu().double()
+    size = max(float(made.abs().max()), 1.0) * _ROUNDING
+    bias = rest.mean(1, keepdim=True)
+    if float((rest - bias).abs().max()) > size:
+        return False, True
+    return float(bias.abs().max()) > size, False

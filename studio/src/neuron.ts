@@ -1,0 +1,111 @@
+// One edge of a head number by number: what the server says of it, and how it is read.
+
+import type { CellValue, Example, Layer } from "./model";
+import { minus, significant3 } from "./text";
+
+export type Term = [name: string, how: string, value: number | null, result: number | null];
+
+/** See `Neurons.edge` in src/weft/studio/neuron.py. */
+export interface EdgeNumbers {
+  missing: null;
+  depth: number;
+  scaling: string;
+  positions: string;
+  q: number[];
+  k: number[];
+  products: number[];
+  terms: Term[];
+  listed: {
+    keys: number[];
+    ks: number[][];
+    dots: number[];
+    /** null: hidden by the mask. */
+    scores: (number | null)[];
+    exponentials: number[];
+    weights: number[];
+  };
+  softmax: {
+    largest: number;
+    total: number;
+    sink: number | null;
+    sink_exponential: number | null;
+    lse: number | null;
+    count: number;
+    others: number;
+  };
+  exponential: number;
+  weight: number;
+  score: number | null;
+  trace: CellValue;
+}
+export interface EdgeMissing {
+  missing: string;
+  trace: CellValue;
+}
+
+/** See `Neurons.through`. */
+export interface Through {
+  steps: [number: number | null, name: string, formula: string, said: string, missing: string][];
+  x: number[] | null;
+  values: number[][] | null;
+  z: number[] | null;
+  z_difference: number | null;
+  part: number[] | null;
+}
+
+interface Points {
+  places: number[];
+  x: number[];
+  y: number[];
+}
+/** See `Neurons.plane`. */
+export type Plane =
+  | { missing: string }
+  | {
+      missing: null;
+      shares: [number, number];
+      queries: Points;
+      keys: Points;
+      counts: [number, number];
+    };
+
+const path = (layer: Layer, head: number, rest: string) =>
+  `layers/${layer.number}/heads/${head}/${rest}`;
+
+export const edgeOf = (example: Example, layer: Layer, head: number, row: number, key: number) =>
+  example.source.json<EdgeNumbers | EdgeMissing>(
+    example.path(path(layer, head, `edge/${row}/${key}`)),
+  );
+export const throughOf = (example: Example, layer: Layer, head: number, row: number, key: number) =>
+  example.source.json<Through>(example.path(path(layer, head, `through/${row}/${key}`)));
+export const planeOf = (example: Example, layer: Layer, head: number) =>
+  example.source.json<Plane>(example.path(path(layer, head, "plane")));
+
+/** The row that is shown where none is chosen: the last that does not end or part texts. */
+export function firstRow(layer: Layer): number {
+  for (let row = layer.rows - 1; row > 0; row--)
+    if (!layer.one || !layer.separators.includes(row)) return row;
+  return 0;
+}
+
+/** The heights of signed bars, −1 to 1, by the largest of them. */
+export function signed(values: number[]): number[] {
+  const most = Math.max(...values.map(Math.abs), 1e-300);
+  return values.map((value) => value / most);
+}
+
+/** The number that is closest to a place across so many. */
+export const numberAt = (share: number, count: number) =>
+  Math.min(Math.max(Math.floor(share * count), 0), count - 1);
+
+/** A number with four digits after the point; a tiny one as a power of ten. */
+export const exact = (value: number) =>
+  value !== 0 && Math.abs(value) < 5e-4 ? significant3(value) : minus(value, 4);
+
+/** How far two numbers are apart, in words. */
+export const apart = (one: number, other: number) =>
+  one === other
+    ? "the same"
+    : `the same to ${Math.abs(one - other).toExponential(0)}`
+        .replace("e-", "e−")
+        .replace("e+0", "");

