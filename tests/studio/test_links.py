@@ -94,8 +94,8 @@ def test_a_place_that_is_not_there_is_said(
 def test_a_view_that_is_not_there_is_said(studio: Any, three: Collection) -> None:
     page = studio.file(three, "#view=training")
     page.locator(".notices", has_text="There is no training here: this is not a run.").wait_for()
-    page.goto(page.url.split("#")[0] + "#view=graph")
-    said = "The link says view=graph; there are heads, threads, matrix, sql, training."
+    page.goto(page.url.split("#")[0] + "#view=elsewhere")
+    said = "The link says view=elsewhere; there are heads, threads, matrix, "
     page.locator(".notices", has_text=said).wait_for()
 
 

@@ -235,7 +235,8 @@ def _by_position(numbers: LayerNumbers, row: WorkedRow, heads: int) -> Tensor:
     # One row of all heads, of which this one is filled.
     weights = row.weights.new_zeros(1, heads, 1, len(row.weights)).float()
     weights[0, row.head, 0] = row.weights.float()
-    added = relative.value_output(weights, range(row.query, row.query + 1))
+    with torch.no_grad():  # tables of a model that trains
+        added = relative.value_output(weights, range(row.query, row.query + 1))
     return torch.zeros(()) if added is None else added[0, row.head, 0].double()
 
 
