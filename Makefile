@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; the second time that costs nothing.
-.PHONY: help setup demo test test-all check bench pictures docs wheel clean
+.PHONY: help setup setup-no-tools demo test test-all check bench pictures docs wheel clean
 
 python := .venv/bin/python
 # A file of tests stays in one process; each worker computes on its share of the cores.
@@ -11,7 +11,10 @@ help:  ## what there is
 setup:  ## .venv with torch, the native kernels and weft itself
 	@scripts/setup
 
-demo: setup  ## the main job: train a translator of dates, test it, see what it looks at
+setup-no-tools:
+	@scripts/setup --no-tools
+
+demo: setup-no-tools  ## the main job: train a translator of dates, test it, see what it looks at
 	.venv/bin/weft demo
 
 test: setup  ## the tests, less the slow ones
