@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +23,23 @@ from torch import Tensor, nn
 from plain_and_traced import main, parser
 
 
-def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
-    """The model, and ids of the text, or random ones."""
-    from weft.tracing.pretrained import load_pretrained
-
-    model, tokenizer = load_pretrained("smollm2")
+def text_ids(tokenizer: Any, settings: argparse.Namespace) -> Tensor:
+    """As many ids as asked for, of the text, or random ones."""
     length = settings.length
     if settings.file is None:
         torch.manual_seed(1)
-        return model, torch.randint(0, len(tokenizer), (1, length))
+        return torch.randint(0, len(tokenizer), (1, length))
     text = settings.file.read_text("utf-8")[: 20 * length]
-    ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
-    return model, ids.repeat(1, -(-length // ids.shape[1]))[:, :length]
+    ids: Tensor = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+    return ids.repeat(1, -(-length // ids.shape[1]))[:, :length]
+
+
+def load(settings: argparse.Namespace) -> tuple[nn.Module, Tensor]:
+    """The model, and the ids that it reads."""
+    from weft.tracing.pretrained import load_pretrained
+
+    model, tokenizer = load_pretrained("smollm2")
+    return model, text_ids(tokenizer, settings)
 
 
 if __name__ == "__main__":

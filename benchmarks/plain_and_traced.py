@@ -1,4 +1,4 @@
-"""A model's plain forward pass and its trace on disk, in turn, each in a process of its own."""
+"""What a model does plainly and its trace on disk, in turn, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,36 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from side_by_side import peak_memory
 
+if TYPE_CHECKING:
+    from weft.formats.trace import TraceData
+
+    #: From a model, ids and a folder, None for a plain run, to the trace, where there is one.
+    Run = Callable[[nn.Module, Tensor, Path | None, argparse.Namespace], TraceData | None]
+
 __all__ = ["main", "parser"]
 
 Load = Callable[[argparse.Namespace], tuple[nn.Module, Tensor]]
+
+
+def one_pass(
+    model: nn.Module, ids: Tensor, save: Path | None, settings: argparse.Namespace
+) -> TraceData | None:
+    """One pass over the ids, plain or traced."""
+    import weft
+
+    if save is None:
+        model(ids, use_cache=False)
+        return None
+    trace = weft.trace(model, ids, save=save, queries_keys=settings.queries_keys)
+    assert not isinstance(trace, list)
+    return trace
 
 
 def parser(document: str, repeats: int) -> argparse.ArgumentParser:
@@ -28,18 +49,21 @@ def parser(document: str, repeats: int) -> argparse.ArgumentParser:
     options.add_argument("--length", type=int, default=1024)
     options.add_argument("--repeats", type=int, default=repeats)
     options.add_argument("--queries-keys", action="store_true")
+    options.add_argument(
+        "--processor-time", action="store_true", help="of all threads, not on the clock: busy hosts"
+    )
     options.add_argument("--only", choices=("peer", "weft"), help="one run, in this process")
     return options
 
 
-def main(options: argparse.ArgumentParser, load: Load) -> None:
+def main(options: argparse.ArgumentParser, load: Load, run: Run = one_pass) -> None:
     """Measure, in processes of their own, and print.
 
-    Args: load: the model, and the ids that it reads.
+    Args: load: the model, and the ids that it reads. run: what is measured.
     """
     settings = options.parse_args()
     if settings.only:
-        _measure(*load(settings), settings)
+        _measure(*load(settings), settings, run)
         return
     runs: dict[str, list[dict[str, float]]] = {"peer": [], "weft": []}
     for _ in range(settings.repeats):
@@ -70,23 +94,17 @@ def _median(runs: Sequence[dict[str, float]], name: str) -> float:
     return statistics.median(run[name] for run in runs)
 
 
-def _measure(model: nn.Module, ids: Tensor, settings: argparse.Namespace) -> None:
-    """One pass in this process; prints its seconds and the peak memory in MB."""
-    import weft
-
-    deviation = None
+def _measure(model: nn.Module, ids: Tensor, settings: argparse.Namespace, run: Run) -> None:
+    """One run in this process; prints its seconds and the peak memory in MB."""
+    traces = settings.only == "weft"
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        model(ids[:, :64], use_cache=False)
-        if settings.only == "weft":
-            # Both processes have then loaded all they need.
-            weft.trace(model, ids[:, :64], save=Path(folder) / "first")
-        start = time.perf_counter()
-        if settings.only == "weft":
-            trace = weft.trace(
-                model, ids, save=Path(folder) / "trace", queries_keys=settings.queries_keys
-            )
-            deviation = trace.deviation
-        else:
-            model(ids, use_cache=False)
-        seconds = time.perf_counter() - start
+        # Both processes have then loaded all they need.
+        run(model, ids[:, :64], None, settings)
+        if traces:
+            run(model, ids[:, :64], Path(folder) / "first", settings)
+        clock = time.process_time if settings.processor_time else time.perf_counter
+        start = clock()
+        trace = run(model, ids, Path(folder) / "trace" if traces else None, settings)
+        seconds = clock() - start
+        deviation = None if trace is None else trace.deviation
     print(json.dumps({"seconds": seconds, "memory": peak_memory(), "deviation": deviation}))

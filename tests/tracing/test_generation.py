@@ -10,6 +10,7 @@ import weft
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 from weft.traces import Trace
+from weft.tracing.recording import passes as recording
 
 transformers = pytest.importorskip("transformers")
 
@@ -42,7 +43,10 @@ def assert_equal(grown: Trace, whole: Trace) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_path) -> None:
+def test_each_token_adds_the_row_that_one_pass_gives_it(
+    family_named, name, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(recording, "TOGETHER", 3)
     family = family_named(name)
     model = family.build()
     prompt = family.inputs(padded=False)["input_ids"][:, :4]
@@ -63,7 +67,8 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(family_named, name, tmp_
 
 
 @pytest.mark.parametrize("name", ["BART", "Marian", "T5", "Whisper"])
-def test_a_target_is_generated_from_its_source(family_named, name) -> None:
+def test_a_target_is_generated_from_its_source(family_named, name, monkeypatch) -> None:
+    monkeypatch.setattr(recording, "TOGETHER", 2)
     family = family_named(name)
     model = getattr(transformers, HEADED[name])(family.build().config).eval()
     inputs = family.inputs(padded=False)
@@ -83,7 +88,8 @@ def test_a_target_is_generated_from_its_source(family_named, name) -> None:
     assert_equal(grown, whole)
 
 
-def test_a_batch_padded_on_the_left_and_ended_early(family_named) -> None:
+def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch) -> None:
+    monkeypatch.setattr(recording, "TOGETHER", 2)
     family = family_named("Llama")
     model, inputs = family.build(), family.inputs()
     model.generation_config.eos_token_id = None
@@ -102,6 +108,26 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named) -> None:
     for trace in ended:
         ids = torch.tensor([[int(token[1:]) for token in trace.tokens]])
         assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
+
+
+def test_a_trace_without_queries_holds_the_same(family_named, tmp_path) -> None:
+    """Steps are joined while it goes on, queries are let go, and layers written one by one."""
+    family = family_named("Gemma 2")
+    model, prompt = family.build(), family.inputs(padded=False)["input_ids"][:, :4]
+    model.generation_config.eos_token_id = None
+    whole = weft.trace(model, prompt, generate=40)
+    bare = weft.trace(
+        model, prompt, generate=40, queries_keys=False, save=tmp_path / "t", verify=False
+    )
+    assert [layer.name for layer in bare.layers] == [layer.name for layer in whole.layers]
+    for one, other in zip(bare.layers, whole.layers, strict=True):
+        assert one.queries is None and one.shape == (4, 44, 44) and one.mask == other.mask
+        for name in ("keys", "weights", "lse", "rest", "count"):
+            assert torch.equal(getattr(one.graph, name), getattr(other.graph, name)), name
+        assert torch.equal(one.value_norms, other.value_norms)
+    assert bare.positions == whole.positions and bare.tokens == whole.tokens
+    with pytest.raises(weft.DataError, match="exists already"):
+        weft.trace(model, prompt, generate=2, save=tmp_path / "t")
 
 
 BEAMS = {"num_beams": 3, "num_return_sequences": 2}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from tests.tracing.conftest import PAIR, Family
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 import weft
 
@@ -203,3 +205,86 @@ def test_attention_beside_the_layers_of_a_model_of_weft_is_named(
     assert isinstance(trace, weft.Trace)
     assert [entry["name"] for entry in trace.not_traced] == ["pooler"]
     assert len(trace.layers) == 3
+
+
+class Late(nn.Module):
+    """Attention by itself, in one call alone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.calls, self.pooler = number, 0, Pooler("matmul")
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.pooler(hidden) if self.calls == self.number else hidden
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8])
+def test_the_passes_that_are_verified_are_looked_at(family_named, number: int) -> None:
+    model: Any = family_named("Llama").build()
+    model.generation_config.eos_token_id = None
+    model.model.layers[1].mlp = Late(number)
+    with pytest.warns(UserWarning, match="ran and cannot be traced"):
+        trace = weft.trace(model, IDS, generate=8, verify=False)
+    assert [entry["class"] for entry in trace.not_traced] == ["Pooler"]
+    # A second text in one watch is looked at too, though the first one had come to rest.
+    model.model.layers[1].mlp = Late(10 + number)
+    with (
+        pytest.warns(UserWarning, match="ran and cannot be traced"),
+        weft.watch(model, verify=False) as watched,
+    ):
+        for _ in range(2):
+            model.generate(IDS, max_new_tokens=10, do_sample=False)
+    assert [len(found.not_traced) for found in watched.traces] == [0, 1]
+
+
+class Counting(TorchFunctionMode):
+    """Somebody's own mode."""
+
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("entered", "left"), [(1, 9), (2, 3), (3, 4), (3, 9), (4, 6), (8, 9)])
+def test_modes_of_others_and_hooks_are_left_alone(family_named, entered: int, left: int) -> None:
+    """Whichever passes somebody's own mode is around; it must be left in its turn."""
+    model: Any = family_named("Llama").build()
+    token, cache, mode = IDS, transformers.DynamicCache(), Counting()
+    with weft.watch(model) as watched, torch.no_grad(), ExitStack() as stack:
+        for number in range(1, 11):
+            if number == entered:
+                stack.enter_context(mode)
+            logits = model(token, past_key_values=cache, use_cache=True).logits
+            token = logits[:, -1:].argmax(-1)
+            if number == left:
+                stack.close()
+                assert mode.calls
+                mode.calls = 0
+    assert not mode.calls
+    assert not _get_current_function_mode_stack()
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    ids = torch.tensor([[int(name[1:]) for name in watched.trace.tokens]])
+    one = weft.trace(model, ids, keep=weft.Top(4))
+    for grown, whole in zip(watched.trace.layers, one.layers, strict=True):
+        assert torch.allclose(grown.graph.weights[..., :4], whole.graph.weights, atol=2e-6)
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_an_error_in_a_pass_is_the_error_that_is_seen(family_named, number: int) -> None:
+    model: Any = family_named("Llama").build()
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == number:
+            raise RuntimeError("their own")
+
+    hook = model.model.norm.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="their own"), weft.watch(model, verify=False):
+        model.generate(IDS, max_new_tokens=8, do_sample=False)
+    hook.remove()
+    assert not _get_current_function_mode_stack()
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())

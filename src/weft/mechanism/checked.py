@@ -55,10 +55,11 @@ def checked_call(
     softcap: float | None,
     sinks: Tensor | None,
     dropout: float,
+    received: int | None = None,
 ) -> AttentionCall:
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
     # What is left out has nothing to check: a call of a few microseconds asks for little.
-    if any(part is not None for part in (score, relative, bias, sinks)):
+    if not (score is None and relative is None and bias is None and sinks is None):
         _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
     if scale is not None or softcap is not None or dropout != 0:
         _check_numbers(operation, scale, softcap, dropout)
@@ -97,7 +98,7 @@ def checked_call(
         softcap = None if softcap > 1e30 else max(softcap, 1e-30)
     scale = score.default_scale(depth) if scale is None else float(scale)
     return AttentionCall(
-        queries, keys, values, score, scale, mask, relative, bias, softcap, sinks, dropout
+        queries, keys, values, score, scale, mask, relative, bias, softcap, sinks, dropout, received
     )
 
 

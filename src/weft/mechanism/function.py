@@ -6,7 +6,6 @@ A backend named by the caller serves the call or raises; nothing falls back in s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from torch import Tensor
@@ -212,9 +211,20 @@ def attend(
     check_tensors("attend", queries, keys, values)
     batched = queries.ndim == 4
     call = checked_call(
-        "attend", queries, keys, values, mask, score, relative, bias, scale, softcap, sinks, dropout
+        "attend",
+        queries,
+        keys,
+        values,
+        mask,
+        score,
+        relative,
+        bias,
+        scale,
+        softcap,
+        sinks,
+        dropout,
+        None if received is False else last_queries(received, "attend"),
     )
-    call = replace(call, received=last_queries(received, "attend"))
     if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
         output, graph = routing.attend(call, keep)
         return (output, graph) if batched else (output[0], graph[0])

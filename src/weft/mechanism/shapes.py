@@ -74,6 +74,10 @@ def describe(tensor: Tensor) -> str:
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
+#: What the errors call the tensors of a call.
+_NAMES = ("queries", "keys", "values")
+
+
 def check_attention_inputs(
     operation: str, queries: Queries, keys: Keys, values: Values, *, same_depth: bool
 ) -> None:
@@ -84,30 +88,20 @@ def check_attention_inputs(
         queries, keys, values: as the call got them.
         same_depth: whether the score compares queries and keys of one depth.
     """
-    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
-        if tensor.ndim != 4:
-            raise ShapeError(
-                f"{operation}: {name} have {tensor.ndim} dimensions, from {describe(tensor)}; "
-                "expected (batch, heads, positions, depth), or the same without the batch."
-            )
-        if not tensor.is_floating_point():
-            raise InputError(
-                f"{operation}: {name} are {tensor.dtype}; expected a floating-point type. "
-                f"Convert them, as in {name}.float()."
-            )
+    # Each thing is asked for once, and of what is right nothing more: a call of a few microseconds
+    # feels it.
+    if not queries.ndim == keys.ndim == values.ndim == 4:
+        _refuse_dimensions(operation, queries, keys, values)
+    dtype = queries.dtype
+    if not (dtype.is_floating_point and dtype is keys.dtype is values.dtype):
+        _refuse_types(operation, queries, keys, values)
 
     def shapes() -> str:
         return f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
 
-    # Each shape is asked for once: a call of a few microseconds feels it.
     batch, heads, _, depth = queries.shape
     key_batch, kv_heads, length, key_depth = keys.shape
     value_batch, value_heads, value_length, _ = values.shape
-    if not (queries.dtype == keys.dtype == values.dtype):
-        raise InputError(
-            f"{operation}: queries are {queries.dtype}, keys {keys.dtype}, values {values.dtype}. "
-            "Convert all three to one type."
-        )
     if not (queries.device == keys.device == values.device):
         raise InputError(
             f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
@@ -138,6 +132,31 @@ def check_attention_inputs(
             f"{operation}: queries have depth {depth}, keys {key_depth}, {shapes()}. Project both "
             "to one depth."
         )
+
+
+def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:
+    """Raise the ShapeError that names the first tensor without four dimensions."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if tensor.ndim != 4:
+            raise ShapeError(
+                f"{operation}: {name} have {tensor.ndim} dimensions, from {describe(tensor)}; "
+                "expected (batch, heads, positions, depth), or the same without the batch."
+            )
+
+
+def _refuse_types(operation: str, *tensors: Tensor) -> None:
+    """Raise the InputError that names the first tensor without fractions, or all three types."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        if not tensor.is_floating_point():
+            raise InputError(
+                f"{operation}: {name} are {tensor.dtype}; expected a floating-point type. "
+                f"Convert them, as in {name}.float()."
+            )
+    queries, keys, values = (tensor.dtype for tensor in tensors)
+    raise InputError(
+        f"{operation}: queries are {queries}, keys {keys}, values {values}. Convert all three to "
+        "one type."
+    )
 
 
 def repeat_kv_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -154,6 +154,7 @@ def _trace_layers(
         recorder = CallRecorder(
             calls.append if generate is None else passes, keep, options.layers,
             lambda: options.sampled, received=options.received,
+            new_keys=None if generate is None else passes.new_keys,
         )  # fmt: skip
         with (
             untouched.verifying(as_observed(model, keep))
@@ -168,7 +169,7 @@ def _trace_layers(
                 model(**arguments)
             else:
                 ids = _generated(model, ids, new, partial(_begin, recorder, passes))
-                calls = passes.joined()
+                calls = list(passes.joined())
         recorder.check()
     prompt = None if generate is None else longest
     sequences = named_sequences(model, ids, options.tokenizer, prompt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,7 +90,8 @@ def trace_huggingface(
             explained(model, arguments, "generate"),
         ):  # fmt: skip
             model.generate(**{**arguments, **generation})  # type: ignore[operator]
-        return options.result(watched.traces)
+        # They are saved already, where that was asked for.
+        return replace(options, save=None).result(watched.traces)
 
 
 def _one_pass(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.mechanism.function import attend, attention
@@ -46,10 +46,19 @@ class AttentionNotice(TorchFunctionMode):
 
     named: classes of the modules whose names say attention and that ran, by their paths.
     computed: likewise of those that computed softmax(scores) V, or called torch's attention.
+
+    Args:
+        model: whose modules.
+        told: whether another mode tells what is called, by `note`; the notice is then none itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, told: bool = False) -> None:
         super().__init__()
+        self._model, self._told = model, told
+        #: Whether it looks at what runs.
+        self.looks = False
+        #: The hooks of each module.
+        self._hooks: dict[nn.Module, list[Any]] = {}
         self.named: dict[str, str] = {}
         self.computed: dict[str, str] = {}
         #: The modules that run, innermost last: path and class.
@@ -86,7 +95,44 @@ class AttentionNotice(TorchFunctionMode):
 
         return called
 
-    def hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
+    def look(self) -> None:
+        """Look at what runs from now on."""
+        if self.looks:
+            return
+        self.looks = True
+        for path, module in self._model.named_modules():
+            if module not in self._hooks:
+                self._hooks[module] = list(self._hooked(path, module))
+        if not self._told:
+            mode: Any = self
+            mode.__enter__()
+
+    def look_away(self, but: Collection[nn.Module] = ()) -> None:
+        """Look at nothing until `look`: a step of one token feels every hook, and the mode.
+
+        but: modules that may be running, whose hooks stay.
+        """
+        if not self.looks:
+            return
+        innermost: Callable[[], object] = _get_current_function_mode
+        # Somebody's own mode that was entered after this one must be left before it.
+        if self._told or innermost() is self:
+            self._stop(but)
+
+    def end(self) -> None:
+        """Look at nothing any more."""
+        self._stop(())
+
+    def _stop(self, but: Collection[nn.Module]) -> None:
+        if self.looks and not self._told:
+            mode: Any = self
+            mode.__exit__(None, None, None)
+        self.looks = False
+        for module in [module for module in self._hooks if module not in but]:
+            for hook in self._hooks.pop(module):
+                hook.remove()
+
+    def _hooked(self, path: str, module: nn.Module) -> Iterator[Any]:
         """Hooks that tell when a module runs; a softmax is part of the module around it."""
         if isinstance(module, nn.Softmax):
             return
@@ -163,16 +209,14 @@ def _are_values(tensor: Tensor, keys: int) -> bool:
 def noticing(model: nn.Module, *, told: bool = False) -> Iterator[AttentionNotice]:
     """Notice the attention that runs in a model; what was noticed grows while it runs.
 
-    told: whether another mode tells what is called, by `note`; the notice is then none itself.
+    told: see `AttentionNotice`.
     """
-    notice = AttentionNotice()
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-            for hook in notice.hooks(path, module):
-                stack.callback(hook.remove)
-        if not told:
-            stack.enter_context(notice)
+    notice = AttentionNotice(model, told)
+    notice.look()
+    try:
         yield notice
+    finally:
+        notice.end()
 
 
 def untraced(

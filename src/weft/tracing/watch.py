@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.formats.files import JsonMapping
+from weft.formats.trace import TraceData
+from weft.formats.trace_writer import writing_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
 from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
@@ -68,7 +70,11 @@ class WatchedTransformer(Watched):
         self._one_text = False
         self._texts = 0
         #: Attention that has run since the last text began.
-        self.notice = AttentionNotice()
+        self.notice = AttentionNotice(model)
+        #: Whether it looks at passes that are verified alone.
+        self._resting = False
+        #: The model, its base and its encoder: what passes are calls of.
+        self.parts: list[nn.Module] = []
         self._caches: list[Any] = []
         #: What `generate` was given of images, while it runs.
         self._images: Arguments = {}
@@ -95,7 +101,10 @@ class WatchedTransformer(Watched):
             )
         self._texts += 1
         options = self._options
-        self._current = WatchedText(options.keep, options.layers, self._strict)
+        self._current = WatchedText(
+            options.keep, options.layers, self._strict,
+            options.queries_keys or options.received_last is not None,
+        )  # fmt: skip
         self._current.images = self._images
         return self._current
 
@@ -108,24 +117,35 @@ class WatchedTransformer(Watched):
         text.recorder.check()
         beams = text.beams
         inputs = text.inputs(self._model, beams)
-        layers = text.passes.joined(beams)
         samples = batch_of(inputs)
         sequences = Sequences(
             self._model, inputs, self._options.tokenizer, self._offsets, text.prompt
         )
         options = self._options
         maker = LayerMaker(sequences, samples, options.queries_keys, options.received_last)
-        for call in layers:
-            maker(call)
         recorder = text.recorder
-        maker.finish(
-            untraced(
-                self._model, self.notice, recorder.paths, maker.refused,
-                left_out=recorder.left_out,
-            )
-        )  # fmt: skip
+        with ExitStack() as stack:
+            if options.save is not None:
+                maker.writer = stack.enter_context(
+                    writing_trace(
+                        options.save, {}, self._description, dtype=options.dtype,
+                        overwrite=options.overwrite,
+                    )
+                )  # fmt: skip
+                maker.writer.verification = self._verification
+            for call in text.passes.joined(beams):
+                maker(call)
+            maker.finish(
+                untraced(
+                    self._model, self.notice, recorder.paths, maker.refused,
+                    left_out=recorder.left_out,
+                )
+            )  # fmt: skip
         self.notice.clear()
-        self.traces.extend(maker.traces(self._description, self._verification))
+        if options.save is None:
+            self.traces.extend(maker.traces(self._description, self._verification))
+        else:
+            self.traces.append(TraceData.open(options.save))
         if self._verification is not None and not self._one_text:
             self._verification = ON_ANOTHER_TEXT if self._verify is False else None
 
@@ -189,6 +209,11 @@ class WatchedTransformer(Watched):
             text = self._start()
         self._check(arguments, before, module)
         text.new_pass(arguments, before, model=whole)
+        if text.passes.are_verified():
+            self.notice.look()
+        else:
+            self._resting = True
+            self.notice.look_away(self.parts)
         self._watch_cache(cache)
         self._inside, self._thread = module, get_ident()
 
@@ -197,6 +222,8 @@ class WatchedTransformer(Watched):
         if self._verifying or module is not self._inside or self._thread != get_ident():
             return
         self._inside = None
+        if self._resting:
+            self.notice.look_away(self.parts)
         if self._is_model(module):
             self.progress("of the text that is written", self._passes)
             self._passes += 1
@@ -236,10 +263,13 @@ class WatchedTransformer(Watched):
                 for name, value in keywords.items()
                 if name.startswith(_OF_IMAGES) and isinstance(value, Tensor)
             }
+            self.notice.look()
             try:
                 return run(*args, **keywords)
             finally:
                 self._images = {}
+                if self._resting:
+                    self.notice.look_away(self.parts)
 
         def run(*args: Any, **keywords: Any) -> Any:
             config = keywords.get("generation_config") or self._model.generation_config
@@ -343,7 +373,8 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
         parts = [model, getattr(model, "base_model", model)]
         if getattr(model.config, "is_encoder_decoder", False):
             parts.append(model.get_encoder())  # type: ignore[operator]
-        for part in {id(part): part for part in parts}.values():
+        watched.parts = list(dict.fromkeys(parts))
+        for part in watched.parts:
             before = part.register_forward_pre_hook(watched.before, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(part.register_forward_hook(watched.after, always_call=True).remove)

@@ -164,7 +164,9 @@ class WatchedWeftModel(Watched):
             self._check(ids)
             passes = Passes()
             options = self._options
-            recorder = CallRecorder(passes, options.keep, options.layers, passes.are_verified)
+            recorder = CallRecorder(
+                passes, options.keep, options.layers, passes.are_verified, new_keys=passes.new_keys
+            )
             self._text = _Text(recorder, passes, [])
         longest = position + longest_of(ids)
         self._observer.keep = self._text.recorder.places(longest)

@@ -19,9 +19,15 @@ __all__ = ["WatchedText"]
 class WatchedText:
     """The passes of a model over one text, or one batch of texts."""
 
-    def __init__(self, keep: Keep, layers: Sequence[int | str] | None, strict: bool) -> None:
-        self.passes = Passes()
-        self.recorder = CallRecorder(self.passes, keep, layers, self.passes.are_verified, strict)
+    def __init__(
+        self, keep: Keep, layers: Sequence[int | str] | None, strict: bool, queries: bool
+    ) -> None:
+        """Args: queries: whether the queries of the passes are wanted."""
+        self.passes = Passes(queries=queries)
+        self.recorder = CallRecorder(
+            self.passes, keep, layers, self.passes.are_verified, strict,
+            new_keys=self.passes.new_keys,
+        )  # fmt: skip
         #: Whether the model itself has run, not its encoder alone.
         self.decoded = False
         #: Tokens of the first pass.

@@ -42,6 +42,9 @@ INSTRUCTION_SET = os.environ.get("WEFT_INSTRUCTION_SET", "")
 
 #: Cells of a mask that may be formed for a call: 256 MiB.
 MASK_CELLS = 2**28
+#: Tensors that are nothing but memory, and why others are not served.
+_PLAIN = (Tensor, Parameter)
+_WRAPPED = "the tensors are wrapped, the kernels read memory"
 #: Scores that the kernels take. (A tuple made once: an isinstance of a union makes one each time.)
 _DOTS = (ScaledDot, Dot, Bilinear)
 #: Depths the kernels are written for.
@@ -157,11 +160,11 @@ def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
     """Why kernels cannot read, or not differentiate, tensors on their way; None where they can."""
     if torch.compiler.is_compiling():
         return "the call is being compiled"
-    if (
-        not all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return "the tensors are wrapped, the kernels read memory"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return _WRAPPED
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return _WRAPPED
     if forward_ad._current_level >= 0:
         return "derivatives are taken forward, the kernels take them backward"
     return None

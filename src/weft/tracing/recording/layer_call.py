@@ -17,9 +17,12 @@ from weft.mechanism.positions import Relative
 __all__ = ["LayerCall", "RecordedCall"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class LayerCall:
     """One attention call that a layer of a model made.
+
+    Never changed once it is complete; not frozen, since a frozen class takes three times as long to
+    make, which a step of a generation feels in every layer. RecordedCall likewise.
 
     path, kind      of the layer: "encoder", "decoder" or "cross"
     queries         (batch, heads, queries, depth), as scored
@@ -77,14 +80,14 @@ class LayerCall:
         return self.bias if self.bias is None or one_for_all else self.bias[..., rows, :]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class RecordedCall:
     """One attention call; what is not said here is as TraceLayer says.
 
     graph        with a batch
     queries      (batch, heads, queries, depth), or None: models traced from dense weights
     keys         (batch, kv_heads, keys, depth), or None
-    value_norms  (batch, kv_heads, keys), or None
+    value_norms  (batch, kv_heads, keys), or None; of a pass of a generation those of its new keys
     deviations   see TraceLayer.deviation, for each input of the batch, or one for all
     ranges       first key and end for each query, (2, queries), for each input of the batch; None
                  for one whose mask has no such ranges. None for all: nothing is known of the mask

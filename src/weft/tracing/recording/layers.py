@@ -132,7 +132,8 @@ class LayerMaker:
             sample=sample,
             rows=rows,
             columns=columns,
-            limit=queries.numel() + keys.numel(),
+            # As many numbers as both have; of queries perhaps their number alone is there.
+            limit=queries.shape[0] * queries.shape[1] * keys.shape[2] + keys.numel(),
         )
         if call.missing is not None:
             terms = replace(terms, missing=call.missing)

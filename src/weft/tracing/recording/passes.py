@@ -6,6 +6,7 @@ The rows of all passes, one below the other, are those of one pass over the whol
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import pad
 from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.beams import Beams, chosen_rows
-from weft.tracing.recording.layer_call import RecordedCall
+from weft.tracing.recording.layer_call import LayerCall, RecordedCall
 
 __all__ = ["Passes", "joined_graphs"]
 
@@ -26,24 +27,34 @@ _REORDERED = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+#: Steps of a generation that are joined while it goes on.
+TOGETHER = 16
+
+
+@dataclass(eq=False, slots=True)
 class _Part:
     """What one pass adds to a layer.
 
     call: of the pass; keys and norms are those of its own positions alone.
     first: the place of the first key of its graph among all keys.
-    number: of the pass, from 0.
+    number: of the pass, from 0; of several passes the first.
+    passes: how many these are.
     """
 
     call: RecordedCall
     first: int
     number: int
+    passes: int = 1
 
 
 class Passes:
-    """Receives the recorded calls of the passes of one text, and joins them."""
+    """Receives the recorded calls of the passes of one text, and joins them.
 
-    def __init__(self) -> None:
+    Args: queries: whether queries are wanted; else their number alone is kept.
+    """
+
+    def __init__(self, *, queries: bool = True) -> None:
+        self._queries = queries
         self._parts: dict[tuple[str, int], list[_Part]] = {}
         self._seen: dict[str, int] = {}
         self._before = 0
@@ -52,10 +63,13 @@ class Passes:
         #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
         self.orders: list[Tensor | None] = []
         self._order: Tensor | None = None
+        #: Whether a layer of this pass has told that the cache holds what the pass before left.
+        self._continued = False
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
         self._before = before
+        self._continued = False
         self._seen.clear()
         self.passes += 1
         self.orders.append(self._order)
@@ -69,6 +83,19 @@ class Passes:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
         return self.passes & (self.passes - 1) == 0
 
+    def new_keys(self, call: LayerCall) -> slice:
+        """The keys of a call that no pass before it had; of two sequences those of the first."""
+        parts = self._parts.get((call.path, self._seen.get(call.path, 0)))
+        if call.kind == "cross" or call.weights_only:
+            return slice(0, 0) if parts else slice(None)
+        return self._own_keys(call.queries.shape[2], call.keys.shape[2], first=not parts)
+
+    def _own_keys(self, own: int, there: int, first: bool) -> slice:
+        """The keys of so many queries among those that are there, of the first pass all before."""
+        # Caches of a fixed size have room at the end, which the mask hides.
+        end = min(there, self._before + own)
+        return slice(0 if first else end - own, end)
+
     def __call__(self, call: RecordedCall) -> None:
         """Take a call of a layer in this pass."""
         place = self._seen.get(call.path, 0)
@@ -79,35 +106,57 @@ class Passes:
         grows = call.kind != "cross" and call.queries is not None
         number = self.passes - 1
         parts.append(self._part(call, parts) if grows else _Part(call, 0, number))
+        if call.queries is not None and not self._queries:
+            call.queries = call.queries[..., :0].clone()
+        self._join_last(parts)
+
+    def _join_last(self, parts: list[_Part]) -> None:
+        """Join the last steps of a layer, so that their many small tensors are let go.
+
+        They would lie between the tensors of the cache, which is a new and longer one at each
+        step, and the memory that it leaves could not be used again.
+        """
+        last = parts[-TOGETHER:]
+        if (
+            len(last) < TOGETHER
+            or any(part.passes > 1 or part.call.graph.shape[2] > 1 for part in last)
+            or any(part.call.bias is not None or part.call.queries is None for part in last)
+            # Beams that are exchanged are told pass by pass.
+            or any(order is not None for order in self.orders[last[0].number :])
+        ):
+            return
+        length = last[-1].first + last[-1].call.graph.length
+        parts[-TOGETHER:] = [_Part(_joined(last, length), 0, last[0].number, TOGETHER)]
 
     def _part(self, call: RecordedCall, parts: list[_Part]) -> _Part:
         """A pass of self-attention with its own keys alone."""
         assert call.queries is not None and call.keys is not None
         assert call.value_norms is not None
         own, there = call.queries.shape[2], call.keys.shape[2]
-        # Caches of windows have let go of the first keys; those of a fixed size have room at the
-        # end, which the mask hides.
-        total = self._before + own
-        first, end = max(0, total - there), min(there, total)
-        if parts and end > own:
+        # Caches of windows have let go of the first keys.
+        first = max(0, self._before + own - there)
+        new = self._own_keys(own, there, first=not parts)
+        end = new.stop
+        # A cache is changed in all layers: of passes that are not verified the first one tells.
+        if parts and end > own and (not self._continued or self.are_verified()):
+            self._continued = True
             last = parts[-1].call.keys
             assert last is not None
             order = self.orders[-1]
             before = last[:, :, -1:] if order is None else last[order.to(last.device), :, -1:]
             if not torch.equal(before, call.keys[:, :, end - own - 1 : end - own]):
                 raise InputError(_REORDERED)
-        new = slice(0, end) if not parts else slice(end - own, end)
         # Not a view: it would keep the whole cache of every step in memory.
-        changed = replace(
-            call,
-            keys=call.keys[:, :, new].clone(),
-            value_norms=call.value_norms[:, :, new].clone(),
-        )
-        return _Part(changed, first, self.passes - 1)
+        call.keys = call.keys[:, :, new].clone()
+        return _Part(call, first, self.passes - 1)
 
-    def joined(self, beams: Beams | None = None) -> list[RecordedCall]:
-        """Every layer, its passes one below the other; of a beam search those of each sequence."""
-        return [_joined(_of_beams(parts, beams)) for parts in self._parts.values()]
+    def joined(self, beams: Beams | None = None) -> Iterator[RecordedCall]:
+        """Every layer, its passes one below the other; of a beam search those of each sequence.
+
+        Each layer's passes are let go when the layer is made, so that memory never holds all twice.
+        """
+        while self._parts:
+            yield _joined(_of_beams(self._parts.pop(next(iter(self._parts))), beams))
 
 
 def _of_beams(parts: list[_Part], beams: Beams | None) -> list[_Part]:
@@ -121,11 +170,12 @@ def _of_beams(parts: list[_Part], beams: Beams | None) -> list[_Part]:
     ]
 
 
-def _joined(parts: list[_Part]) -> RecordedCall:
+def _joined(parts: list[_Part], length: int | None = None) -> RecordedCall:
+    """The passes of a layer as one call. length: of all keys; None: of those of the parts."""
     first = parts[0].call
-    if len(parts) == 1 and first.graph.length == _length(parts):
+    length = _length(parts) if length is None else length
+    if len(parts) == 1 and first.graph.length == length:
         return first
-    length = _length(parts)
     calls = [part.call for part in parts]
     keys, norms = first.keys, first.value_norms
     if first.kind != "cross":
@@ -172,11 +222,11 @@ def joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Atte
         parts = []
         for graph, first in graphs:
             tensor = getattr(graph, name)
-            if name == "keys":
+            if name == "keys" and first:
                 tensor = torch.where(tensor >= 0, tensor + first, tensor)
-            parts.append(
-                tensor if empty is None else pad(tensor, (0, places - graph.k), value=empty)
-            )
+            if empty is not None and graph.k < places:
+                tensor = pad(tensor, (0, places - graph.k), value=empty)
+            parts.append(tensor)
         return torch.cat(parts, 2)
 
     return AttentionGraph(

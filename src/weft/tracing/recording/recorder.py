@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import InputError
@@ -29,6 +30,7 @@ class CallRecorder:
         verified: whether a call is to be verified, from its queries and the keys before them.
         strict: whether a call that differs from the model's own attention is an error.
         received: what is asked of keys; see `weft.attend`.
+        new_keys: from a call to those of its keys that no call before it had; None: all.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class CallRecorder:
         verified: Callable[[], bool] = lambda: True,
         strict: bool = True,
         received: bool | LastQueries = False,
+        new_keys: Callable[[LayerCall], slice] | None = None,
     ) -> None:
         self._receive, self.keep, self._wanted = receive, keep, layers
+        self._new_keys = new_keys
         self._verified, self._strict, self._received = verified, strict, received
         #: Told the path and the number of each layer that has run.
         self.progress: Callable[[str, int], None] = lambda path, number: None
@@ -96,19 +100,22 @@ class CallRecorder:
         deviations: list[float | None],
     ) -> None:
         known = not call.weights_only
-        norms = known and call.values_known
+        norms = None
+        if known and call.values_known:
+            new = slice(None) if self._new_keys is None else self._new_keys(call)
+            norms = torch.linalg.vector_norm(call.values.detach()[:, :, new].float(), dim=-1)
         self._receive(
             RecordedCall(
                 path=call.path,
                 kind=call.kind,
                 index=index,
-                graph=graph.detach(),
+                graph=graph.detach() if graph.weights.requires_grad else graph,
                 scale=call.scale,
                 positions=call.positions,
                 deviations=deviations,
                 queries=call.queries.detach() if known else None,
                 keys=call.keys.detach() if known else None,
-                value_norms=call.values.detach().float().norm(dim=-1) if norms else None,
+                value_norms=norms,
                 ranges=self._ranges_of(call) if known else None,
                 bias=call.bias if known else None,
                 relative=call.relative,

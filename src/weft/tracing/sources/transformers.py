@@ -18,7 +18,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -166,6 +166,8 @@ def _function(
 ) -> Callable[..., Any]:
     """The attention function to register in place of eager attention, or of the fused one."""
     read: dict[tuple[int, int, int], _Read] = {}
+    # A step of a generation asks the same of every layer again.
+    kinds: dict[tuple[int, bool], str] = {}
 
     def attention_forward(
         module: nn.Module,
@@ -197,9 +199,12 @@ def _function(
             mask, ahead = causal(), False
         path = paths.get(id(module), type(module).__name__)
         is_causal = bool(flag) or ahead is False
+        known = id(module), is_causal
+        if known not in kinds:
+            kinds[known] = layer_kind(path, module, is_causal)
         call = LayerCall(
             path=path,
-            kind=layer_kind(path, module, is_causal),
+            kind=kinds[known],
             queries=query,
             keys=key,
             values=value,
@@ -211,8 +216,8 @@ def _function(
             positions="none" if bias is None else "bias",
             is_causal=is_causal,
         )
-        own = partial(_own_output, module, _own_function(module, eager), call, own_mask, options)
-        output = receive(replace(call, own_output=own))
+        call.own_output = partial(_own_output, module, eager, call, own_mask, options)
+        output = receive(call)
         return output.transpose(1, 2).contiguous(), None
 
     return attention_forward
@@ -221,7 +226,7 @@ def _function(
 @torch.no_grad()
 def _own_output(
     module: nn.Module,
-    function: Callable[..., Any],
+    eager: bool,
     call: LayerCall,
     own_mask: Tensor | None,
     options: Arguments,
@@ -246,7 +251,7 @@ def _own_output(
     for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
         if value is not None:
             options[name] = value
-    output: Tensor = function(
+    output: Tensor = _own_function(module, eager)(
         module, queries, call.keys, call.values, added, dropout=0.0, scaling=call.scale,
         is_causal=False, **options,
     )[0]  # fmt: skip
