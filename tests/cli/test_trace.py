@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.conftest import Command, assert_one_line
 
 import weft
@@ -55,6 +56,55 @@ def test_generate(weft_main: Command, writer: Path, tmp_path: Path) -> None:
     assert "━" not in result.err
     result = weft_main("trace", writer, "--text", "a b", "--generate", 20, "-o", tmp_path / "u")
     assert_one_line(result, "2 tokens and 20 to generate; GPT2LMHeadModel reads 16 at most")
+
+
+@pytest.mark.parametrize(("asked", "last"), [("all", None), ("3", 3)])
+def test_received(weft_main: Command, writer: Path, tmp_path: Path, asked, last) -> None:
+    """The sums are those of a softmax in float64, of the queries and keys that were saved."""
+    path = tmp_path / "t"
+    options = ("--text", "a b c", "--generate", 6, "--keep", 2, "--received", asked)
+    assert weft_main("trace", writer, *options, "-o", path).code == 0
+    for layer in weft.open(path).layers:
+        scores = layer.scale * layer.queries.double() @ layer.keys.double().mT
+        ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)
+        graph = layer.graph
+        assert torch.allclose(graph.received.double(), weights.sum(1), atol=1e-6)
+        assert torch.allclose(graph.received_most.double(), weights.amax(1), atol=1e-6)
+        assert (graph.received_last is None) == (last is None)
+        if last is not None:
+            window = weights[:, -last:].sum(1)
+            assert torch.allclose(graph.received_last.double(), window, atol=1e-6)
+    result = weft_main("query", path, "select sum(received) as mass from received", "--csv")
+    assert float(result.out.splitlines()[-1]) == pytest.approx(9 * 2 * 2, abs=1e-4)
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "x", "1.5", ""])
+def test_received_is_refused_in_one_line(
+    weft_main: Command, writer: Path, tmp_path: Path, asked: str
+) -> None:
+    result = weft_main(
+        "trace", writer, "--text", "a b", f"--received={asked}", "-o", tmp_path / "t"
+    )
+    assert_one_line(result, f"--received {asked}: expected all, or a number of last queries")
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_corpus_goes_on_only_with_what_was_asked_of_keys(
+    weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    texts, out = tmp_path / "texts.txt", tmp_path / "traces"
+    texts.write_text("a b c\nb a\n")
+    base = ("trace", writer, "--corpus", texts, "-o", out)
+    assert weft_main(*base, "--received", "all").code == 0
+    found = sorted(out.glob("*.weft"))
+    assert len(found) == 2
+    assert all(weft.open(path).layers[0].graph.received is not None for path in found)
+    assert_one_line(weft_main(*base), "were made with another option")
+    # Lists that were written before there was such an option say nothing of it.
+    other = tmp_path / "other"
+    assert weft_main(*base[:-1], other).code == 0
+    assert "received" not in json.loads((other / "corpus.json").read_text())["options"]
 
 
 def test_generate_of_wefts_own_runs(weft_main: Command, runs: Path, tmp_path: Path) -> None:

@@ -263,6 +263,13 @@ Verify = Annotated[
         "default: 64. With --corpus and --window: of the first text."
     ),
 ]
+Received = Annotated[
+    str | None,
+    typer.Option(
+        help="Keep what each key receives from all queries, exactly: all; or a number, what it "
+        "receives from so many last queries too.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option(help="Replace a trace that is there.")]
 Workers = Annotated[
     int,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.errors import DataError, InputError
@@ -117,14 +117,14 @@ def remember(folder: Path, model: str, options: TraceOptions, texts: dict[str, s
 
     Raises: DataError: the folder holds another corpus, or something else.
     """
-    asked = {
-        name: value
-        for name, value in asdict(options).items()
-        if name not in ("overwrite", "verify")
-    }
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    content: JsonObject = {"format": _FORMAT, "version": 1, "model": model, "options": asked,
-                               "texts": digests}  # fmt: skip
+    content: JsonObject = {
+        "format": _FORMAT,
+        "version": 1,
+        "model": model,
+        "options": options.decisive,
+        "texts": digests,
+    }
     path = folder / _LIST
     remove_leftovers(folder)
     if path.exists():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.errors import InputError
-from weft.formats.files import JsonMapping
+from weft.formats.files import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.analysis.alignment.words import WordParts
     from weft.formats.history import History
     from weft.formats.trace import TraceData
+    from weft.mechanism.received import LastQueries
     from weft.tracing.options import TraceOptions as Options
     from weft.tracing.options import Verify
 
@@ -53,6 +54,8 @@ class TraceOptions:
     queries_keys: whether to keep queries and keys.
     overwrite: replace a trace that is there, and nothing else.
     verify: how much of the text is read without weft too: see `weft.trace`.
+    received: whether to keep what each key receives: "all", or a number, from so many last queries
+        too; None: not.
     """
 
     target: str | None = None
@@ -63,6 +66,12 @@ class TraceOptions:
     queries_keys: bool = True
     overwrite: bool = False
     verify: Verify = None
+    received: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise an InputError for a word that says nothing of keys, before a model is opened."""
+        if self.received is not None:
+            received_of(self.received)
 
     @property
     def chosen_layers(self) -> list[int | str] | None:
@@ -95,7 +104,18 @@ class TraceOptions:
             self.stored_dtype,
             self.overwrite,
             self.verify,
+            received=self.received is not None and received_of(self.received),
         )
+
+    @property
+    def decisive(self) -> JsonObject:
+        """The options that a trace depends on; what came later only where it was asked for."""
+        late = ("received",)
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("overwrite", "verify") and not (name in late and value is None)
+        }
 
     @property
     def stored_dtype(self) -> torch.dtype | None:
@@ -232,6 +252,21 @@ class Model(Protocol):
     def history(self) -> History:
         """The snapshots of its training. Raises: InputError: it is not a run."""
         ...
+
+
+def received_of(word: str) -> bool | LastQueries:
+    """What is asked of keys, as `weft.trace` takes it, from the word of an option.
+
+    >>> received_of("all"), received_of("64")
+    (True, LastQueries(number=64))
+    """
+    from weft.mechanism.received import LastQueries
+
+    if word == "all":
+        return True
+    if word.isascii() and word.isdigit() and int(word[:9]) > 0:
+        return LastQueries(int(word[:9]))
+    raise InputError(f"--received {word}: expected all, or a number of last queries, 1 or more.")
 
 
 def check_text(text: str) -> None:

@@ -43,6 +43,11 @@ def node_names(data: NodeData) -> list[str]:
 def trace_graph(run: TrainedRun, task: NodesTask, output: Path, options: TraceOptions) -> TraceData:
     """Trace a run on its whole graph, every neighbour kept, into a folder."""
     check_output(output, options.overwrite)
+    if options.received is not None:
+        raise InputError(
+            "--received: the trace of a graph keeps every edge, whose weights on a node are what "
+            "it receives: weft measures. Leave the option out."
+        )
     trace = trace_nodes(run.model, task.inputs(), node_names(task.data))
     trace.save(output, overwrite=options.overwrite)
     return trace

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,7 @@ def trace_windows(
 
 def _requests(model: Model, parts: list[dict[str, Any]], options: TraceOptions) -> list[str]:
     """SHA-256 for each window of what its trace depends on: weft, weights, options, tokens."""
-    asked = {
-        name: value
-        for name, value in asdict(options).items()
-        if name not in ("overwrite", "verify")
-    }
-    same = [__version__, weights_digest(model.network), asked, len(parts)]
+    same = [__version__, weights_digest(model.network), options.decisive, len(parts)]
     digests = []
     for part in parts:
         tensors = {name: tensor.tolist() for name, tensor in part.items()}

@@ -15,6 +15,7 @@ def trace(
     window: option.Window = None, overlap: option.Overlap = None, keep: option.Keep = 32,
     layers: option.Layers = None, dtype: option.Dtype = None,
     queries_keys: option.QueriesKeys = True, verify: option.Verify = None,
+    received: option.Received = None,
     overwrite: option.Overwrite = False, workers: option.Workers = 1,
     engine: option.Engine = option.EngineName.processes, ray_address: option.RayAddress = None,
     threads: option.Threads = None, as_json: option.AsJson = False,
@@ -25,7 +26,7 @@ def trace(
 
     options = TraceOptions(
         target, generate, keep, layers, dtype and dtype.value, queries_keys, overwrite,
-        verify_of(verify),
+        verify_of(verify), received,
     )  # fmt: skip
     request = TraceRequest(
         model, output, given_text(text, file, stdin), image, window, overlap, corpus, workers,
