@@ -25,7 +25,7 @@ ARGUMENTS = {"TRACE": "T", "TRACE...": "T", "SQL": "select+1"}
 #: What a verb needs besides: F is a file that can be made.
 OPTIONS = {
     "demo": "--run N/run", "generate": "--prompt a", "export": "--graphml F",
-    "relevance": "--text a", "trace": "--text a -o N/t", "view": "--no-browser",
+    "pull": "-o N/t", "relevance": "--text a", "trace": "--text a -o N/t", "view": "--no-browser",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 import typer.main
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.cli.conftest import Command
 
@@ -158,6 +158,7 @@ _WORDS = st.text("abcdefghij", max_size=40)
 _NUMBERS = st.floats(allow_nan=False).map(lambda number: f"{number:.6g}")
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.integers(30, 120), st.integers(1, 12), st.integers(0, 4))
 def test_a_table_fits_and_no_number_is_cut(
     data: st.DataObject, width: int, count: int, rows: int
@@ -191,12 +192,13 @@ def test_a_table_fits_and_no_number_is_cut(
 @pytest.fixture(scope="module")
 def wide_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(1)
-    queries, keys = torch.randn(2, 2, 3, 8, 4, generator=generator)
     path = tmp_path_factory.mktemp("wide") / "t.weft"
-    weft.from_queries_keys(
-        queries, keys, tokens=[f"token{number}" for number in range(8)], mask=weft.causal(),
-        kind="decoder", save=path,
-    )  # fmt: skip
+    for place in (path, path.with_name("u.weft")):
+        queries, keys = torch.randn(2, 2, 3, 8, 4, generator=generator)
+        weft.from_queries_keys(
+            queries, keys, tokens=[f"token{number}" for number in range(8)], mask=weft.causal(),
+            kind="decoder", save=place,
+        )  # fmt: skip
     return path
 
 
@@ -216,7 +218,7 @@ def _plain(text: str) -> str:
     "words",
     [
         ("measures", "T", "--by", "head"), ("heads", "T"), ("heads", "T", "--all"),
-        ("compare", "T", "T"), ("query", "T", "from named order by all"),
+        ("compare", "T", "U"), ("query", "T", "from named order by all"),
         ("rollout", "T"), ("flow", "T"),
         ("evict", "T", "--prompt-tokens", "4", "--budget", "2"),
         ("evict", "T", "--prompt-tokens", "4", "--budget", "2", "--by", "head"),
@@ -225,7 +227,8 @@ def _plain(text: str) -> str:
 def test_tables_on_a_terminal(
     weft_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    line = [wide_trace if word == "T" else word for word in words]
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft")}
+    line = [places.get(word, word) for word in words]
     whole = weft_main(*line)
     assert whole.code == 0, whole.err
     _on_terminal(monkeypatch, 80)
@@ -257,7 +260,7 @@ def test_wider_tables_go_on_below(
     [
         (("measures", "T"), "measuring"), (("heads", "T"), "measuring heads"),
         (("rollout", "T"), "rolling out"), (("flow", "T"), "computing flows"),
-        (("compare", "T", "T"), "comparing"), (("query", "T", "select 1"), "asking"),
+        (("compare", "T", "U"), "comparing"), (("query", "T", "select 1"), "asking"),
         (("evict", "T", "--prompt-tokens", "4"), "layers"),
         (("export", "T", "--html", "P"), "writing"), (("steps",), "computing"),
     ],
@@ -266,7 +269,7 @@ def test_what_takes_time_says_so_on_a_terminal(
     weft_main: Command, wide_trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     words: tuple[str, ...], shown: str,
 ) -> None:  # fmt: skip
-    places = {"T": wide_trace, "P": tmp_path / "page.html"}
+    places = {"T": wide_trace, "U": wide_trace.with_name("u.weft"), "P": tmp_path / "page.html"}
     line = [places.get(word, word) for word in words]
     assert shown not in weft_main(*line).err
     _on_terminal(monkeypatch, 80)

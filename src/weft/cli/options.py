@@ -44,7 +44,7 @@ class StoredType(StrEnum):
     float16 = "float16"
 
 
-def _is_there(paths: _Paths) -> _Paths:
+def is_there(paths: _Paths) -> _Paths:
     """Raise a DataError where a path is missing, before torch is imported, which takes seconds."""
     from weft.formats.folders import check_there
 
@@ -54,7 +54,7 @@ def _is_there(paths: _Paths) -> _Paths:
 
 
 def is_model(name: str) -> str:
-    """Raise a DataError where a path is missing, as `_is_there`."""
+    """Raise a DataError where a path is missing, as `is_there`."""
     from weft.tracing.locating import check_model_path
 
     check_model_path(name)
@@ -73,16 +73,16 @@ def _use_threads(threads: int | None) -> int | None:
 # What is read.
 
 TracePath = Annotated[
-    Path, typer.Argument(metavar="TRACE", callback=_is_there, help="A trace folder.")
+    Path, typer.Argument(metavar="TRACE", callback=is_there, help="A trace folder.")
 ]
 SecondTrace = Annotated[
     Path,
-    typer.Argument(metavar="TRACE", callback=_is_there, help="Another, with as many tokens."),
+    typer.Argument(metavar="TRACE", callback=is_there, help="Another, with as many tokens."),
 ]
 TraceOrRun = Annotated[
     Path,
     typer.Argument(
-        metavar="TRACE", callback=_is_there, help="A trace folder; with --to, a training run."
+        metavar="TRACE", callback=is_there, help="A trace folder; with --to, a training run."
     ),
 ]
 ForProgram = Annotated[
@@ -95,14 +95,14 @@ ModelOutput = Annotated[
 TraceOrFolder = Annotated[
     Path,
     typer.Argument(
-        metavar="TRACE", callback=_is_there, help="A trace folder, or a folder of traces."
+        metavar="TRACE", callback=is_there, help="A trace folder, or a folder of traces."
     ),
 ]
 TracePaths = Annotated[
     list[Path],
     typer.Argument(
         metavar="TRACE...",
-        callback=_is_there,
+        callback=is_there,
         help="Traces of one model, or a folder of them; or a training run.",
     ),
 ]
@@ -129,6 +129,10 @@ Target = Annotated[
         help="For an encoder-decoder: the text that it writes; default for a run: its own "
         "translation."
     ),
+]
+
+Repository = Annotated[
+    str, typer.Argument(metavar="OWNER/NAME", help="The repository on the Hub of Hugging Face.")
 ]
 
 # What is done with it, by several verbs.
@@ -161,6 +165,9 @@ FlowSources = Annotated[
 ]
 Kind = Annotated[
     str | None, typer.Option(help="encoder, decoder or cross; default: the whole model.")
+]
+Snapshots = Annotated[
+    bool, typer.Option("--history", help="For a run: each snapshot of its training.")
 ]
 Logit = Annotated[
     str | None,

@@ -1,18 +1,10 @@
 """`weft projections`."""
 
-from typing import Annotated
-
-import typer
-
-from weft.cli.options import AsCsv, AsJson, By, ModelName
+from weft.cli.options import AsCsv, AsJson, By, ModelName, Snapshots
 from weft.cli.output import print_json, working
 from weft.cli.tables import print_frame, records
 
 PLACE = ("Read", 7)
-
-Snapshots = Annotated[
-    bool, typer.Option("--history", help="For a run: each snapshot of its training.")
-]
 
 
 def projections(

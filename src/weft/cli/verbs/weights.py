@@ -1,9 +1,8 @@
 """`weft weights`, the old name of `weft projections`."""
 
-from weft.cli.options import AsCsv, AsJson, By, ModelName
+from weft.cli.options import AsCsv, AsJson, By, ModelName, Snapshots
 from weft.cli.output import print_json, say
 from weft.cli.tables import print_frame, records
-from weft.cli.verbs.projections import Snapshots
 
 PLACE = (None, 0)
 

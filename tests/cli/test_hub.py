@@ -1,0 +1,230 @@
+"""`weft push` and `weft pull` against a stand-in of the Hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.cli.conftest import Command
+from tests.cli.hub_stand_in import TOKEN, Hub, stand_in
+
+import weft
+
+pytest.importorskip("huggingface_hub")
+
+#: Loads a table of a data set, as its card says where it is; prints rows and columns.
+READER = """
+import sys, datasets
+table = datasets.load_dataset(sys.argv[1], sys.argv[2], split="train")
+print(table.num_rows, *table.column_names)
+names = datasets.get_dataset_config_names(sys.argv[1])
+print(*names)
+"""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with stand_in() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        for name in ("HF_HUB_OFFLINE",):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        yield hub
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    path = tmp_path / "made.weft"
+    generator = torch.Generator().manual_seed(1)
+    queries, keys = torch.randn(2, 2, 3, 6, 4, generator=generator)
+    weft.from_queries_keys(
+        queries, keys, tokens=["a", "ü", "`|", "<b>", "", "\ud800"], mask=weft.causal(), save=path
+    )
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def test_a_trace_goes_and_comes_back(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path
+) -> None:
+    sent = weft_main("push", made, "me/traces", "--json")
+    assert sent.code == 0, sent.err
+    report = json.loads(sent.out.splitlines()[-1])
+    assert report["kind"] == "dataset"
+    assert report["url"] == f"{hub.url}/datasets/me/traces"
+    files = hub.repositories["datasets/me/traces"]
+    assert set(content(made)) <= {name.removeprefix("made.weft/") for name in files}
+    # Nothing that would have to be unpickled.
+    assert {Path(name).suffix for name in files} <= {".json", ".parquet", ".safetensors", ".md", ""}
+    for data in files.values():
+        with pytest.raises((pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError)):
+            pickle.loads(data)
+    fetched = weft_main("pull", "me/traces", "-o", tmp_path / "back.weft")
+    assert fetched.code == 0, fetched.err
+    assert fetched.out == f"{tmp_path / 'back.weft'}: trace\n"
+    assert content(tmp_path / "back.weft") == content(made)
+    one, other = weft.open(made).layers[1].graph, weft.open(tmp_path / "back.weft").layers[1].graph
+    assert torch.equal(one.weights, other.weights)
+    assert not list(tmp_path.glob(".back*"))
+
+
+def test_the_viewer_reads_every_table_that_the_card_names(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets", reason="needs datasets, of Hugging Face")
+    assert weft_main("push", made, "me/traces").code == 0
+    for name, data in hub.repositories["datasets/me/traces"].items():
+        file = tmp_path / "clone" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    rows = {
+        name: pq.read_table(tmp_path / "clone" / "made.weft" / f"{name}.parquet")
+        for name in ("edges", "rows", "layers", "tokens")
+    }
+    for name, table in rows.items():
+        done = subprocess.run(
+            [sys.executable, "-c", READER, str(tmp_path / "clone"), name],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        first, names = done.stdout.splitlines()
+        assert first == " ".join([str(table.num_rows), *table.column_names])
+        assert names.split() == list(rows)
+    assert rows["tokens"]["token"].to_pylist() == ["a", "ü", "`|", "<b>", "", "?"]
+
+
+def test_several_traces_and_a_card_that_stays(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    made.rename(folder / "one.weft")
+    weft.from_queries_keys(
+        *torch.randn(2, 1, 2, 5, 4), mask=weft.causal(), save=folder / "two.weft"
+    )
+    assert weft_main("push", folder, "me/traces", "--private").code == 0
+    assert "datasets/me/traces" in hub.private
+    files = hub.repositories["datasets/me/traces"]
+    files["README.md"] = b"mine"
+    files["two.weft/keys.parquet"] = b"of an earlier trace of this name"
+    again = weft_main("push", folder / "two.weft", "me/traces")
+    assert again.err == "Its README.md was there and stays as it is.\n"
+    assert files["README.md"] == b"mine"
+    assert "two.weft/keys.parquet" not in files
+    assert weft_main("pull", "datasets/me/traces", "-o", tmp_path / "back").code == 0
+    assert content(tmp_path / "back") == content(folder)
+
+
+def test_a_run_goes_and_comes_back(
+    weft_main: Command, hub: Hub, runs: Path, tmp_path: Path
+) -> None:
+    run = runs / "translation"
+    sent = weft_main("push", run, "me/model", "--history")
+    assert sent.code == 0, sent.err
+    assert f"paths of this machine: {runs.parent}" in sent.err
+    files = hub.repositories["models/me/model"]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
+    assert "weft/checkpoint.safetensors" not in files
+    card = files["README.md"].decode()
+    assert "pipeline_tag: translation" in card
+    assert "library_name: transformers" in card
+    assert weft_main("pull", "me/model", "-o", tmp_path / "run").code == 0
+    for place in (run, tmp_path / "run"):
+        (tmp_path / "lines").write_text("the cat sees the dog\n")
+        result = weft_main("translate", place, "--file", tmp_path / "lines", "--json")
+        assert result.code == 0, result.err
+        if place == run:
+            expected = result.out
+    assert result.out == expected
+    assert weft.History(tmp_path / "run" / "history").steps == weft.History(run / "history").steps
+    # Without the history, and what Transformers opens.
+    assert weft_main("push", run, "me/small").code == 0
+    assert not [name for name in hub.repositories["models/me/small"] if "history" in name]
+    transformers = pytest.importorskip("transformers")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "clone").mkdir(exist_ok=True)
+        (tmp_path / "clone" / name).write_bytes(files[name])
+    opened = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "clone")
+    assert sum(parameter.numel() for parameter in opened.parameters()) > 0
+
+
+def test_damage_on_the_way(weft_main: Command, hub: Hub, made: Path, tmp_path: Path) -> None:
+    assert weft_main("push", made, "me/traces").code == 0
+    files = hub.repositories["datasets/me/traces"]
+    edges = files["made.weft/edges.parquet"]
+    files["made.weft/edges.parquet"] = edges[:40] + bytes([edges[40] ^ 1]) + edges[41:]
+    line = weft_main("pull", "me/traces", "-o", tmp_path / "back.weft").one_line()
+    assert "this trace is damaged: the file does not match its digest" in line
+    assert "back.weft-part" not in str(list(tmp_path.iterdir()))
+    assert not (tmp_path / "back.weft").exists()
+    del files["made.weft/trace.json"]
+    assert "holds no trace of weft's" in weft_main("pull", "me/traces", "-o", "x").one_line()
+    hub.repositories["models/me/other"] = {"config.json": b"{}"}
+    line = weft_main("pull", "me/other", "-o", tmp_path / "other").one_line()
+    assert "holds no run of weft's" in line
+    hub.repositories["models/me/traces"] = {}
+    line = weft_main("pull", "me/traces", "-o", "x").one_line()
+    assert "a data set and a model of this name" in line
+    # A manifest that names files elsewhere is no trace.
+    manifest = json.loads((made / "trace.json").read_text())
+    manifest["files"]["../../evil"] = manifest["files"]["edges.parquet"]
+    files["made.weft/trace.json"] = json.dumps(manifest).encode()
+    assert weft_main("pull", "datasets/me/traces", "-o", tmp_path / "y").code == 2
+    assert not (tmp_path / "y").exists()
+
+
+def test_no_token_is_ever_shown(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+
+    def line(*words: object) -> str:
+        result = weft_main(*words)
+        said.append(result.out + result.err)
+        return result.one_line()
+
+    assert "does not allow this" in line("push", made, "other/theirs")
+    assert "no such repository that you may read" in line("pull", "me/none", "-o", tmp_path / "x")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrongWRONGwrong")
+    assert "does not know who asks. Log in" in line("push", made, "me/traces")
+    monkeypatch.setenv("HF_ENDPOINT", "http://name:passpass@127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be reached" in line("push", made, "me/traces")
+    for text in said:
+        assert not {"hf_secret", "SECRET", "hf_wrong", "WRONG", "passpass"} & {
+            part
+            for part in ("hf_secret", "SECRET", "hf_wrong", "WRONG", "passpass")
+            if part in text
+        }
+
+
+@pytest.mark.parametrize("name", ["", "one", "a/b/c", "../x", "a/..", "a b/c", "spaces/a/b"])
+def test_names_that_are_none(weft_main: Command, made: Path, tmp_path: Path, name: str) -> None:
+    for words in (("push", made, name), ("pull", name, "-o", tmp_path / "x")):
+        assert (
+            "expected the name of a repository on the Hub, OWNER/NAME"
+            in weft_main(*words).one_line()
+        )
+
+
+def test_what_cannot_be_sent(weft_main: Command, hub: Hub, made: Path, tmp_path: Path) -> None:
+    assert "no such" in weft_main("push", tmp_path / "no", "me/x").one_line()
+    (tmp_path / "empty").mkdir()
+    assert "no trace is in it" in weft_main("push", tmp_path / "empty", "me/x").one_line()
+    assert "is for a dataset" in weft_main("push", made, "models/me/x").one_line()
+    (made / "rows.parquet").write_bytes((made / "rows.parquet").read_bytes()[:-1] + b"?")
+    assert "damaged" in weft_main("push", made, "me/x").one_line()
+    (tmp_path / "there").mkdir()
+    assert "exists" in weft_main("pull", "me/x", "-o", tmp_path / "there").one_line()
+    assert not hub.repositories
