@@ -66,6 +66,8 @@ def test_a_trace_goes_and_comes_back(
     assert report["kind"] == "dataset"
     assert report["url"] == f"{hub.url}/datasets/me/traces"
     files = hub.repositories["datasets/me/traces"]
+    own = {name: data for name, data in files.items() if name.startswith("made.weft/")}
+    assert (report["files"], report["bytes"]) == (len(own), sum(map(len, own.values())))
     assert set(content(made)) <= {name.removeprefix("made.weft/") for name in files}
     # Nothing that would have to be unpickled.
     assert {Path(name).suffix for name in files} <= {".json", ".parquet", ".safetensors", ".md", ""}

@@ -96,6 +96,7 @@ def push(path: Path, repository: str, *, private: bool = False, history: bool = 
         else:
             card, names = _stage_traces(path, folder, name), []
         files = [file for file in folder.rglob("*") if file.is_file()]
+        size = sum(file.stat().st_size for file in files)
         with _told(name):
             url = api.create_repo(name, repo_type=kind, private=private or None, exist_ok=True)
             new_card = not api.file_exists(name, "README.md", repo_type=kind)
@@ -106,7 +107,6 @@ def push(path: Path, repository: str, *, private: bool = False, history: bool = 
                 commit_message=f"{path.resolve().name}, by weft push",
                 delete_patterns=[f"{place.name}/*" for place in folder.iterdir() if place.is_dir()],
             )  # fmt: skip
-    size = sum(file.stat().st_size for file in files if file.exists())
     return Pushed(name, kind, _public(str(url)), len(files), size, new_card, tuple(names))
 
 
@@ -281,7 +281,7 @@ def _named(repository: str) -> tuple[Kind | None, str]:
 def _hub() -> Any:
     """The interface to the Hub, without bars and remarks of its own."""
     with optional_package("The Hub", '"weft[hf]"'):
-        import huggingface_hub
+        import huggingface_hub.utils
     said: Any = huggingface_hub.utils
     said.disable_progress_bars()
     said.logging.set_verbosity_error()
