@@ -28,7 +28,7 @@ def push(
 
     with working("sending"):
         sent = push_to_hub(path, repository, private=private, history=history)
-    print(f"{sent.url}: {sent.files} files, {sent.bytes / 1e6:,.1f} MB")
+    print(f"{sent.url}: {sent.files} files, {sent.bytes / 1e3:,.0f} kB")
     if not sent.card:
         say("Its README.md was there and stays as it is.")
     if sent.names:
