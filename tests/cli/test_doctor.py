@@ -18,7 +18,7 @@ from tests.cli.conftest import Command
 
 import weft
 from weft.jobs import doctor
-from weft.mechanism import self_check
+from weft.mechanism import self_check, speeds
 from weft.mechanism.backends import native
 
 
@@ -39,6 +39,27 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None
     assert checks["took"].endswith(" s")
     extras = importlib.metadata.metadata("weft").get_all("Provides-Extra")
     assert set(facts["extras"]) == set(extras or []) - {"dev", "all", "test-notebooks"}
+
+
+def test_a_quicker_instruction_set_is_named_and_not_taken(
+    weft_main: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock that it is given: the second of the list takes half of the first one's time."""
+    names = native.instruction_sets()
+    if len(names) < 2:
+        pytest.skip("one instruction set")
+    times = iter([0.0, 2.0, 2.0, 3.0] * 2)
+    monkeypatch.setattr(native, "instruction_sets", lambda: names[:2])
+    found = speeds.instruction_set_seconds(2, lambda: next(times))
+    assert found == {names[0]: 2.0, names[1]: 1.0}
+    monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: found)
+    result = weft_main("doctor", "--json")
+    speed = answer(result)[1]["findings"]["attention"]["speed"]
+    assert speed.startswith(f"{names[0]} 1.00, {names[1]} 0.50 of the time of {names[0]}")
+    assert speed.endswith(f"WEFT_INSTRUCTION_SET={names[1]} is quicker here now")
+    assert result.code == 0
+    monkeypatch.setattr(speeds, "instruction_set_seconds", lambda: {names[0]: 1.0, names[1]: 0.95})
+    assert "quicker" not in weft_main("doctor").out
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux what it has")

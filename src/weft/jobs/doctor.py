@@ -22,6 +22,8 @@ from weft.version import __version__
 
 __all__ = ["Finding", "examine", "report"]
 
+#: An instruction set that takes less than this share of the chosen one's time is named.
+QUICKER = 0.9
 #: Extras of contributors, and of extras.
 _NOT_SHOWN = {"dev", "all", "test-notebooks"}
 
@@ -205,10 +207,26 @@ def _kernels() -> Iterator[Finding]:
                 f"take one of {', '.join(runs)}, or unset it."
             )
         yield Finding(group, "chosen", named, problem)
+        if problem is None:
+            yield Finding(group, "speed", _speeds(INSTRUCTION_SET or runs[0]))
     yield Finding(group, "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS, --threads)")
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     yield Finding(group, "BLAS of torch", blas[1] if blas else "not known")
     yield Finding(group, "accelerators", ", ".join(_accelerators()) or "none that torch can use")
+
+
+def _speeds(chosen: str) -> str:
+    """The time of each instruction set, of that of the chosen one; and what would be quicker."""
+    from weft.mechanism.speeds import instruction_set_seconds
+
+    seconds = instruction_set_seconds()
+    ratios = {name: taken / seconds[chosen] for name, taken in seconds.items()}
+    quickest = min(ratios, key=ratios.__getitem__)
+    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    said += f" of the time of {chosen} (4 heads of 512 tokens, one thread)"
+    if ratios[quickest] < QUICKER:
+        said += f"; WEFT_INSTRUCTION_SET={quickest} is quicker here now"
+    return said
 
 
 def _accelerators() -> Iterator[str]:

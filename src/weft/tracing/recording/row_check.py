@@ -65,13 +65,7 @@ def deviation(
     if call.own_output is None or not queries:
         return None
     rows = torch.tensor(sampled_rows(queries), device=call.queries.device)
-    again, weights = attend(
-        call.queries[:, :, rows].float(),
-        call.keys.float(),
-        call.values.float(),
-        **{**call.arguments(), "mask": call.mask_of(rows), "bias": call.bias_of(rows)},
-        keep=All(),
-    )
+    again, weights = _computed_again(call, rows)
     # A query that may look nowhere has the output 0 here; implementations differ on it.
     looks = (graph.count[:, :, rows] > 0)[..., None]
     if not bool(looks.any()):
@@ -97,6 +91,19 @@ def deviation(
             f"{REMEDY}"
         )
     return max(outputs, edges)
+
+
+def _computed_again(call: LayerCall, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and whole weights of some rows of a call, from its queries and keys."""
+    queries, keys = call.queries[:, :, rows].float(), call.keys.float()
+    options = {**call.arguments(), "mask": call.mask_of(rows), "bias": call.bias_of(rows)}
+    rules = ("mask", "bias", "relative", "sinks")
+    shape = queries.shape
+    if all(options[name] is None for name in rules) and shape[1] > keys.shape[1]:
+        # Heads that share keys as rows of one head: else all keys would be copied for each.
+        queries = queries.reshape(shape[0], keys.shape[1], -1, shape[3])
+    output, weights = attend(queries, keys, call.values.float(), **options, keep=All())
+    return output.reshape(*shape[:3], -1), weights.reshape(*shape[:3], -1)
 
 
 def _largest(values: Tensor) -> float:
