@@ -1,6 +1,8 @@
 // Where the numbers come from: the server beside the page, or the page itself. Both know the
 // same paths.
 
+import { unpacked } from "./unpacked";
+
 export interface Source {
   /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
   live: boolean;
@@ -27,7 +29,7 @@ export function packedSource(pack: Pack): Source {
     const packed = new Uint8Array(binary.length);
     for (let n = 0; n < binary.length; n++) packed[n] = binary.charCodeAt(n);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return joined(new Uint8Array(await new Response(stream).arrayBuffer()), form);
+    return unpacked(new Uint8Array(await new Response(stream).arrayBuffer()), form);
   };
   return {
     live: false,
@@ -35,21 +37,6 @@ export function packedSource(pack: Pack): Source {
     bytes,
     soFar: async (path) => ({ bytes: await bytes(path), whole: true }),
   };
-}
-
-/** Puts the bytes of numbers together again: first bytes came first, then second ones, ... */
-function joined(planes: Uint8Array, form: string): ArrayBuffer {
-  const result = new Uint8Array(planes.length);
-  let start = 0;
-  for (const part of form.split(",")) {
-    const [width, length] = part.split(":").map(Number);
-    const count = length / width;
-    for (let plane = 0; plane < width; plane++)
-      for (let n = 0, from = start + plane * count, to = start + plane; n < count; n++, to += width)
-        result[to] = planes[from + n];
-    start += length;
-  }
-  return result.buffer;
 }
 
 /** A collection behind the local server. */

@@ -45,26 +45,35 @@ def pack_of(page: str) -> dict:
     return json.loads(data)
 
 
+def numbers_of(planes: bytes, width: int) -> np.ndarray:
+    """Numbers whose first bytes come first, then the second ones, and so on."""
+    return np.frombuffer(planes, np.uint8).reshape(width, -1).T.copy().view(f"<u{width}")[:, 0]
+
+
 def bytes_of(piece) -> bytes:
     """A piece of a pack, its bytes put together again."""
     form, text = piece
     planes = zlib.decompress(base64.b64decode(text))
-    parts, start = [], 0
-    for part in form.split(","):
-        width, length = map(int, part.split(":"))
-        array = np.frombuffer(planes[start : start + length], np.uint8).reshape(width, -1)
-        parts.append(array.T.tobytes())
-        start += length
-    return b"".join(parts)
+    width, length = map(int, form.split(":"))
+    assert len(planes) == length
+    return numbers_of(planes, width).tobytes()
 
 
 def edges_of(pack, path, rows, kept) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keys, weights and lse of a head's first block of rows."""
-    content = bytes_of(pack[f"{path}/edges/0"])
-    weights = np.frombuffer(content, "<f4", rows * kept).reshape(rows, kept)
-    lse = np.frombuffer(content, "<f4", rows, 4 * rows * kept)
-    keys = np.frombuffer(content, "<u2", rows * kept, 4 * rows * (kept + 4)).reshape(rows, kept)
-    return keys, weights, lse
+    """Keys, weights and lse of a head's first block of rows, strongest first."""
+    form, text = pack[f"{path}/edges/0"]
+    planes = zlib.decompress(base64.b64decode(text))
+    kind, said = form.split(":")
+    assert kind == "edges"
+    count, width, left_out, size = map(int, said.split(","))
+    assert (count, width, size) == (rows, kept, 2)
+    first, second = 4 * rows * kept, 4 * rows * (kept + 4)
+    bits = numbers_of(planes[:first], 4) << np.uint32(left_out)
+    lse = numbers_of(planes[first:second], 4).view("<f4")[:rows]
+    steps = numbers_of(planes[second:], 2).reshape(rows, kept)
+    keys, weights = np.cumsum(steps, 1, dtype=np.uint16), bits.view("<f4").reshape(rows, kept)
+    order = np.argsort(-weights, 1, kind="stable")
+    return np.take_along_axis(keys, order, 1), np.take_along_axis(weights, order, 1), lse
 
 
 def test_the_page_holds_the_exact_weights(pair_trace) -> None:
