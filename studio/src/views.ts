@@ -4,7 +4,9 @@ import type { Component } from "svelte";
 import type { Example } from "./model";
 import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
+import Corpus from "./views/Corpus.svelte";
 import Heads from "./views/Heads.svelte";
+import Images from "./views/Images.svelte";
 import Matrix from "./views/Matrix.svelte";
 import Neuron from "./views/Neuron.svelte";
 import Sql from "./views/Sql.svelte";
@@ -21,6 +23,8 @@ export interface ViewEntry {
   back?: string;
   /** Whether it needs a server. */
   live?: boolean;
+  /** Whether there is anything to see in it; left out: always. */
+  when?: (studio: Studio) => boolean;
   /** What shows an example; */
   ofExample?: Component<{ studio: Studio; example: Example }>;
   /** or what shows a training, where there is one. */
@@ -32,6 +36,24 @@ export const VIEWS: ViewEntry[] = [
   { name: "threads", title: "Threads", key: "t", back: "heads", ofExample: Threads },
   { name: "matrix", title: "Matrix", key: "m", back: "threads", ofExample: Matrix },
   { name: "neuron", title: "Neuron", key: "n", back: "threads", ofExample: Neuron, live: true },
+  {
+    name: "image",
+    title: "Image",
+    key: "i",
+    back: "heads",
+    ofExample: Images,
+    live: true,
+    when: ({ example }) => (example?.description.patches?.length ?? 0) > 0,
+  },
+  {
+    name: "texts",
+    title: "Texts",
+    key: "x",
+    back: "heads",
+    ofExample: Corpus,
+    live: true,
+    when: ({ opening }) => (opening?.examples.length ?? 0) > 1,
+  },
   { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

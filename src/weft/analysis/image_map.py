@@ -24,7 +24,7 @@ from weft.formats.traced_images import Box, Size, TracedImage
 from weft.tracing.options import whole_number
 from weft.tracing.vision_language.positions import LAYOUTS
 
-__all__ = ["ImageMap", "image_map"]
+__all__ = ["ImageMap", "image_map", "row_of_layer"]
 
 #: The most pixels of a map.
 _MOST = 2**28
@@ -88,7 +88,7 @@ def image_map(
         raise InputError(f"image_map: image {image}; the text has {there}.")
     original = _original(size, trace.images[image])
     picture = trace.images[image].arranged(original)
-    row = _row(chosen, head, query)
+    row = row_of_layer(chosen, head, query)
     known = trace.positions[sequence]
     patches = [
         (position, known["tiles"][position], known["rows"][position], known["columns"][position],
@@ -200,7 +200,7 @@ def _original(size: Any, image: TracedImage) -> Size | None:
     return rows, columns
 
 
-def _row(layer: TraceLayer, head: int | None, query: int) -> Tensor:
+def row_of_layer(layer: TraceLayer, head: int | None, query: int) -> Tensor:
     """The exact weights of a row, (keys,), float64; None: the mean of all heads."""
     heads = range(layer.heads) if head is None else (head,)
     if layer.data.keeps_every_edge:

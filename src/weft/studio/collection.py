@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
+from weft.analysis.patch_map import has_patches
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
 from weft.formats.notes import Note, NotesFile
@@ -101,6 +102,7 @@ class Example:
             "model": {name: _plain(value) for name, value in trace.model.items()},
             "sequences": {name: list(shown(tokens)) for name, tokens in trace.sequences.items()},
             "separators": {name: special_keys(trace, name) for name in trace.sequences},
+            "patches": [name for name in trace.sequences if has_patches(trace, name)],
             "deviation": trace.deviation,
             "small": self.small is not None,
             "verification": None if trace.verification is None else dict(trace.verification),

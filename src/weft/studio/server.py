@@ -21,6 +21,8 @@ from weft.studio import bundle
 from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, as_json
 from weft.studio.comparison_paths import add_comparisons
+from weft.studio.corpus_paths import add_corpus
+from weft.studio.image_paths import add_images
 from weft.studio.neuron_paths import add_neurons
 from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
@@ -121,6 +123,8 @@ def create_app(collection: Collection) -> FastAPI:
     for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
         add(app, pieces)
     add_neurons(app, pieces)
+    add_corpus(app, pieces)
+    add_images(app, pieces)
     add_questions(app, collection, pieces.example)
     add_notes(app, pieces)
     add_comparisons(app, pieces)

@@ -16,7 +16,7 @@ numbers (NaN) has no scores, and its role is called "no number".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,7 @@ def layer_scores(
     special: Sequence[int] | None = None,
     reach: int = 4,
     sinks: Sequence[int] | None = None,
+    without: Collection[str] = (),
 ) -> dict[str, HeadScores]:
     """The scores of a layer's heads on every measure that applies to it.
 
@@ -120,6 +121,7 @@ def layer_scores(
         special: which keys are separators; None: those with the names of some.
         reach: tokens on either side that are local.
         sinks: which keys are sinks; None: it is not known, and that measure is left out.
+        without: measures that are left out.
 
     Returns: of MEASURES, those that apply.
     """
@@ -131,6 +133,7 @@ def layer_scores(
         for measure in head_measures(special, reach, sinks or ())
         if (one_sequence or not measure.one_sequence)
         and (sinks is not None or measure.name != "sink")
+        and measure.name not in without
     }
 
 

@@ -1,0 +1,126 @@
+"""A layer over texts: against `trace.heads()`, and against loops over the dense weights."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import weft
+from weft.analysis.heads.corpus import QUANTILES, CorpusLayer
+from weft.errors import InputError
+from weft.traces import Trace
+
+TEXTS = [
+    "[CLS] the cat saw the dog [SEP]",
+    "[CLS] a dog [SEP]",
+    "[CLS] so the sea was the sea [SEP]",
+]
+
+
+def trace_of(text: str, seed: int, layers: int = 2) -> Trace:
+    tokens = text.split()
+    random = np.random.default_rng(seed)
+    queries, keys = random.normal(size=(2, layers, 3, len(tokens), 8))
+    return weft.from_queries_keys(queries * 2, keys, tokens=tokens, keep=weft.Top(16))
+
+
+@pytest.fixture
+def traces() -> list[Trace]:
+    return [trace_of(text, seed) for seed, text in enumerate(TEXTS)]
+
+
+@pytest.fixture
+def layer(traces: list[Trace]) -> CorpusLayer:
+    found = CorpusLayer(traces[0], 1)
+    for number, trace in enumerate(traces):
+        found.add(number, trace)
+    return found
+
+
+def test_scores_are_those_of_heads(layer: CorpusLayer, traces: list[Trace]) -> None:
+    tables = [trace.heads() for trace in traces]
+    for head in range(3):
+        spreads = layer.spreads(head)
+        for name in ("previous", "next", "same", "first", "entropy", "distance", "duplicate"):
+            values = [
+                float(table[(table["layer"] == 1) & (table["head"] == head)][name].iloc[0])
+                for table in tables
+            ]
+            known = [value for value in values if math.isfinite(value)]
+            assert spreads[name].values == len(known)
+            assert spreads[name].mean == pytest.approx(sum(known) / len(known), rel=1e-5)
+            assert spreads[name].quantiles == pytest.approx(np.quantile(known, QUANTILES), rel=1e-5)
+            assert values[spreads[name].highest] == max(known)
+            assert values[spreads[name].lowest] == min(known)
+            assert sum(spreads[name].counts) == len(known)
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+def test_exemplars_and_words_by_hand(layer: CorpusLayer, traces: list[Trace], sinks: bool) -> None:
+    for head in range(3):
+        best, received = [], defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        rows = 0
+        for number, trace in enumerate(traces):
+            dense = trace.layers[1].graph.dense()[head].double()
+            rows += len(dense)
+            edges = []
+            for key, token in enumerate(trace.tokens):
+                if not sinks and (key == 0 or token in ("[CLS]", "[SEP]")):
+                    continue
+                counts[token] += 1
+                received[token] += float(dense[:, key].sum())
+                edges += [(float(dense[query, key]), query, key) for query in range(len(dense))]
+            weight, query, key = max(edges)
+            best.append((weight, number, query, key))
+        best.sort(reverse=True)
+        found = layer.exemplars(head, sinks=sinks)
+        assert [(one.text, one.query, one.key) for one in found] == [one[1:] for one in best]
+        assert [one.weight for one in found] == pytest.approx([one[0] for one in best], abs=1e-6)
+        one = found[0]
+        graph = traces[one.text].layers[1].graph
+        assert one.score == pytest.approx(
+            math.log(one.weight) + float(graph.lse[head, one.query]), abs=1e-4
+        )
+        words = layer.words(head, sinks=sinks)
+        order = sorted(received, key=lambda word: -received[word])
+        assert [word.word for word in words] == order
+        for word in words:
+            assert word.share == pytest.approx(received[word.word] / rows, abs=1e-6)
+            assert word.count == counts[word.word]
+            assert word.mean == pytest.approx(received[word.word] / word.count, abs=1e-5)
+        if sinks:
+            assert sum(word.share for word in words) == pytest.approx(1.0, abs=1e-5)
+    assert not layer.bounds
+
+
+def test_what_was_not_kept_makes_bounds() -> None:
+    random = np.random.default_rng(1)
+    queries, keys = random.normal(size=(2, 1, 2, 30, 8))
+    names = [str(place) for place in range(30)]
+    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(3), tokens=names)
+    layer = CorpusLayer(trace, 0)
+    layer.add(0, trace)
+    assert layer.bounds
+    dense = weft.from_queries_keys(queries, keys, keep=weft.Top(30)).layers[0].graph.dense()
+    for word in layer.words(0, sinks=True):
+        exact = float(dense[0, :, int(word.word)].sum()) / 30
+        assert word.share <= exact + 1e-6
+
+
+def test_other_models_and_odd_texts(make_trace: Callable[..., Trace], traces: list[Trace]) -> None:
+    layer = CorpusLayer(traces[0], 1)
+    other = make_trace(["a", "b"])
+    assert not layer.fits(other)
+    with pytest.raises(InputError, match=r"corpus: text 7 has no layer layers\.1 of 3 heads"):
+        layer.add(7, other)
+    assert layer.exemplars(0, sinks=True) == [] and layer.words(0, sinks=True) == []
+    assert layer.spreads(0) == {}
+    only_sinks = trace_of("[CLS] [SEP]", 9)
+    layer.add(0, only_sinks)
+    assert layer.exemplars(0, sinks=False) == [] and layer.words(0, sinks=False) == []
+    assert len(layer.exemplars(0, sinks=True)) == 1

@@ -1,0 +1,112 @@
+"""Maps on a grid: a vision Transformer's own weights, and the pixels of a word's map in cells."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis.image_map import image_map
+from weft.analysis.patch_map import _pooled, has_patches, patch_map
+from weft.errors import InputError
+
+ROWS, COLUMNS = 3, 4
+
+
+def grid_trace(columns: list[int] | None = None) -> weft.Trace:
+    """A class token and 3 x 4 patches, in the order of reading."""
+    random = np.random.default_rng(0)
+    queries, keys = random.normal(size=(2, 1, 2, 1 + ROWS * COLUMNS, 8))
+    trace = weft.from_queries_keys(queries, keys)
+    assert isinstance(trace, weft.Trace)
+    known = {
+        "rows": [-1] + [place // COLUMNS for place in range(ROWS * COLUMNS)],
+        "columns": columns or [-1] + [place % COLUMNS for place in range(ROWS * COLUMNS)],
+    }
+    return dataclasses.replace(trace, positions={trace.layers[0].keys_from: known})
+
+
+def test_a_grid_of_patches_has_its_weights() -> None:
+    trace = grid_trace()
+    dense = trace.layers[0].graph.dense().double()
+    for head in (0, 1, None):
+        rows = dense.mean(0) if head is None else dense[head]
+        for query in range(1 + ROWS * COLUMNS):
+            seen = patch_map(trace, 0, head, query)
+            expected = rows[query, 1:].reshape(ROWS, COLUMNS)
+            assert torch.allclose(seen.weights, expected, atol=1e-6)
+            assert seen.mass == pytest.approx(1 - float(rows[query, 0]), abs=1e-6)
+            position, row, column, weight = seen.patches[0]
+            assert weight == float(seen.weights.max()) == float(seen.weights[row, column])
+            assert position == 1 + row * COLUMNS + column
+            assert seen.pixels is None and seen.outside == 0
+
+
+def test_a_real_vision_transformer() -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.ViTModel(
+        transformers.ViTConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16,
+            image_size=[24, 40], patch_size=8, attn_implementation="eager",
+        )
+    ).eval()  # fmt: skip
+    pixels = torch.randn(1, 3, 24, 40)
+    with torch.no_grad():
+        weights = model(pixels, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    trace = weft.trace(model, {"pixel_values": pixels})
+    assert isinstance(trace, weft.Trace)
+    assert has_patches(trace, trace.layers[0].keys_from)
+    for number in range(2):
+        for head in range(4):
+            seen = patch_map(trace, number, head, 0)
+            expected = weights[number][0, head, 0, 1:].reshape(3, 5).double()
+            assert torch.allclose(seen.weights, expected, atol=1e-5)
+
+
+def test_a_word_of_a_vision_language_model() -> None:
+    pytest.importorskip("transformers")
+    from tests.tracing.test_vision_language import SIZES, TEXT, family, language, picture, traced
+    from tests.tracing.vision_models import FAMILIES
+
+    for name in list(FAMILIES)[:2]:
+        made = family(name)
+        trace = traced(made, made.inputs([picture(SIZES[0])], TEXT))
+        number = language(trace)[-1]
+        query = len(trace.tokens) - 1
+        seen = patch_map(trace, number, 1, query, size=SIZES[0])
+        whole = image_map(trace, number, 1, query, size=SIZES[0])
+        assert torch.equal(seen.weights, whole.weights)  # few pixels: each is a cell
+        assert seen.pixels == SIZES[0] and seen.mass == whole.mass
+
+
+@pytest.mark.parametrize("size", [(128, 128), (129, 3), (1000, 333), (5, 700)])
+def test_pixels_are_put_together(size: tuple[int, int]) -> None:
+    weights = torch.rand(size, dtype=torch.float64)
+    pooled = _pooled(weights)
+    assert pooled.shape == tuple(min(side, 128) for side in size)
+    assert float(pooled.sum()) == pytest.approx(float(weights.sum()))
+    # The first cell, by hand.
+    ends = [[at for at in range(side) if at * min(side, 128) // side == 0] for side in size]
+    first = weights[: len(ends[0]), : len(ends[1])]
+    assert float(pooled[0, 0]) == pytest.approx(float(first.sum()))
+
+
+def test_what_has_no_map_says_why() -> None:
+    random = np.random.default_rng(0)
+    plain = weft.from_queries_keys(*random.normal(size=(2, 1, 2, 5, 8)))
+    with pytest.raises(InputError, match="are no patches of an image"):
+        patch_map(plain, 0, 0, 0)
+    trace = grid_trace()
+    with pytest.raises(InputError, match="head 2"):
+        patch_map(trace, 0, 2, 0)
+    with pytest.raises(InputError, match="query 13"):
+        patch_map(trace, 0, 0, 13)
+    doubled = grid_trace([-1] + [0] * (ROWS * COLUMNS))
+    with pytest.raises(InputError, match="several patches of layer"):
+        patch_map(doubled, 0, 0, 0)

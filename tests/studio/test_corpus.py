@@ -1,0 +1,215 @@
+"""One head over many texts, in the server's answers and on the screen."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.studio.test_accessibility import AXE, faint_texts
+from tests.studio.test_layout import CUT
+from tests.studio.test_neuron import ask
+
+import weft
+from weft.errors import DataError
+from weft.studio import corpus
+from weft.studio.asking import Asking
+from weft.studio.page import collect
+from weft.studio.runs import open_collection
+from weft.studio.serving import Viewer
+from weft.traces import Trace
+
+Serving = Callable[..., Viewer]
+TEXTS, LENGTH = 30, 9
+#: The text in which head 1 of layer 0 looks hardest from 6 at 4.
+STRONGEST = 17
+
+
+def text(number: int) -> Trace:
+    random = np.random.default_rng(number)
+    queries, keys = random.normal(size=(2, 2, 2, LENGTH, 8)).astype(np.float32) / 2
+    if number == STRONGEST:
+        queries[0, 1, 6] = keys[0, 1, 4] = 4
+    tokens = [f"w{(number + place) % 12}" for place in range(LENGTH)]
+    trace = weft.from_queries_keys(queries, keys, tokens=tokens)
+    assert isinstance(trace, Trace)
+    return trace
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("corpus")
+    for number in range(TEXTS):
+        text(number).save(found / f"{number:03}.weft")
+    return found
+
+
+@pytest.fixture(scope="module")
+def viewer(serving: Serving, folder: Path) -> Viewer:
+    return serving(open_collection(folder))
+
+
+def whole(viewer: Viewer, path: str) -> Any:
+    for _ in range(600):
+        status, found = ask(viewer, path)
+        if status == 200:
+            return found
+        assert status == 202 and found["read"] < found["taken"]
+        time.sleep(0.05)
+    raise AssertionError("never done")
+
+
+def test_a_head_over_the_texts(viewer: Viewer) -> None:
+    found = whole(viewer, "/api/corpus/0/layers/0/heads/1/all")
+    assert (found["texts"], found["read"], found["failed"], found["others"]) == (TEXTS, TEXTS, 0, 0)
+    first = found["exemplars"][0]
+    assert (first["example"], first["query"], first["key"]) == (STRONGEST, 6, 4)
+    tokens, start = first["pieces"]["both"]
+    assert tokens[4 - start] == f"w{(STRONGEST + 4) % 12}"
+    weights = [one["weight"] for one in found["exemplars"]]
+    assert weights == sorted(weights, reverse=True) and len(weights) == 20
+    dense = [text(number).layers[0].graph.dense()[1] for number in range(TEXTS)]
+    assert weights[1] == pytest.approx(sorted(float(one.max()) for one in dense)[-2], abs=1e-6)
+    same = [float(one.diagonal().mean()) for one in dense]
+    assert found["spreads"]["same"]["mean"] == pytest.approx(sum(same) / TEXTS, rel=1e-5)
+    assert sum(word[1] for word in found["words"]) == pytest.approx(1.0, abs=1e-5)
+    without = whole(viewer, "/api/corpus/0/layers/0/heads/1/without-sinks")
+    assert all(one["key"] > 0 for one in without["exemplars"])
+
+
+def test_texts_are_read_while_somebody_asks(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(corpus, "_PATIENCE", 0.0)
+    found = corpus.Corpus(open_collection(folder).examples)
+    _, done = found.head(0, 1, 0, sinks=True)
+    time.sleep(0.3)
+    result, done = found.head(0, 1, 0, sinks=True)
+    assert not done and result["read"] < TEXTS
+    result, done = found.head(0, 1, 0, sinks=True, wait=True)
+    assert done and result["read"] == TEXTS
+    found.settle()
+
+
+def test_of_too_many_texts_some_are_taken(folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(corpus, "TEXTS", 7)
+    found = corpus.Corpus(open_collection(folder).examples)
+    result, _ = found.head(3, 0, 0, sinks=True, wait=True)
+    assert (result["texts"], result["taken"], result["read"]) == (TEXTS, 7, 7)
+    taken = sorted(one["example"] for one in result["exemplars"])
+    assert taken == [number * TEXTS // 7 for number in range(7)]
+
+
+def test_a_text_that_is_damaged_is_named(folder: Path, tmp_path: Path, make_trace: Any) -> None:
+    examples = open_collection(folder).examples[:4]
+
+    odd = tmp_path / "odd.weft"
+    text(1).save(odd)
+    collection = collect(
+        [*(one.trace for one in examples), Trace.open(odd), make_trace(["a"], heads=3)]
+    )
+    (odd / "edges.parquet").write_bytes(b"x" * (odd / "edges.parquet").stat().st_size)
+    found = corpus.Corpus(collection.examples)
+    result, _ = found.head(0, 0, 0, sinks=True, wait=True)
+    assert result["failed"] == 1 and result["others"] == 1 and len(result["exemplars"]) == 4
+    (problem,) = result["problems"]
+    assert "this trace is damaged: edges.parquet" in problem and "\n" not in problem
+    with pytest.raises(DataError):
+        collection.examples[4].trace.layers[0].data.graph()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "30/layers/0/heads/0/all", "0/layers/2/heads/0/all", "0/layers/0/heads/2/all",
+        "0/layers/0/heads/0/ALL", "0/layers/0/heads/0/1", "-1/layers/0/heads/0/all",
+        "0/layers/0/heads/0/%2e%2e", "00/layers/0/heads/0/all", "0/layers/0/heads/0",
+    ],
+)  # fmt: skip
+def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
+    status, said = ask(viewer, f"/api/corpus/{path}")
+    assert status in (404, 422) and said["detail"]
+
+
+def test_a_typed_text_is_none_of_the_corpus(serving: Serving, make_trace: Any) -> None:
+    collection = collect([make_trace(["a", "b"]), make_trace(["c", "d", "e"])])
+    collection.asking = Asking("m", lambda typed: make_trace(typed.split()))
+    number, _ = collection.asking.ask("", 1, "one two")
+    status, _ = ask(serving(collection), f"/api/corpus/{number}/layers/0/heads/0/all")
+    assert status == 404
+
+
+def test_on_the_screen(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer, "#view=heads&layer=0&head=1")
+    page.locator(".stage .tile").first.wait_for()
+    page.keyboard.press("x")
+    page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()
+    rows = page.locator(".exemplars li")
+    assert rows.count() == 20
+    best = text(STRONGEST).layers[0].graph.dense()[1]
+    first = rows.first
+    assert first.locator("strong").inner_text() == f"{float(best.max()):.4f}"
+    assert first.locator(".query").inner_text() == f"w{(STRONGEST + 6) % 12}"
+    assert first.locator(".key").inner_text() == f"w{(STRONGEST + 4) % 12}"
+    assert f"{STRONGEST:03}" in first.inner_text()
+    dense = [text(number).layers[0].graph.dense()[1] for number in range(TEXTS)]
+    median = float(np.median([float(one.diagonal().mean()) for one in dense]))
+    row = page.locator(".spreads tr", has=page.locator("button", has_text=re.compile("^same$")))
+    assert float(row.locator(".number").inner_text()) == pytest.approx(median, rel=6e-3)
+    words = page.locator(".words-table tbody tr")
+    assert words.count() == 12
+    first.locator("button").click()
+    page.locator(".short-threads").wait_for()
+    assert page.get_by_label("Example", exact=True).last.input_value() == str(STRONGEST)
+    page.locator('.queries .word[aria-selected="true"]').wait_for()
+    assert page.locator(".queries .word").nth(6).get_attribute("aria-selected") == "true"
+    page.wait_for_timeout(200)
+    assert "example=017" in page.url and "query=6" in page.url and "key=4" in page.url
+    page.keyboard.press("n")
+    page.locator(".edge h2", has_text=f"w{(STRONGEST + 4) % 12}").wait_for()
+    page.go_back()
+    page.go_back()
+    page.locator(".exemplars li").first.wait_for()
+
+
+def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer, "#view=texts&layer=0&head=0")
+    page.locator(".exemplars li").first.wait_for()
+    page.keyboard.press("ArrowRight")
+    page.locator(".corpus h2", has_text="L0 H1").wait_for()
+    page.keyboard.press("ArrowDown")
+    page.locator(".corpus h2", has_text="L1 H").wait_for()
+    page.keyboard.press("s")
+    assert page.get_by_label(re.compile("hide sinks")).is_checked()
+    page.locator(".corpus[aria-busy=false] .exemplars button").first.focus()
+    page.keyboard.press("Enter")
+    page.locator(".short-threads").wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.locator(".stage.heads").wait_for()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_for_every_eye(studio: Any, viewer: Viewer, theme: str) -> None:
+    page = studio.served(viewer, "#view=texts&layer=0&head=1&sinks=1", theme=theme)
+    page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert [(one["id"], one["nodes"][0]["html"][:100]) for one in found["violations"]] == []
+    assert faint_texts(page) == []
+
+
+@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
+    page = studio.served(viewer, "#view=texts&layer=0&head=1", width=width)
+    page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()
+    assert page.evaluate(CUT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_one_text_has_no_such_view(studio: Any, serving: Serving) -> None:
+    page = studio.served(serving(collect([text(0)])))
+    page.locator(".stage .tile").first.wait_for()
+    assert page.locator("nav a", has_text="Texts").count() == 0

@@ -1,0 +1,205 @@
+"""What a patch or a word looks at in an image, in the server's answers and on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
+from tests.studio.test_accessibility import AXE, faint_texts
+from tests.studio.test_layout import CUT
+from tests.studio.test_neuron import ask
+
+import weft
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+
+Serving = Callable[..., Viewer]
+
+
+@pytest.fixture(scope="module")
+def grid() -> weft.Trace:
+    return grid_trace()
+
+
+@pytest.fixture(scope="module")
+def viewer(serving: Serving, grid: weft.Trace) -> Viewer:
+    return serving(collect([grid]))
+
+
+@pytest.fixture(scope="module")
+def words(serving: Serving) -> tuple[Viewer, weft.Trace, int]:
+    """A vision-language model's trace, and the number of its last layer."""
+    pytest.importorskip("transformers")
+    from tests.tracing.test_vision_language import SIZES, TEXT, family, language, picture, traced
+    from tests.tracing.vision_models import FAMILIES
+
+    made = family(next(iter(FAMILIES)))
+    trace = traced(made, made.inputs([picture(SIZES[0])], TEXT))
+    return serving(collect([trace])), trace, language(trace)[-1]
+
+
+def test_the_map_of_a_patch(viewer: Viewer, grid: weft.Trace) -> None:
+    dense = grid.layers[0].graph.dense().double()
+    _, seen = ask(viewer, "/api/examples/0/layers/0/looks/1/5/0/0/0")
+    assert (seen["rows"], seen["columns"], seen["pixels"]) == (ROWS, COLUMNS, None)
+    assert seen["weights"] == pytest.approx(dense[1, 5, 1:].tolist(), abs=1e-6)
+    _, mean = ask(viewer, "/api/examples/0/layers/0/looks/mean/5/0/0/0")
+    assert mean["weights"] == pytest.approx(dense.mean(0)[5, 1:].tolist(), abs=1e-6)
+    _, patches = ask(viewer, "/api/examples/0/patches")
+    (of,) = patches["sequences"].values()
+    assert of["rows"][0] == -1 and of["rows"][-1] == ROWS - 1 and patches["images"] == 0
+
+
+def test_the_map_of_a_word(words: tuple[Viewer, weft.Trace, int]) -> None:
+    viewer, trace, number = words
+    query = len(trace.tokens) - 1
+    _, seen = ask(viewer, f"/api/examples/0/layers/{number}/looks/1/{query}/0/37/61")
+    whole = trace.image_map(number, 1, query, size=(37, 61))
+    assert seen["pixels"] == [37, 61] and seen["of_original"]
+    assert seen["weights"] == pytest.approx(whole.weights.flatten().tolist(), rel=1e-5, abs=1e-9)
+    assert seen["mass"] == pytest.approx(whole.mass)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "0/looks/2/0/0/0/0", "0/looks/0/13/0/0/0", "0/looks/0/0/1/0/0", "1/looks/0/0/0/0/0",
+        "0/looks/Mean/0/0/0/0", "0/looks/-1/0/0/0/0", "0/looks/0/0/0/0", "0/looks/0/0/0/0/1048577",
+        "0/looks/%2e%2e/0/0/0/0",
+    ],
+)  # fmt: skip
+def test_odd_requests_are_one_line(viewer: Viewer, path: str) -> None:
+    status, said = ask(viewer, f"/api/examples/0/layers/{path}")
+    assert status in (404, 422) and said["detail"]
+
+
+def test_a_text_has_no_images(studio: Any, serving: Serving, make_trace: Any) -> None:
+    plain = serving(collect([make_trace(["a", "b"])]))
+    _, said = ask(plain, "/api/examples/0/layers/0/looks/0/0/0/0/0")
+    assert "no patches of an image" in said["problem"] and "\n" not in said["problem"]
+    page = studio.served(plain)
+    page.locator(".stage .tile").first.wait_for()
+    assert page.locator("nav a", has_text="Image").count() == 0
+
+
+def shown(page: Any) -> np.ndarray[Any, Any]:
+    """How dark the middle of each patch is on the screen: more weight, more ink."""
+    page.wait_for_timeout(250)
+    pixels = page.evaluate(
+        """([rows, columns]) => {
+            const canvas = document.querySelector(".image-map canvas");
+            const context = canvas.getContext("2d");
+            const found = [];
+            for (let row = 0; row < rows; row++)
+                for (let column = 0; column < columns; column++) {
+                    const x = Math.floor(((column + 0.5) / columns) * canvas.width);
+                    const y = Math.floor(((row + 0.5) / rows) * canvas.height);
+                    found.push([...context.getImageData(x, y, 1, 1).data].slice(0, 3));
+                }
+            return found;
+        }""",
+        [ROWS, COLUMNS],
+    )
+    light = np.array(pixels) @ [0.2126, 0.7152, 0.0722]
+    return 255 - light.reshape(ROWS, COLUMNS)
+
+
+def order(values: Any) -> list[int]:
+    return np.argsort(np.asarray(values).flatten()).tolist()
+
+
+def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
+    dense = grid.layers[0].graph.dense().double()
+    page = studio.served(viewer, "#view=heads")
+    page.locator(".stage .tile").first.wait_for()
+    page.keyboard.press("i")
+    page.locator(".image-map canvas").wait_for()
+    assert order(shown(page)) == order(dense.mean(0)[0, 1:])
+    page.keyboard.press("ArrowRight")
+    page.locator(".images h2", has_text="L0 H0").wait_for()
+    page.keyboard.press("ArrowRight")
+    page.locator(".images h2", has_text="L0 H1").wait_for()
+    assert order(shown(page)) == order(dense[1, 0, 1:])
+    # A click on a patch: what it looks at. Row 1, column 2 is position 7.
+    box = page.locator(".image-map canvas").bounding_box()
+    at = {"x": box["width"] * 2.5 / COLUMNS, "y": box["height"] * 1.5 / ROWS}
+    page.locator(".image-map canvas").click(position=at)
+    page.wait_for_timeout(300)
+    assert page.get_by_label("Who looks").input_value() == "7"
+    best = page.locator(".panel .words-table tbody tr").first.locator("td").all_inner_texts()
+    row = dense[1, 7, 1:]
+    assert [int(best[1]), int(best[2])] == list(divmod(int(row.argmax()), COLUMNS))
+    assert float(best[3]) == pytest.approx(float(row.max()), abs=6e-5)
+    page.locator(".image-map canvas").hover(position=at)
+    said = page.locator(".images .number").inner_text()
+    assert said.startswith("row 1, column 2: weight ")
+    assert float(said.split()[-1]) == pytest.approx(float(row[1 * COLUMNS + 2]), abs=6e-5)
+    page.get_by_label("Head; first the mean of all").focus()
+    page.keyboard.press("Home")
+    page.locator(".images h2", has_text="mean of 2 heads").wait_for()
+    page.locator(".stage").focus()
+    page.keyboard.press("Escape")
+    page.locator(".stage.heads").wait_for()
+
+
+def test_the_picture_stays_in_the_page(
+    studio: Any, words: tuple[Viewer, weft.Trace, int], tmp_path: Path
+) -> None:
+    viewer, _, number = words
+    page = studio.served(viewer, f"#view=image&layer={number}")
+    page.locator(".image-map canvas").wait_for()
+    halves = np.zeros((37, 61, 3), np.uint8)
+    halves[:, :31, 0] = halves[:, 31:, 2] = 255
+    Image.fromarray(halves).save(tmp_path / "halves.png")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(f"{request.method} {request.url}"))
+    page.locator("input[type=file]").set_input_files(tmp_path / "halves.png")
+    page.locator(".panel", has_text="original picture").wait_for()
+    page.wait_for_timeout(300)
+    assert all(one.startswith("GET ") for one in sent)
+    assert any(one.endswith("/37/61") for one in sent)
+    canvas = page.locator(".image-map canvas")
+    wide, high = canvas.evaluate("canvas => [canvas.width, canvas.height]")
+    assert wide / high == pytest.approx(61 / 37, rel=0.01)
+    # The halves of the picture are seen through the map: red on the left, blue on the right.
+    left, right = canvas.evaluate(
+        """canvas => [0, canvas.width / 2].map((start) => {
+            const context = canvas.getContext("2d");
+            const { data } = context.getImageData(start, 0, canvas.width / 2, canvas.height);
+            let sum = 0;
+            for (let n = 0; n < data.length; n += 4) sum += data[n] - data[n + 2];
+            return sum / (data.length / 4);
+        })"""
+    )
+    assert left - right > 40
+    (tmp_path / "none.png").write_bytes(b"no picture")
+    page.locator("input[type=file]").set_input_files(tmp_path / "none.png")
+    page.locator("[role=alert]", has_text="none.png is no picture that this browser").wait_for()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_for_every_eye(studio: Any, viewer: Viewer, words: Any, theme: str) -> None:
+    for of, address in (
+        (viewer, "#view=image&query=5"),
+        (words[0], f"#view=image&layer={words[2]}"),
+    ):
+        page = studio.served(of, address, theme=theme)
+        page.locator(".image-map canvas").wait_for()
+        page.evaluate(AXE.read_text("utf-8"))
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(one["id"], one["nodes"][0]["html"][:100]) for one in found["violations"]] == []
+        assert faint_texts(page) == []
+
+
+@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
+    page = studio.served(viewer, "#view=image&query=5", width=width)
+    page.locator(".image-map canvas").wait_for()
+    page.wait_for_timeout(300)
+    assert page.evaluate(CUT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
