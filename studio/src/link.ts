@@ -21,6 +21,14 @@ export const START = {
   values: false,
   of: "weights" as "weights" | "scores",
   share: 0.9,
+  /** Of a graph: the mean of the heads, how much of the mass is drawn, how its tokens stand. */
+  mean: false,
+  mass: 0.7,
+  layout: "" as "" | "circle" | "line",
+  /** Of paths: the kind of layers, the output, and the input. */
+  kind: "" as "" | "encoder" | "decoder" | "cross",
+  output: -1,
+  input: -1,
   scale: "root" as "root" | "linear" | "log",
   /** What a block of cells shows when the matrix is seen from afar. */
   blocks: "max" as "max" | "mass",
@@ -39,6 +47,8 @@ export type State = typeof START;
 
 const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   of: ["weights", "scores"],
+  layout: ["", "circle", "line"],
+  kind: ["", "encoder", "decoder", "cross"],
   scale: ["root", "linear", "log"],
   blocks: ["max", "mass"],
   order: ["layer", "role", "entropy"],
@@ -47,6 +57,8 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   theme: ["", "light", "dark"],
 };
 
+/** Numbers above 0, at most 1. */
+const SHARES = new Set(["share", "mass"]);
 const LONGEST = 400,
   LONGEST_TEXT = 2000;
 
@@ -67,11 +79,11 @@ export function parse(
       const number = text.trim() === "" ? NaN : Number(text);
       if (
         Number.isFinite(number) &&
-        (name === "share" ? number > 0 && number <= 1 : Number.isSafeInteger(number))
+        (SHARES.has(name) ? number > 0 && number <= 1 : Number.isSafeInteger(number))
       )
         state[name] = number;
       else {
-        const expected = name === "share" ? "a share above 0, at most 1" : "a whole number";
+        const expected = SHARES.has(name) ? "a share above 0, at most 1" : "a whole number";
         problems.push(`The link says ${name}=${visible(text, 30)}; expected ${expected}.`);
       }
     } else if (typeof start === "boolean") state[name] = text === "1";

@@ -1,5 +1,6 @@
 // What is looked at: a collection of traces, their layers, and the edges of a head.
 
+import type { FlowKind } from "./flow";
 import type { Theme } from "./colour";
 import { Overview, Pictures } from "./overview";
 import type { Source } from "./source";
@@ -29,6 +30,8 @@ interface LayerDescription {
   queries: string;
   keys: string;
   mask: string | null;
+  /** Whether score(i, j) = score(j, i), as the trace says. */
+  symmetric?: boolean;
   deviation: number | null;
   exact?: boolean;
   /** Its small pictures: exact at once, exact after a while, or of the kept edges alone. */
@@ -47,6 +50,10 @@ export interface Description {
   deviation: number | null;
   /** Whether there are so many heads that there are smaller pictures of them all. */
   small: boolean;
+  /** Whether the means of the layers are pieces: see src/weft/studio/means.py. */
+  local: boolean;
+  /** Through which layers a token can be followed. */
+  flows: FlowKind[];
   /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
   verification: {
     unverified?: string;
@@ -223,7 +230,8 @@ export class Example {
     );
   }
 
-  private once<T>(path: string, make: () => Promise<T>): Promise<T> {
+  /** What a path holds, asked for once. */
+  once<T>(path: string, make: () => Promise<T>): Promise<T> {
     let found = this.pieces.get(path) as Promise<T> | undefined;
     if (!found) {
       found = make();

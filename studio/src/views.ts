@@ -5,10 +5,12 @@ import type { Example } from "./model";
 import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
 import Corpus from "./views/Corpus.svelte";
+import Graph from "./views/Graph.svelte";
 import Heads from "./views/Heads.svelte";
 import Images from "./views/Images.svelte";
 import Matrix from "./views/Matrix.svelte";
 import Neuron from "./views/Neuron.svelte";
+import Paths from "./views/Paths.svelte";
 import Sql from "./views/Sql.svelte";
 import Threads from "./views/Threads.svelte";
 import TrainingView from "./views/Training.svelte";
@@ -54,6 +56,8 @@ export const VIEWS: ViewEntry[] = [
     live: true,
     when: ({ opening }) => (opening?.examples.length ?? 0) > 1,
   },
+  { name: "graph", title: "Graph", key: "g", back: "heads", ofExample: Graph },
+  { name: "paths", title: "Paths", key: "f", back: "heads", ofExample: Paths },
   { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

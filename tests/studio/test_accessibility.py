@@ -38,6 +38,11 @@ TEXTS = {
     "flow, one word": "#view=threads&example=1&layer=0&head=9&query=20&lock=1&sinks=1",
     "matrix": "#view=matrix&layer=4&head=3",
     "matrix of a cell": "#view=matrix&example=1&layer=1&head=7&query=12&key=11&window=4,0,24",
+    "graph": "#view=graph&layer=4&head=3",
+    "graph of a mean": "#view=graph&example=1&layer=1&mean=1&mass=0.5&layout=circle",
+    "paths": "#view=paths&example=1&output=12",
+    "paths between two": "#view=paths&output=10&input=2",
+    "neighbours of a token": "#view=graph&example=1&layer=1&head=7&query=12&lock=1&layout=line",
     "matrix from afar": "#view=matrix&example=1&layer=1&head=7&scale=log",
 }
 #: Of a run of an encoder and a decoder.

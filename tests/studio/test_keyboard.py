@@ -75,7 +75,7 @@ def test_by_buttons_that_go_away(page) -> None:
     assert focus(page) == "stage"
 
 
-@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "training"])
+@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "graph", "paths", "training"])
 def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
     page.evaluate(f"location.hash = '#view={view}'")
     page.locator(f".stage.{view}").wait_for()

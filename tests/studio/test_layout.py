@@ -46,7 +46,10 @@ def strip_colour(page: Any, number: int) -> tuple[int, ...]:
 def test_nothing_is_cut_in_any_view(studio, minilm_trace, pair_trace, history_of, width) -> None:
     run = collect([pair_trace], history=history_of(pair_trace), summary={"exact": "99 %"})
     for collection, views in (
-        (collect([minilm_trace, minilm_trace]), ("heads", "heads&order=role", "threads", "matrix")),
+        (
+            collect([minilm_trace, minilm_trace]),
+            ("heads", "heads&order=role", "threads", "matrix", "graph", "paths"),
+        ),
         (run, ("heads", "threads&layer=2&query=1&lock=1", "training")),
     ):
         page = studio.file(collection, width=width)
@@ -103,7 +106,7 @@ def test_shades_of_flowing_text_where_the_system_chooses_colours(studio, make_tr
     assert len(set(grounds)) > 5
 
 
-@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "training"])
+@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "graph", "paths", "training"])
 def test_on_paper_nothing_is_cut(studio, pair_trace, history_of, view: str) -> None:
     page = studio.file(
         collect([pair_trace], history=history_of(pair_trace)), f"#view={view}&query=1&lock=1"

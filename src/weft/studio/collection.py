@@ -13,6 +13,7 @@ front end reads one set of paths, wherever it runs:
                                                   layers L, L + 1, ...: see `overviews`
     examples/E/layers/L/values                    float32 (heads, keys): the norms of the values
     examples/E/layers/L/sums                      what each key gets in all, see `sums`
+    examples/E/layers/L/mean                      the mean of the heads, see `means`
     examples/E/layers/L/heads/H/edges/B           the kept edges of 1,024 rows, see `arrays`
     history                                       steps, losses, measures along a training
     history/layers/L/weights, .../products        uint8 and int8, see `training`
@@ -39,10 +40,12 @@ from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
 from weft.studio.arrays import Array, LayerCache
 from weft.studio.heads import WORDS
+from weft.studio.means import LOCAL, layer_mean
 from weft.studio.neuron import Neurons
 from weft.studio.overviews import SMALL, Overviews, many_dots
 from weft.studio.sums import layer_sums
 from weft.studio.tiles import MatrixTiles
+from weft.studio.token_flow import TokenFlows
 from weft.studio.training import TrainingHistory
 from weft.version import __version__
 
@@ -86,6 +89,7 @@ class Example:
         self.layers = LayerCache(self.trace)
         self.matrix = MatrixTiles(self.trace, self.layers)
         self.neurons = Neurons(self.trace, self.matrix)
+        self.flows = TokenFlows(self.trace, self.layers)
         self.overviews = Overviews(self.trace, self.layers, self.matrix)
         #: Smaller ones of all heads at once, where there are many.
         self.small = (
@@ -105,6 +109,8 @@ class Example:
             "patches": [name for name in trace.sequences if has_patches(trace, name)],
             "deviation": trace.deviation,
             "small": self.small is not None,
+            "local": self.local,
+            "flows": self.flows.kinds(),
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {
@@ -115,6 +121,7 @@ class Example:
                     "queries": layer.queries_from,
                     "keys": layer.keys_from,
                     "mask": layer.mask,
+                    "symmetric": layer.data.symmetric,
                     "deviation": layer.deviation,
                     "exact": self.matrix.exact(number),
                     "picture": self.overviews.state(number),
@@ -123,6 +130,15 @@ class Example:
                 for number, layer in enumerate(trace.layers)
             ],
         }
+
+    @property
+    def local(self) -> bool:
+        """Whether a browser can work with the mean of each layer: see `weft.studio.means`."""
+        return all(layer.shape[1] <= LOCAL for layer in self.trace.layers)
+
+    def mean(self, number: int) -> bytes:
+        """See `weft.studio.means.layer_mean`."""
+        return layer_mean(self.trace, number, self.layers[number])
 
     def values(self, number: int) -> bytes | None:
         """The norm of each key's value, float32 (heads, keys); None: they were not kept."""

@@ -28,6 +28,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.studio.arrays import BLOCK, SHORT, LayerArrays
 from weft.studio.collection import Collection, Example
+from weft.studio.means import most_kept
 from weft.studio.overviews import Overviews
 
 __all__ = ["pack"]
@@ -76,6 +77,7 @@ def _pieces(collection: Collection, digits: int, left_out: int) -> Iterator[tupl
             yield f"{root}/layers/{number}/{name}", _packed(picture, width=1)
             if name == "means":
                 yield f"{root}/layers/{number}/sums", _packed(example.sums(number))
+            yield f"{root}/layers/{number}/mean", _mean(example, number, left_out)
             norms = example.values(number)
             if norms is not None:
                 yield f"{root}/layers/{number}/values", _packed(norms)
@@ -93,6 +95,7 @@ def _pieces(collection: Collection, digits: int, left_out: int) -> Iterator[tupl
 def _description(example: Example) -> JsonObject:
     """As a page has it: nothing comes later."""
     found = example.description()
+    found["local"] = True
     for number, layer in enumerate(found["layers"]):
         layer["picture"] = _picture_name(example, number)
     return found
@@ -136,6 +139,17 @@ def _edges(arrays: LayerArrays, head: int, block: int, left_out: int) -> list[An
     steps = np.diff(keys, axis=1, prepend=keys.dtype.type(0))
     parts = [(4, weights.tobytes()), (4, facts.tobytes()), (width, steps.tobytes())]
     return [f"edges:{rows},{kept},{left_out},{width}", _compressed(parts)]
+
+
+def _mean(example: Example, number: int, left_out: int) -> list[Any]:
+    """The mean of a layer's heads, without the last bits of weights."""
+    content = bytearray(example.mean(number))
+    edges = example.trace.layers[number].shape[1] * most_kept(example.trace, number)
+    if left_out:
+        weights = np.frombuffer(content, "<u4", edges)
+        half, gone = np.uint32(1 << (left_out - 1)), np.uint32(left_out)
+        np.copyto(weights, (weights + half) >> gone << gone)
+    return _packed(bytes(content))
 
 
 def _packed(content: bytes, width: int = 4) -> list[Any]:

@@ -22,6 +22,7 @@ from weft.studio.arrays import BLOCK
 from weft.studio.collection import Collection, as_json
 from weft.studio.comparison_paths import add_comparisons
 from weft.studio.corpus_paths import add_corpus
+from weft.studio.graph_paths import add_graphs
 from weft.studio.image_paths import add_images
 from weft.studio.neuron_paths import add_neurons
 from weft.studio.note_paths import add_notes
@@ -125,6 +126,7 @@ def create_app(collection: Collection) -> FastAPI:
     add_neurons(app, pieces)
     add_corpus(app, pieces)
     add_images(app, pieces)
+    add_graphs(app, pieces)
     add_questions(app, collection, pieces.example)
     add_notes(app, pieces)
     add_comparisons(app, pieces)

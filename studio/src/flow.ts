@@ -1,0 +1,307 @@
+// A token through all layers, and the strongest paths between two tokens: worked out here from the
+// means of the layers, or by the server where a text is long (src/weft/studio/token_flow.py).
+//
+//     A_l = 1/2 I + 1/2 W_l,   W_l the weights of layer l averaged over its heads
+//     shares: row i of A_L ... A_l for each level l;   a path's product: of its cells of A
+//
+// as src/weft/analysis/graphs/paths.py says, where the search is explained.
+
+import { meanOf, type Mean } from "./graphEdges";
+import type { Example, Kind, Layer } from "./model";
+
+const RESIDUAL = 0.5;
+/** Tokens and edges of a layer that are drawn at most, and paths that are found. */
+const MOST_TOKENS = 120,
+  MOST_EDGES = 400,
+  PATHS = 8;
+/** What carries less of a token is not drawn. */
+const FAINT = 2e-4;
+
+/** The layers of one kind that lead from an output to an input: src/weft/studio/token_flow.py. */
+export interface FlowKind {
+  kind: Kind;
+  layers: number[];
+  queries: string;
+  keys: string;
+  /** What is passed over. */
+  note: string | null;
+}
+
+/** A position of a sequence. */
+export type Place = [sequence: string, place: number];
+
+export interface TokenFlow {
+  /** Those that are drawn, in reading order, one sequence after the other. */
+  tokens: Place[];
+  /** By level, from the input up, how much of the token comes through each of these. */
+  shares: number[][];
+  /** By layer, from the first: from a token above to one below, strongest first. */
+  edges: [above: number, below: number, share: number][][];
+  /** By level what all tokens carry; the rest went along edges that are not known. */
+  sums: number[];
+}
+
+export interface PathFound {
+  product: number;
+  /** From the last layer to the input. */
+  steps: Place[];
+}
+
+export interface PathsBetween {
+  paths: PathFound[];
+  /** What all paths together hold, at least and at most. */
+  least: number;
+  most: number;
+}
+
+/** A_l, row by row, over the nodes of all sequences. */
+class Step {
+  constructor(
+    readonly mean: Mean,
+    readonly own: number,
+    readonly end: number,
+    private readonly keys: number,
+  ) {}
+
+  /** Calls back with each node that a node takes from, and how much; one may come twice. */
+  row(node: number, visit: (from: number, weight: number) => void): void {
+    if (node < this.own || node >= this.end) {
+      visit(node, 1);
+      return;
+    }
+    visit(node, RESIDUAL);
+    this.mean.row(node - this.own, (key, weight) =>
+      visit(this.keys + key, (1 - RESIDUAL) * weight),
+    );
+  }
+
+  /** The same with what comes from one node put together. */
+  merged(node: number): Map<number, number> {
+    const found = new Map<number, number>();
+    this.row(node, (from, weight) => found.set(from, (found.get(from) ?? 0) + weight));
+    return found;
+  }
+}
+
+/** The layers of one kind as steps between the positions of all sequences that take part. */
+export class Network {
+  readonly nodes: number;
+  private readonly first = new Map<string, number>();
+
+  constructor(
+    readonly kind: FlowKind,
+    layers: Layer[],
+    private readonly means: Mean[],
+  ) {
+    const sizes = new Map<string, number>();
+    for (const { queries, rows, keys, columns } of layers)
+      sizes.set(queries, rows).set(keys, columns);
+    let nodes = 0;
+    for (const [name, size] of sizes) {
+      this.first.set(name, nodes);
+      nodes += size;
+    }
+    this.nodes = nodes;
+    this.steps = layers.map(({ queries, rows, keys }, n) => {
+      const own = this.first.get(queries)!;
+      return new Step(this.means[n], own, own + rows, this.first.get(keys)!);
+    });
+  }
+  private readonly steps: Step[];
+
+  node = (sequence: string, place: number) => this.first.get(sequence)! + place;
+
+  place(node: number): Place {
+    const [name, first] = [...this.first].filter(([, first]) => first <= node).at(-1)!;
+    return [name, node - first];
+  }
+
+  /** By level, from the input up, how much of a node of the last layer comes through each node. */
+  shares(start: number): Float64Array[] {
+    let above = new Float64Array(this.nodes);
+    above[start] = 1;
+    const found = [above];
+    for (const step of [...this.steps].reverse()) {
+      const below = new Float64Array(this.nodes);
+      above.forEach((share, node) => {
+        if (share > 0) step.row(node, (from, weight) => (below[from] += share * weight));
+      });
+      found.unshift(below);
+      above = below;
+    }
+    return found;
+  }
+
+  /** What is drawn of a node of the last layer. */
+  flow(start: number): TokenFlow {
+    const shares = this.shares(start);
+    const most = (node: number) => Math.max(...shares.map((level) => level[node]));
+    const ranked = Array.from({ length: this.nodes }, (_, node) => ({ node, most: most(node) }));
+    if (ranked.length > MOST_TOKENS) ranked.sort((a, b) => b.most - a.most || a.node - b.node);
+    const chosen = ranked
+      .slice(0, MOST_TOKENS)
+      .map(({ node }) => node)
+      .sort((a, b) => a - b);
+    const drawn = new Map(chosen.map((node, n) => [node, n]));
+    const edges = this.steps.map((step, n) => {
+      const found: TokenFlow["edges"][0] = [];
+      chosen.forEach((node, above) => {
+        const share = shares[n + 1][node];
+        if (share < FAINT) return;
+        for (const [from, weight] of step.merged(node)) {
+          const below = drawn.get(from);
+          if (below !== undefined && share * weight >= FAINT)
+            found.push([above, below, share * weight]);
+        }
+      });
+      return found.sort((a, b) => b[2] - a[2]).slice(0, MOST_EDGES);
+    });
+    return {
+      tokens: chosen.map((node) => this.place(node)),
+      shares: shares.map((level) => chosen.map((node) => level[node])),
+      edges,
+      sums: shares.map((level) => level.reduce((sum, share) => sum + share, 0)),
+    };
+  }
+
+  /** The strongest paths from a node of the last layer to one of the input. */
+  paths(start: number, target: number): PathsBetween {
+    const { steps } = this;
+    const best = [new Float64Array(this.nodes)];
+    best[0][target] = 1;
+    for (const step of steps) {
+      const before = best.at(-1)!;
+      const next = before.slice();
+      for (let node = step.own; node < step.end; node++) {
+        let most = 0;
+        for (const [from, weight] of step.merged(node))
+          most = Math.max(most, weight * before[from]);
+        next[node] = most;
+      }
+      best.push(next);
+    }
+    const waiting = new Heap();
+    if (best[steps.length][start] > 0) waiting.push({ left: 1, product: 1, path: [start] });
+    const paths: PathFound[] = [];
+    while (waiting.size && paths.length < PATHS) {
+      const { path, product } = waiting.pop();
+      const level = steps.length + 1 - path.length;
+      if (level === 0) {
+        paths.push({ product, steps: path.map((node) => this.place(node)) });
+        continue;
+      }
+      for (const [from, weight] of steps[level - 1].merged(path.at(-1)!)) {
+        // To 12 digits: rounding must not tell equal products apart.
+        const left = Number((product * weight * best[level - 1][from]).toPrecision(12));
+        if (left > 0) waiting.push({ left, product: product * weight, path: [...path, from] });
+      }
+    }
+    const [input] = this.shares(start);
+    const missing = 1 - input.reduce((sum, share) => sum + share, 0);
+    const least = input[target];
+    return { paths, least, most: missing > 1e-6 ? Math.min(1, least + missing) : least };
+  }
+}
+
+interface Begun {
+  /** The largest product that the path can come to. */
+  left: number;
+  product: number;
+  path: number[];
+}
+
+/** What to try next: the largest first, of equal ones that of the first positions. */
+class Heap {
+  private readonly all: Begun[] = [];
+
+  get size(): number {
+    return this.all.length;
+  }
+
+  private before(one: Begun, other: Begun): boolean {
+    if (one.left !== other.left) return one.left > other.left;
+    for (let n = 0; n < Math.min(one.path.length, other.path.length); n++)
+      if (one.path[n] !== other.path[n]) return one.path[n] < other.path[n];
+    return one.path.length < other.path.length;
+  }
+
+  push(begun: Begun): void {
+    const { all } = this;
+    let at = all.push(begun) - 1;
+    while (at > 0) {
+      const parent = (at - 1) >> 1;
+      if (!this.before(all[at], all[parent])) break;
+      [all[at], all[parent]] = [all[parent], all[at]];
+      at = parent;
+    }
+  }
+
+  pop(): Begun {
+    const { all } = this;
+    const first = all[0];
+    const last = all.pop()!;
+    if (!all.length) return first;
+    all[0] = last;
+    for (let at = 0; ;) {
+      let next = at;
+      for (const child of [2 * at + 1, 2 * at + 2])
+        if (child < all.length && this.before(all[child], all[next])) next = child;
+      if (next === at) return first;
+      [all[at], all[next]] = [all[next], all[at]];
+      at = next;
+    }
+  }
+}
+
+/** What follows tokens through the layers of a kind: here, or the server. */
+export interface Follower {
+  flow(output: number): Promise<TokenFlow>;
+  paths(output: number, input: number): Promise<PathsBetween>;
+}
+
+export async function followerOf(example: Example, kind: FlowKind): Promise<Follower> {
+  if (!example.description.local) {
+    const root = `paths/${kind.kind}`;
+    const json = <T>(path: string) =>
+      example.once(example.path(path), () => example.source.json<T>(example.path(path)));
+    return {
+      flow: (output) => json(`${root}/${output}`),
+      paths: (output, input) => json(`${root}/${output}/${input}`),
+    };
+  }
+  const layers = kind.layers.map((number) => example.layers[number]);
+  const means = await Promise.all(layers.map((layer) => meanOf(example, layer)));
+  const network = new Network(kind, layers, means);
+  return {
+    flow: async (output) => network.flow(network.node(kind.queries, output)),
+    paths: async (output, input) =>
+      network.paths(network.node(kind.queries, output), network.node(kind.keys, input)),
+  };
+}
+
+/** The largest flow between the two; why: the reason that it is not known. Of a server alone. */
+export type LargestFlow = { least: number; most: number } | { why: string };
+
+export function largestFlow(
+  example: Example,
+  kind: FlowKind,
+  output: number,
+  input: number,
+): Promise<LargestFlow> {
+  const path = example.path(`flow/${kind.kind}/${output}/${input}`);
+  return example.once(path, () => example.source.json<LargestFlow>(path));
+}
+
+/** The edges of a layer that together carry a share of what its tokens carry. */
+export function strongestOf(
+  edges: TokenFlow["edges"][0],
+  share: number,
+): { drawn: TokenFlow["edges"][0]; held: number } {
+  let held = 0;
+  const drawn = edges.filter(([, , flow]) => {
+    if (held >= share - 1e-6) return false;
+    held += flow;
+    return true;
+  });
+  return { drawn, held };
+}

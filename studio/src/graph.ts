@@ -1,0 +1,130 @@
+// The weights of a head, or of the mean of a layer's heads, as a graph of tokens: which edges and
+// tokens are drawn, and what they hold of the mass. The edges come from graphEdges.ts.
+
+import type { Layer } from "./model";
+
+/** Edges and tokens that are drawn at most: of longer texts those that the strongest edges join. */
+export const MOST_EDGES = 3000,
+  MOST_TOKENS = 300;
+
+export interface GraphEdge {
+  /** The place of the query, and of the key. */
+  from: number;
+  to: number;
+  weight: number;
+  /** Of an undirected edge the weight the other way; null: there is no other way. */
+  back: number | null;
+  /** Before the softmax; null: of a mean there is none. */
+  score: number | null;
+  /** Whether it may be more, as some head did not keep it. */
+  least: boolean;
+}
+
+export interface WeightGraph {
+  /** False where the trace says that the score is symmetric and that no pair is masked. */
+  directed: boolean;
+  /** What all weights sum to: 1 for each row that may look at some key. */
+  mass: number;
+  /** What the kept edges hold of it, and how many they are. */
+  kept: number;
+  count: number;
+  /** The strongest, strongest first. */
+  edges: GraphEdge[];
+  /** Whether there are weaker ones. */
+  cut: boolean;
+  /** What a key receives from all queries; null: it is not known here. */
+  received: (key: number) => number | null;
+  /** Whether that is at least so much, of the kept edges. */
+  least: boolean;
+}
+
+/** What an edge holds of the mass. */
+export const massOf = (edge: GraphEdge) => edge.weight + (edge.back ?? 0);
+
+/** Whether an edge has two ends that are alike: only what the trace says counts. */
+export const undirected = (layer: Layer) =>
+  layer.one && layer.symmetric === true && layer.mask === "all";
+
+/** The edges that are drawn: the fewest that together hold a share of the mass. */
+export interface Part {
+  edges: GraphEdge[];
+  /** What they hold. */
+  mass: number;
+  /** What kept them from holding the share: nothing; the trace, which kept no more; or the room. */
+  end: "share" | "kept" | "room";
+}
+
+export function partOf(graph: WeightGraph, layer: Layer, share: number): Part {
+  const whole = tokensOf(layer) <= MOST_TOKENS;
+  const ends = new Set<number>();
+  const edges: GraphEdge[] = [];
+  let mass = 0;
+  for (const edge of graph.edges) {
+    if (mass >= share * graph.mass - 1e-6 * graph.mass) return { edges, mass, end: "share" };
+    if (!whole) {
+      const more = [edge.from, keyNode(layer, edge.to)].filter((node) => !ends.has(node));
+      if (ends.size + new Set(more).size > MOST_TOKENS) return { edges, mass, end: "room" };
+      for (const node of more) ends.add(node);
+    }
+    edges.push(edge);
+    mass += massOf(edge);
+  }
+  if (mass >= share * graph.mass - 1e-6 * graph.mass) return { edges, mass, end: "share" };
+  return { edges, mass, end: graph.cut ? "room" : "kept" };
+}
+
+const tokensOf = (layer: Layer) => (layer.one ? layer.rows : layer.rows + layer.columns);
+/** Queries and keys of two sequences are nodes of their own, queries first. */
+const keyNode = (layer: Layer, key: number) => (layer.one ? key : layer.rows + key);
+
+/** A token in the graph. */
+export interface Node {
+  id: number;
+  token: string;
+  place: number;
+  side: "query" | "key" | "both";
+}
+
+/** The tokens that are drawn, in reading order: all, or of a long text those at the ends. */
+export function nodesOf(layer: Layer, edges: GraphEdge[], more: number): Node[] {
+  const all = tokensOf(layer);
+  let ids = Array.from({ length: Math.min(all, MOST_TOKENS) }, (_, id) => id);
+  if (all > MOST_TOKENS) {
+    const ends = new Set(edges.flatMap(({ from, to }) => [from, keyNode(layer, to)]));
+    if (more >= 0) ends.add(more);
+    ids = [...ends].sort((a, b) => a - b);
+  }
+  return ids.map((id) => {
+    if (layer.one) return { id, token: layer.queryTokens[id], place: id, side: "both" };
+    if (id < layer.rows) return { id, token: layer.queryTokens[id], place: id, side: "query" };
+    const place = id - layer.rows;
+    return { id, token: layer.keyTokens[place], place, side: "key" };
+  });
+}
+
+/** The nodes at the ends of an edge. */
+export const endsOf = (layer: Layer, edge: GraphEdge): [from: number, to: number] => [
+  edge.from,
+  keyNode(layer, edge.to),
+];
+
+/** Which way edges lead and why, in words: what the trace says of mask and score. */
+export function directionOf(layer: Layer): string {
+  const { one, mask, symmetric } = layer;
+  if (!one)
+    return `Directed: an edge leads from a token of the ${layer.queries} to the one of the ${
+      layer.keys
+    } that it looks at.`;
+  if (undirected(layer))
+    return (
+      "Undirected: the trace says that the score is symmetric, score(i, j) = score(j, i), and" +
+      " that no pair is masked. An edge is as wide as its weights both ways together."
+    );
+  const leads = "Directed: an edge leads from a token to the one that it looks at.";
+  const some = symmetric ? " The score is symmetric; the mask is not that of all pairs." : "";
+  const loops = "The mask is causal: none leads forward, a loop is a token that looks at itself.";
+  if (mask === "causal") return `${leads} ${loops}${some}`;
+  if (mask === "all") return `${leads} No pair is masked: edges lead both ways.`;
+  if (mask === null) return `${leads} The trace does not say what the mask is.${some}`;
+  return `${leads} The mask is of the kind “${mask}”.${some}`;
+}
