@@ -63,6 +63,7 @@ SHOTS = {
     ),
     "studio-neuron-light": ("minilm", "#view=neuron&layer=4&head=3&query=10&key=2", "light"),
     "studio-corpus-light": ("corpus", "#view=texts&layer=4&head=3&sinks=1", "light"),
+    "studio-compare-light": ("tired and wide", "#view=compare&layer=5&head=8", "light"),
     "studio-sql-light": ("short", "#view=sql", "light"),
     "studio-threads-dark": (
         "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
@@ -176,6 +177,14 @@ def source(name: str, folder: Path) -> Path:
 
         model, tokenizer = load_pretrained(name)
         found = weft.trace(model, TEXTS["river"], tokenizer=tokenizer, keep=weft.Top(32))
+    elif name == "tired and wide":
+        model, tokenizer = minilm()
+        for word in ("tired", "wide"):
+            text = TEXTS["short"].replace("tired", word)
+            found = weft.trace(model, text, tokenizer=tokenizer, keep=weft.Top(32))
+            path.mkdir(exist_ok=True)
+            found.save(path / word)
+        return path
     else:
         model, tokenizer = minilm()
         found = weft.trace(model, TEXTS[name], tokenizer=tokenizer, keep=weft.Top(32))

@@ -6,6 +6,10 @@ export const START = {
   view: "heads",
   /** The name of an example; in old links its number; empty: the first. */
   example: "",
+  /** The first digits of the SHA-256 of its manifest: what is in it, whatever it is called. */
+  trace: "",
+  /** The name of the example that it is compared with; empty: the next. */
+  other: "",
   /** A text that the model is to read, where one is open; empty: an example. */
   text: "",
   layer: 0,

@@ -4,7 +4,7 @@ import { INKS, type Theme } from "./colour";
 import type { Place } from "./gestures";
 import type { Layer } from "./model";
 import { visible } from "./text";
-import { painted, SIDE, whole as fromHalf, type Tiles } from "./tiles";
+import { painted, SIDE, type Tiles } from "./tiles";
 
 export interface Viewport {
   /** The first row and column in sight, in cells; may lie between two. */
@@ -94,6 +94,8 @@ export interface Look {
   rough: Rough | null;
   /** Whether that picture is what is shown, without tiles. */
   alone: boolean;
+  /** Whether the rows have no names, as those of a matrix beside it. */
+  bare?: boolean;
 }
 
 /** A picture of the whole, and the cells of its dots. */
@@ -248,9 +250,8 @@ function drawNumbers(
       const bits = tile?.halves[(row % SIDE) * tile.columns + (column % SIDE)];
       if (!bits) continue;
       context.fillStyle = inkOn(colours[bits]);
-      const weight = fromHalf(bits);
       context.fillText(
-        weight < 0.005 ? "<.01" : weight.toFixed(2),
+        tiles.word(bits),
         x0 + (column + 0.5) * view.zoom,
         y0 + (row + 0.5) * view.zoom,
       );
@@ -285,7 +286,7 @@ function drawAxes(
   context.fillStyle = ink.query;
   context.textAlign = "right";
   // Positions of columns begin left of the first one.
-  context.fillText("queries ↓", margin.left - 8, margin.top - (named ? 12 : 30));
+  if (!look.bare) context.fillText("queries ↓", margin.left - 8, margin.top - (named ? 12 : 30));
   context.textAlign = "left";
   context.fillStyle = ink.key;
   context.fillText("keys →", margin.left, 22);
@@ -315,7 +316,7 @@ function drawAxes(
     const room = turn === -45 ? 82 : margin.top - 38;
     context.textAlign = "right";
     for (let row = rows[0]; row <= rows[1]; row++) {
-      if (!inside(y(row), margin.top, high)) continue;
+      if (look.bare || !inside(y(row), margin.top, high)) continue;
       context.fillStyle = row === look.cell?.row ? ink.query : ink.faint;
       context.fillText(
         visible(layer.queryTokens[row], 14),
@@ -342,7 +343,7 @@ function drawAxes(
     for (let row = Math.ceil(view.top / step) * step; row <= rows[1]; row += step) {
       context.fillStyle = ink.faint;
       context.textAlign = "right";
-      context.fillText(row.toLocaleString("en"), margin.left - 10, y(row));
+      if (!look.bare) context.fillText(row.toLocaleString("en"), margin.left - 10, y(row));
       tick(context, margin.left - 6, y(row), margin.left - 2, y(row));
     }
     const across = nice(90 / view.zoom);

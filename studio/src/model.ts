@@ -11,6 +11,8 @@ export interface Opening {
   weft: string;
   summary: [string, string][];
   examples: string[];
+  /** Of each the digest of its manifest; "": it is in memory alone. */
+  digests: string[];
   history: boolean;
   /** Which of the traces cannot be read, and why. */
   damaged: string[];

@@ -4,7 +4,9 @@ import { Address } from "./address.svelte";
 import type { Theme } from "./colour";
 import type { State } from "./link";
 import { Example, type Description, type Heads, type Layer, type Opening } from "./model";
+import { Notes } from "./notes.svelte";
 import type { Source } from "./source";
+import { visible } from "./text";
 import { Training } from "./training";
 
 /** A figure of what a view shows: SVG as text, its size in pixels. */
@@ -33,6 +35,7 @@ export class Studio {
   forced = $state(false);
   /** Gives the focus to the picture when what had it is gone. */
   keepFocus: () => void = () => {};
+  readonly notes: Notes;
   /** What a view does with a key; true: it was its key. */
   keys: ((event: KeyboardEvent) => boolean) | null = null;
   /** What a view gives to export, so many pixels of 1/96 inch wide. */
@@ -45,6 +48,7 @@ export class Studio {
     views: readonly string[],
   ) {
     this.address = new Address(linked, start, views);
+    this.notes = new Notes(source);
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
     dark.addEventListener("change", () => (this.system = dark.matches ? "dark" : "light"));
@@ -120,10 +124,14 @@ export class Studio {
     }
   }
 
-  /** Where an example stands by its name, or as in old links by its number; null: nowhere. */
+  /** Where an example stands by the digest of its manifest, by its name, or as in old links by its
+   * number; null: nowhere. */
   private find(name: string): number | null {
-    const names = this.opening!.examples;
+    const { examples: names, digests } = this.opening!;
+    const { trace } = this.state;
     const place = name === "" ? 0 : names.indexOf(name);
+    // Two may hold the same: then the name tells them apart.
+    if (trace && digests[place] !== trace && digests.includes(trace)) return digests.indexOf(trace);
     if (place >= 0) return place;
     return /^\d{1,9}$/.test(name) && Number(name) < names.length ? Number(name) : null;
   }
@@ -159,6 +167,7 @@ export class Studio {
       this.heads = null;
       const example = new Example(this.source, found.example, found.description);
       this.example = example;
+      void this.notes.load(example);
       this.read = text;
       this.set({ text, query: -1, key: -1, lock: false, window: "" });
       this.said = `${example.layers[0]?.rows ?? 0} tokens read.`;
@@ -180,6 +189,7 @@ export class Studio {
     this.set({
       text: "",
       example: this.opening!.examples[number],
+      trace: this.opening!.digests[number],
       query: -1,
       key: -1,
       lock: false,
@@ -197,8 +207,9 @@ export class Studio {
       return;
     }
     // A link holds the name, which stays right when other traces come or go.
-    const { examples } = this.opening!;
+    const { examples, digests } = this.opening!;
     if (examples.length > 1 && name !== examples[place]) this.set({ example: examples[place] });
+    if (!this.another && this.state.trace !== digests[place]) this.set({ trace: digests[place] });
     if (this.example?.number === place) return;
     try {
       const example = new Example(this.source, place, await this.source.json(`examples/${place}`));
@@ -207,6 +218,7 @@ export class Studio {
       this.heads = null;
       this.example = example;
       this.problem = "";
+      void this.notes.load(example);
       if (this.chose) this.settle();
       this.chose = false;
       await this.measure(example);
@@ -215,10 +227,23 @@ export class Studio {
     }
   }
 
+  /** Whether the link was made of a trace that is not open, of the same name perhaps. */
+  get another(): boolean {
+    const { trace } = this.state;
+    return trace !== "" && this.opening !== null && !this.opening.digests.includes(trace);
+  }
+
   /** What the link asks for that is not there, and what is shown instead. */
   get notices(): string[] {
     const found = [...this.address.problems];
     const { state, example } = this;
+    if (this.another && example)
+      found.push(
+        `The link was made of another trace, ${visible(state.trace, 20)}. This one is ` +
+          `“${visible(example.description.name, 60)}”: what the link points at may be elsewhere.`,
+      );
+    if (state.view === "compare" && this.opening && this.opening.examples.length < 2)
+      found.push("There is nothing to compare here: one trace is open. weft view A B opens two.");
     const ask = (what: string, number: number, count: number, none = 0) => {
       if (number >= 0 ? number < count : none < 0 && number === none) return;
       const all = `${what === "query" ? "queries" : `${what}s`} 0 to ${count - 1}`;
@@ -261,10 +286,11 @@ export class Studio {
         step: clamp(this.state.step, steps.length),
       });
     } else if (this.example) {
-      const { layer, head, state } = this;
+      const { layer, head, state, example } = this;
       const within = (place: number, count: number) => (place < count ? place : -1);
       this.set({
         view: state.view === "training" ? "heads" : state.view,
+        trace: this.opening!.digests[example.number] ?? "",
         layer: layer.number,
         head,
         heads: state.heads ? this.chosen.join(".") : "",

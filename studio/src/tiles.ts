@@ -1,6 +1,7 @@
 // Tiles of a head's matrix: 256 x 256 numbers of half precision, of cells (level 0) or of blocks
 // of 2^level x 2^level cells; each is painted once and again when the colours change.
 
+import { RAMPS, SCALES, type Theme } from "./colour";
 import { BLOCK, type Example, type Layer } from "./model";
 
 export const SIDE = 256;
@@ -52,13 +53,30 @@ export class Tiles {
   problem = "";
 
   constructor(
-    private readonly example: Example,
+    protected readonly example: Example,
     readonly layer: Layer,
     readonly head: number,
-    private readonly of: "max" | "mass",
+    protected readonly of: "max" | "mass",
     private readonly arrived: () => void,
   ) {
     this.top = Math.max(0, Math.ceil(Math.log2(Math.max(layer.rows, layer.columns, 1) / SIDE)));
+  }
+
+  /** A colour for each number that a tile can hold. */
+  colours(theme: Theme, scale: keyof typeof SCALES): Uint32Array {
+    return lookup(RAMPS[theme].weight, SCALES[scale].to);
+  }
+
+  /** The number of a cell as it stands in it. */
+  word(bits: number): string {
+    const weight = whole(bits);
+    return weight < 0.005 ? "<.01" : weight.toFixed(2);
+  }
+
+  /** Where the server has a tile. */
+  protected path(level: number, row: number, column: number): string {
+    const head = `layers/${this.layer.number}/heads/${this.head}`;
+    return this.example.path(`${head}/matrix/${this.of}/${level}/${row}/${column}`);
   }
 
   get waiting(): number {
@@ -102,9 +120,7 @@ export class Tiles {
     const size = 2 ** level;
     const rows = Math.min(SIDE, Math.ceil(this.layer.rows / size) - row * SIDE);
     const columns = Math.min(SIDE, Math.ceil(this.layer.columns / size) - column * SIDE);
-    const path = this.example.path(
-      `layers/${this.layer.number}/heads/${this.head}/matrix/${this.of}/${level}/${row}/${column}`,
-    );
+    const path = this.path(level, row, column);
     const halves = this.example.source.live
       ? new Uint16Array(await this.example.source.bytes(path))
       : await this.gathered(size, row * SIDE, column * SIDE, rows, columns);

@@ -4,6 +4,7 @@ import type { Component } from "svelte";
 import type { Example } from "./model";
 import type { Studio } from "./studio.svelte";
 import type { Training } from "./training";
+import Compare from "./views/Compare.svelte";
 import Corpus from "./views/Corpus.svelte";
 import Graph from "./views/Graph.svelte";
 import Heads from "./views/Heads.svelte";
@@ -58,6 +59,15 @@ export const VIEWS: ViewEntry[] = [
   },
   { name: "graph", title: "Graph", key: "g", back: "heads", ofExample: Graph },
   { name: "paths", title: "Paths", key: "f", back: "heads", ofExample: Paths },
+  {
+    name: "compare",
+    title: "Compare",
+    key: "c",
+    back: "heads",
+    ofExample: Compare,
+    live: true,
+    when: ({ opening }) => (opening?.examples.length ?? 0) > 1,
+  },
   { name: "sql", title: "SQL", key: "q", back: "heads", ofExample: Sql, live: true },
   { name: "training", title: "Training", key: "r", back: "heads", ofTraining: TrainingView },
 ];

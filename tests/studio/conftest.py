@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -253,5 +254,35 @@ def known_trace() -> Callable[..., tuple[Trace, torch.Tensor]]:
             scale=depth**-0.5, data=data, mask="all",
         )  # fmt: skip
         return Trace({"tokens": names}, (layer,)), scores.softmax(-1)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Callable[..., tuple[Trace, np.ndarray[Any, Any]]]:
+    """A function from a seed to a trace of two heads, and its weights by the formula."""
+
+    def make(
+        seed: int, length: int = 40, kept: int = 6, queries_keys: bool = True
+    ) -> tuple[Trace, np.ndarray[Any, Any]]:
+        generator = torch.Generator().manual_seed(seed)
+        queries, keys = (torch.randn(2, length, 8, generator=generator) for _ in range(2))
+        queries[0] *= 3
+        scores = queries.double() @ keys.double().transpose(1, 2) / 8**0.5
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+        dense = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(kept))
+        names = [f"t{place}" for place in range(length)]
+        data = (
+            LayerInMemory(graph, (queries, keys), Terms(mask=weft.causal()))
+            if queries_keys
+            else LayerInMemory(graph)
+        )
+        layer = TraceLayer(
+            name="layer", kind="decoder", index=0, shape=(2, length, length),
+            queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,
+            scale=8**-0.5, data=data, mask="causal",
+        )  # fmt: skip
+        return Trace({"tokens": names}, (layer,)), dense.numpy()
 
     return make

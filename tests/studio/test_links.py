@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.studio.collection import Collection
 from weft.studio.page import collect
+from weft.studio.runs import open_collection, open_traces
 from weft.traces import Trace
 
 
@@ -103,3 +105,51 @@ def test_two_traces_of_one_name_have_two(make_trace: Callable[..., Trace]) -> No
     traces = [make_trace(["a"]), make_trace(["b"]), make_trace(["c"])]
     found = collect(traces, names=["x", "x", "x (2)"])
     assert found.opening()["examples"] == ["x", "x (2)", "x (2) (2)"]
+
+
+@pytest.fixture
+def stored(make_trace: Callable[..., Trace], tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "first.weft", tmp_path / "second.weft"]
+    for path, tokens in zip(paths, ("abc", "de"), strict=True):
+        make_trace(list(tokens)).save(path)
+    return paths
+
+
+def test_a_link_finds_its_trace_whatever_it_is_called_now(
+    studio: Any, stored: list[Path], tmp_path: Path
+) -> None:
+    page = studio.file(open_traces(stored), "#view=threads&example=1")  # an old link
+    page.locator(".queries .word").nth(1).wait_for()
+    link_of(page, "trace=")
+    link = page.url.split("#")[1]
+    assert "example=second" in link
+    # Renamed, and alone: the digest finds it.
+    stored[1].rename(tmp_path / "renamed.weft")
+    page = studio.file(open_collection(tmp_path / "renamed.weft"), f"#{link}")
+    page.locator(".queries .word").nth(1).wait_for()
+    assert page.locator(".queries .word").count() == 2
+    assert page.locator(".notices").count() == 0
+
+
+def test_a_link_to_another_trace_of_the_name_says_so(
+    studio: Any, stored: list[Path], make_trace: Callable[..., Trace]
+) -> None:
+    page = studio.file(open_collection(stored[0]), "#view=threads")
+    link_of(page, "trace=")
+    link = page.url.split("#")[1]
+    make_trace(list("abcd")).save(stored[0], overwrite=True)
+    page = studio.file(open_collection(stored[0]), f"#{link}")
+    page.locator(".notices", has_text="The link was made of another trace").wait_for()
+    assert page.locator(".queries .word").count() == 4
+    page.locator(".notices button").click()
+    page.locator(".notices").wait_for(state="detached")
+    link_of(page, "trace=")
+    assert page.url.split("trace=")[1][:12] != link.split("trace=")[1][:12]
+
+
+@pytest.mark.parametrize("trace", ["", "x", "<b>", "0" * 5000])
+def test_a_digest_that_is_none(studio: Any, stored: list[Path], trace: str) -> None:
+    page = studio.file(open_traces(stored), f"#view=threads&example=second&trace={trace}")
+    page.locator(".queries .word").nth(1).wait_for()
+    assert page.locator(".queries .word").count() == 2
+    assert page.locator(".notices").count() == (1 if trace else 0)

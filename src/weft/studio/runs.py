@@ -58,7 +58,7 @@ def open_traces(paths: Sequence[Path]) -> Collection:
         names = [
             f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, names, strict=True)
         ]
-    return collect(traces, " and ".join(names), names=names)
+    return collect(traces, ", ".join(names), names=names)
 
 
 def _readable(folders: Sequence[Path]) -> tuple[list[str], list[TraceData], list[str]]:

@@ -1,0 +1,148 @@
+// Two traces side by side: see src/weft/studio/comparing.py.
+
+import { RAMPS, SCALES, type Theme } from "./colour";
+import type { CellValue, Example, Layer, Opening } from "./model";
+import { minus } from "./text";
+import { half, Tiles, whole } from "./tiles";
+
+/** What a number lies between; equal where it is known. */
+export type Bounds = [low: number, high: number];
+
+export interface LayerPair {
+  numbers: [first: number, second: number];
+  /** Whether the pictures of both are of whole matrices. */
+  exact: [boolean, boolean];
+  /** By head the share of a row's mass that is on other keys; null: not measured yet. */
+  change: Bounds[] | null;
+  /** By head, how much the mean entropy of a row grew. */
+  entropy: number[] | null;
+}
+
+export interface Summary {
+  names: [string, string];
+  /** The first token that differs, in a sentence; "": they are the same. */
+  difference: string;
+  /** Why the two cannot be compared; "": they can. */
+  problem: string;
+  layers: LayerPair[];
+  /** "measuring", "known", or "failed: ..." */
+  state: string;
+}
+
+export interface ChangedEdge {
+  query: number;
+  key: number;
+  before: Bounds;
+  after: Bounds;
+}
+
+export interface RankedHead {
+  /** The number of its layer in the first trace. */
+  layer: number;
+  head: number;
+  change: Bounds;
+  entropy: number;
+}
+
+/** The example that another is compared with: by its name, else the next; -1: there is none. */
+export function otherOf({ examples }: Opening, first: number, name: string): number {
+  const named = examples.indexOf(name);
+  if (named >= 0 && named !== first) return named;
+  if (examples.length < 2) return -1;
+  return first < examples.length ? (first + 1) % examples.length : 0;
+}
+
+/** All heads that are measured, the most changed first. */
+export function ranked(summary: Summary): RankedHead[] {
+  return summary.layers
+    .flatMap(({ numbers, change, entropy }) =>
+      (change ?? []).map((bounds, head) => ({
+        layer: numbers[0],
+        head,
+        change: bounds,
+        entropy: entropy?.[head] ?? NaN,
+      })),
+    )
+    .sort((one, other) => middle(other.change) - middle(one.change));
+}
+const middle = ([low, high]: Bounds) => (low + high) / 2;
+
+/** A number that is known, or what it lies between, rounded outwards. */
+export function boundsText([low, high]: Bounds, digits = 3): string {
+  if (low === null || high === null) return "no number";
+  if (low === high) {
+    const least = 10 ** -digits;
+    if (low !== 0 && Math.abs(low) < least / 2)
+      return low > 0 ? `< ${least.toFixed(digits)}` : `> −${least.toFixed(digits)}`;
+    return minus(low, digits);
+  }
+  // A number that is written exactly must not be moved by its last bit.
+  const scaled = (number: number) => Number((number * 10 ** digits).toPrecision(12));
+  const [from, to] = [Math.floor(scaled(low)), Math.ceil(scaled(high))].map(
+    (part) => part / 10 ** digits,
+  );
+  return `${minus(from, digits)} to ${minus(to, digits)}`;
+}
+
+/** What the weight of a cell lies between. */
+export function boundsOf({ weight, below, hidden }: CellValue): Bounds {
+  if (weight !== null) return [weight, weight];
+  return hidden ? [0, 0] : [0, below ?? 1];
+}
+
+/** What the second less the first lies between. */
+export const less = (second: Bounds, first: Bounds): Bounds => [
+  second[0] - first[1],
+  second[1] - first[0],
+];
+
+/** Where a difference stands on a scale of weights, -1 to 1. */
+export function signed(difference: number, scale: keyof typeof SCALES): number {
+  const to = Math.min(Math.max(SCALES[scale].to(Math.abs(difference)), 0), 1);
+  return difference < 0 ? -to : to;
+}
+
+/** A colour for each half-precision number from -1 to 1; 0 is in the middle of the ramp. */
+export function signedLookup(table: Uint32Array, scale: keyof typeof SCALES): Uint32Array {
+  const found = new Uint32Array(65536).fill(table[255]).fill(table[0], 0x8000);
+  for (let n = 0; n <= half(1); n++)
+    for (const [bits, sign] of [
+      [n, 1],
+      [n | 0x8000, -1],
+    ])
+      found[bits] = table[Math.round(127.5 + 127.5 * signed(sign * whole(n), scale))];
+  return found;
+}
+
+/** Tiles of the second matrix less the first: what is sure of it. */
+export class DifferenceTiles extends Tiles {
+  constructor(
+    example: Example,
+    private readonly other: number,
+    layer: Layer,
+    head: number,
+    of: "max" | "mass",
+    /** Whether both matrices are whole. */
+    private readonly exact: boolean,
+    arrived: () => void,
+  ) {
+    super(example, layer, head, of, arrived);
+  }
+
+  override colours(theme: Theme, scale: keyof typeof SCALES): Uint32Array {
+    return signedLookup(RAMPS[theme].difference, scale);
+  }
+
+  /** Of bounds there is no number. */
+  override word(bits: number): string {
+    const difference = (bits & 0x8000 ? -1 : 1) * whole(bits & 0x7fff);
+    if (!this.exact) return "";
+    return Math.abs(difference) < 0.005 ? "" : minus(difference, 2);
+  }
+
+  protected override path(level: number, row: number, column: number): string {
+    const head = `layers/${this.layer.number}/heads/${this.head}`;
+    const tile = `${this.of}/${level}/${row}/${column}`;
+    return `compare/${this.example.number}/${this.other}/${head}/${tile}`;
+  }
+}
