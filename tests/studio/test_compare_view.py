@@ -127,7 +127,7 @@ def test_heads_are_ranked_and_open(studio, serving, drawn, language_model) -> No
     assert "Its weights are the same in both." in page.locator(".panel").inner_text()
     rows.first.locator("button").click()
     page.locator(".panel h2", has_text="L1 H1").first.wait_for()
-    assert "layer=1" in page.url and "head=1" in page.url
+    page.wait_for_url(lambda url: "layer=1" in url and "head=1" in url)
     edge = dense[1][1][1] - dense[0][1][1]
     query, key = divmod(int(edge.abs().argmax()), 30)
     edges = page.locator('section[aria-label="The edges that changed most"] tbody tr')
@@ -309,4 +309,5 @@ def test_a_trace_that_is_damaged_is_said(studio, serving, drawn, tmp_path) -> No
     file.write_bytes(content)
     page = studio.served(viewer, "#view=compare")
     page.locator(".differs", has_text="this trace is damaged").first.wait_for()
+    page.wait_for_load_state("networkidle")  # every answer is there
     studio.problems[:] = [one for one in studio.problems if "500" not in one]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,11 +24,11 @@ def changed(part: Part, **changes: object) -> Part:
 
 def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
     """A copy of an object whose fields that are tensors are changed; None stays None."""
-    tensors = {
-        name: value
-        for name, value in getattr(part, "__dict__", {}).items()
-        if isinstance(value, Tensor)
-    }
+    if is_dataclass(part):  # with slots, or with a dictionary that also holds what was worked out
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+    else:
+        values = getattr(part, "__dict__", {})
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     if not tensors:
         return part
     if is_dataclass(part):
