@@ -103,7 +103,9 @@ def print_list(count: int, place: Path) -> None:
                                 for n in range(count)), "utf-8")  # fmt: skip
     folder.mkdir()
     start = time.perf_counter()
-    memory = extra_memory(lambda: remember(folder, "model", TraceOptions(), read_corpus(corpus)))
+    memory = extra_memory(
+        lambda: remember(folder, "model", TraceOptions(), read_corpus(corpus).texts)
+    )
     size = (folder / "corpus.json").stat().st_size
     print(
         f"{count:,} texts listed: {size / 1e6:.1f} MB, {time.perf_counter() - start:.1f} s, "

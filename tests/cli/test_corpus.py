@@ -35,7 +35,9 @@ def test_a_corpus(weft_main: Command, writer: Path, corpus: Path, tmp_path: Path
     assert result.code == 2
     assert "000008: trace: 30 tokens in input_ids" in result.err
     assert "1 of 11 texts could not be traced" in result.err
-    assert json.loads(result.out.splitlines()[-1])["traced"] == 10
+    said = json.loads(result.out.splitlines()[-1])
+    assert (said["traced"], said["empty"]) == (10, ["000005"])
+    assert "Empty, left out: 000005." in result.out + result.err
     expected = [f"{number:06d}.weft" for number in range(1, 13) if number not in (5, 8)]
     assert traces_in(folder) == expected
     assert weft.open(folder / "000002.weft").tokens == corpus.read_text().split("\n")[1].split()

@@ -24,25 +24,37 @@ from weft.jobs.opening import open_model
 from weft.jobs.tracing import VerifiedOnce
 from weft.jobs.workers import Processes
 
-__all__ = ["CorpusTraces", "read_corpus", "remember", "trace_corpus"]
+__all__ = ["Corpus", "CorpusTraces", "read_corpus", "remember", "trace_corpus"]
 
 _LIST, _FORMAT = "corpus.json", "weft-corpus"
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Texts by their names, and the names of those that have no character but spaces."""
+
+    texts: dict[str, str]
+    empty: tuple[str, ...] = ()
+
+
 @dataclass
 class CorpusTraces:
-    """How many texts were traced now, were there already, and which failed and why."""
+    """How many texts were traced now, were there already, and which failed and why.
+
+    empty: names of those without a character but spaces, which have no trace.
+    """
 
     traced: int = 0
     there: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
 
 
-def read_corpus(path: Path) -> dict[str, str]:
-    """The texts of a corpus by their names: lines of a file, or the .txt files of a folder.
+def read_corpus(path: Path) -> Corpus:
+    """The texts of a corpus: lines of a file, or the .txt files of a folder.
 
-    Lines without a character but spaces are left out, and counted all the same: the trace of line
-    7 is 000007. Raises: DataError: no such file, not UTF-8, or no text in it.
+    Empty lines are counted too: the trace of line 7 is 000007. Raises: DataError: no such file,
+    not UTF-8, or no text in it.
     """
     if path.is_dir():
         files = sorted(file for file in path.rglob("*.txt") if file.is_file())
@@ -55,10 +67,10 @@ def read_corpus(path: Path) -> dict[str, str]:
     else:
         lines = read_text(path, "corpus").removesuffix("\n").split("\n")
         texts = {f"{number:06d}": line.removesuffix("\r") for number, line in enumerate(lines, 1)}
-    texts = {name: text for name, text in texts.items() if text.strip()}
-    if not texts:
+    written = {name: text for name, text in texts.items() if text.strip()}
+    if not written:
         raise DataError(f"{path}: no text in it; expected a text on each line, or .txt files.")
-    return texts
+    return Corpus(written, tuple(name for name in texts if name not in written))
 
 
 def trace_corpus(
@@ -84,10 +96,11 @@ def trace_corpus(
 
     Raises: DataError: the folder holds another corpus; workers were killed.
     """
-    texts = read_corpus(corpus)
+    read = read_corpus(corpus)
+    texts = read.texts
     with own_folder(output, "traces this corpus") as folder:
         remember(folder, name, options, texts)
-        done = CorpusTraces()
+        done = CorpusTraces(empty=read.empty)
         missing = {}
         for title, text in texts.items():
             if _is_there(folder / f"{title}.weft"):

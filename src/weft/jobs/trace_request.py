@@ -187,10 +187,14 @@ def _corpus(request: TraceRequest, corpus: Path, options: TraceOptions, show: Sh
     )  # fmt: skip
     reasons = [f"{name}: {reason}" for name, reason in done.failed.items()]
     count = f"{done.traced} texts traced, {done.there} were there already."
+    if done.empty:
+        more = f" and {len(done.empty) - 3} more" if len(done.empty) > 3 else ""
+        count += f" Empty, left out: {', '.join(done.empty[:3])}{more}."
     content = {
         "folder": str(request.output),
         "traced": done.traced,
         "there": done.there,
+        "empty": list(done.empty),
         "failed": done.failed,
     }
     failed = None
