@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
@@ -182,6 +183,7 @@ class TestCache:
         torch.testing.assert_close(first, layer(x, source), rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("seed", range(8))
+    @torch.no_grad()
     def test_what_it_holds(self, seed: int) -> None:
         """Against tensors that are joined and taken anew at every step."""
         generator = torch.Generator().manual_seed(seed)
@@ -224,6 +226,71 @@ class TestCache:
         whole = layer(inputs, mask=weft.causal()).square().sum()
         (at_once,) = torch.autograd.grad(whole, inputs)
         torch.testing.assert_close(by_steps, at_once, rtol=0, atol=1e-12)
+
+    def test_gradients_of_queries_alone_outlive_later_steps(self) -> None:
+        """Keys that need no gradient are still what the derivative by the queries is made of."""
+        keys = random(1, 1, 5, 4)
+        queries, cache = random(1, 1, 1, 4, seed=2).requires_grad_(), KeyValueCache()
+        total = torch.zeros((), dtype=keys.dtype)
+        for place in range(5):
+            own = keys[:, :, place : place + 1]
+            held, _ = cache.append(own, own)
+            total = total + (queries @ held.mT).square().sum()
+            cache.reorder(torch.tensor([0]))
+        (found,) = torch.autograd.grad(total, queries)
+        expected = sum(
+            (2 * (queries.detach() @ keys[:, :, : place + 1].mT)) @ keys[:, :, : place + 1]
+            for place in range(5)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("how", ["copied", "cut", "other keys"])
+    @torch.no_grad()
+    def test_branches_do_not_see_each_other(self, how: str) -> None:
+        cache, keys = KeyValueCache(), random(1, 2, 6, 4)
+        for place in range(0, 6, 2):
+            cache.append(keys[:, :, place : place + 2], keys[:, :, place : place + 2])
+        assert cache.keys is not None
+        held, start = cache.keys, keys
+        other = copy(cache)
+        if how == "cut":
+            start = keys[:, :, :3]
+            other.keys = other.values = cache.keys[:, :, :3]
+            cache.keys, cache.values = other.keys, other.keys
+        if how == "other keys":
+            start = random(1, 2, 4, 4, seed=9)
+            cache.keys = cache.values = other.keys = other.values = start
+        new = [random(1, 2, 1, 4, seed=seed) for seed in (3, 4)]
+        for branch, own in zip((cache, other), new, strict=True):
+            branch.append(own, own)
+        for branch, own in zip((cache, other), new, strict=True):
+            assert branch.keys is not None
+            assert torch.equal(branch.keys, torch.cat((start, own), 2))
+        assert torch.equal(held, keys)
+
+    @torch.no_grad()
+    def test_what_does_not_fit_is_not_spread(self) -> None:
+        cache, keys = KeyValueCache(), random(2, 1, 3, 4)
+        cache.append(keys, keys)
+        cache.append(keys, keys)
+        for new in (keys[:1], keys[..., :1]):
+            with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+                cache.append(keys, new)
+        cache = copy(cache)
+        both = cache.append(keys.float(), keys.float())
+        assert both[0].dtype == torch.float64
+        assert torch.equal(both[0][:, :, 6:], keys.float().double())
+
+    def test_memory_of_inference_mode_is_left_alone_outside(self) -> None:
+        cache, keys = KeyValueCache(), random(2, 1, 3, 4)
+        with torch.inference_mode():
+            cache.append(keys, keys)
+            cache.append(keys, keys)
+        with torch.no_grad():
+            cache.reorder(torch.tensor([1, 0]))
+            both, _ = cache.append(keys, keys)
+        turned = keys[[1, 0]]
+        assert torch.equal(both, torch.cat((turned, turned, keys), 2))
 
     def test_an_empty_one_is_reordered_in_peace(self) -> None:
         cache = KeyValueCache()

@@ -9,6 +9,8 @@ __all__ = ["KeyValueCache"]
 
 #: Positions that the first memory has, at least.
 _FIRST = 16
+#: Keys and values.
+_Pair = tuple[Tensor, Tensor]
 
 
 class KeyValueCache:
@@ -17,77 +19,99 @@ class KeyValueCache:
     Self-attention appends to it, cross-attention fills it once. Both tensors are
     (batch, kv_heads, keys, depth), or None before the first call.
 
-    New positions are written behind the others, in memory that doubles when it is full, so that a
-    step copies what is new alone. What `keys` and `values` give may be written over by `reorder`.
+    Where no derivatives are taken, new positions are written behind the others, in memory that
+    doubles when it is full, so that a step copies what is new alone. What `keys` and `values` give
+    may then be written over by `reorder`.
     """
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        # Where both lie, (batch, positions, kv_heads, depth); None: they fill their own memory.
-        self._room: tuple[Tensor, Tensor] | None = None
+        # Where both lie, (batch, positions, kv_heads, depth), and what was given of it; None: they
+        # fill their own memory.
+        self._room: tuple[_Pair, _Pair] | None = None
+
+    def __copy__(self) -> KeyValueCache:
+        """Another that goes on from here: what one writes, the other does not see."""
+        other = KeyValueCache()
+        other.keys, other.values = self.keys, self.values
+        return other
 
     @property
     def length(self) -> int:
         """How many keys it holds."""
         return 0 if self.keys is None else self.keys.shape[2]
 
-    def append(self, keys: Tensor, values: Tensor, *, kept: bool = False) -> tuple[Tensor, Tensor]:
+    def append(self, keys: Tensor, values: Tensor, *, kept: bool = False) -> _Pair:
         """Add keys and values of new positions; returns all of them.
 
         kept: whether somebody holds on to what is returned: it will not change.
         """
-        if self.keys is not None and self.values is not None:
-            if kept or not _may_be_written(self.keys, keys):
-                keys = torch.cat((self.keys, keys), 2)
-                values = torch.cat((self.values, values), 2)
+        old_keys, old_values = self.keys, self.values
+        if old_keys is not None and old_values is not None:
+            fit = _fits(old_keys, keys) and _fits(old_values, values)
+            if kept or torch.is_grad_enabled() or not fit or keys.shape[2] != values.shape[2]:
+                keys = torch.cat((old_keys, keys), 2)
+                values = torch.cat((old_values, values), 2)
                 self._room = None
             else:
-                keys, values = self._written(self.keys, self.values, keys, values)
+                keys, values = self._written(old_keys, old_values, keys, values)
         self.keys, self.values = keys, values
         return keys, values
 
-    def _written(
-        self, old_keys: Tensor, old_values: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _written(self, old_keys: Tensor, old_values: Tensor, keys: Tensor, values: Tensor) -> _Pair:
         """New keys and values behind the old ones."""
         start = old_keys.shape[2]
         end = start + keys.shape[2]
-        if self._room is None or self._room[0].shape[1] < end:
-            self._room = (_roomier(old_keys, end), _roomier(old_values, end))
-        for room, new in zip(self._room, (keys, values), strict=True):
-            room[:, start:end] = new.transpose(1, 2)
-        whole_keys, whole_values = (room[:, :end].transpose(1, 2) for room in self._room)
-        return whole_keys, whole_values
+        room = self._own_room()
+        if room is None or room[0].shape[1] < end:
+            room = (_roomier(old_keys, end), _roomier(old_values, end))
+        for part, new in zip(room, (keys, values), strict=True):
+            part[:, start:end] = new.transpose(1, 2)
+        return self._use(room, end)
+
+    def _use(self, room: _Pair, end: int) -> _Pair:
+        """So many positions of a memory from now on."""
+        keys, values = (part[:, :end].transpose(1, 2) for part in room)
+        self._room = room, (keys, values)
+        return keys, values
+
+    def _own_room(self) -> _Pair | None:
+        """The memory, where it holds what `keys` and `values` are and may be written to."""
+        if self._room is None:
+            return None
+        room, given = self._room
+        # Somebody may have put others in the place of those that were given.
+        own = self.keys is given[0] and self.values is given[1]
+        may_be_written = torch.is_inference_mode_enabled() or not room[0].is_inference()
+        return room if own and may_be_written else None
 
     def reorder(self, order: Tensor) -> None:
         """Take sequence ``order[b]`` as sequence b: beams survive, die or split.
 
-        Only sequences that change places are copied.
+        Where no derivatives are taken, only sequences that change places are copied.
 
         order: indices into the batch, (new_batch,).
         """
         if self.keys is None or self.values is None:
             return
-        if self._room is None or len(order) > len(self.keys):
+        room = self._own_room()
+        if room is None or torch.is_grad_enabled() or len(order) > len(self.keys):
             self.keys = self.keys.index_select(0, order)
             self.values = self.values.index_select(0, order)
             self._room = None
             return
         end, count = self.length, len(order)
         moved = (order != torch.arange(count, device=order.device)).nonzero()[:, 0]
-        for room in self._room:
-            room[moved, :end] = room[order[moved], :end]
-        keys_room, values_room = (room[:count] for room in self._room)
-        self._room = keys_room, values_room
-        self.keys, self.values = (room[:, :end].transpose(1, 2) for room in self._room)
+        for part in room:
+            part[moved, :end] = part[order[moved], :end]
+        self.keys, self.values = self._use((room[0][:count], room[1][:count]), end)
 
 
-def _may_be_written(old: Tensor, new: Tensor) -> bool:
-    """Whether new keys can be written behind old ones: of one kind, and without gradients."""
-    with_gradients = torch.is_grad_enabled() and (old.requires_grad or new.requires_grad)
+def _fits(old: Tensor, new: Tensor) -> bool:
+    """Whether new keys or values can be written behind old ones: only their number may differ."""
     alike = old.dtype == new.dtype and old.device == new.device
-    return alike and not with_gradients and old.shape[:2] == new.shape[:2]
+    return alike and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3]
 
 
 def _roomier(tensor: Tensor, end: int) -> Tensor:
