@@ -16,6 +16,7 @@ from tests.cli.conftest import Command
 from tests.cli.hub_stand_in import TOKEN, Hub, stand_in
 
 import weft
+from weft.formats.trace_writer import manifest_digest
 
 pytest.importorskip("huggingface_hub")
 
@@ -179,12 +180,74 @@ def test_damage_on_the_way(weft_main: Command, hub: Hub, made: Path, tmp_path: P
     hub.repositories["models/me/traces"] = {}
     line = weft_main("pull", "me/traces", "-o", "x").one_line()
     assert "a data set and a model of this name" in line
-    # A manifest that names files elsewhere is no trace.
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "notes.txt", "SECRET"])
+def test_a_forged_manifest_sends_and_fetches_nothing_else(
+    weft_main: Command, hub: Hub, made: Path, tmp_path: Path, name: str
+) -> None:
+    """Sealed as weft seals it, it names a file that is none of a trace's."""
+    name = str(tmp_path / "secret.txt") if name == "SECRET" else name
+    (tmp_path / "secret.txt").write_text("of somebody")
+    (made / "notes.txt").write_text("of somebody")
+    assert weft_main("push", made, "me/traces").code == 0
     manifest = json.loads((made / "trace.json").read_text())
-    manifest["files"]["../../evil"] = manifest["files"]["edges.parquet"]
-    files["made.weft/trace.json"] = json.dumps(manifest).encode()
-    assert weft_main("pull", "datasets/me/traces", "-o", tmp_path / "y").code == 2
+    manifest["files"][name] = {"bytes": 11}
+    manifest["sha256"] = manifest_digest(manifest)
+    (made / "trace.json").write_text(json.dumps(manifest))
+    assert len(weft.open(made).layers) == 2  # all else is as it should be
+    expected = "which is no file of a trace"
+    assert expected in weft_main("push", made, "me/more").one_line()
+    assert "datasets/me/more" not in hub.repositories
+    hub.repositories["datasets/me/traces"]["made.weft/trace.json"] = (
+        made / "trace.json"
+    ).read_bytes()
+    assert expected in weft_main("pull", "me/traces", "-o", tmp_path / "y").one_line()
     assert not (tmp_path / "y").exists()
+
+
+def test_a_listing_leads_nowhere_else(
+    weft_main: Command, hub: Hub, made: Path, runs: Path, tmp_path: Path
+) -> None:
+    """Names of files that lead out of the folder, or that no trace and no run has."""
+    assert weft_main("push", made, "me/traces").code == 0
+    assert weft_main("push", runs / "translation", "me/model").code == 0
+    for kind, names in (
+        ("datasets/me/traces", (
+            "../trace.json", "../../evil.weft/trace.json", "/etc/evil.weft/trace.json",
+            "evil.weft/../../trace.json", "..\\x/trace.json", "deep/er.weft/trace.json",
+            "made.weft/more.json", "made.weft/a\0b.json",
+        )),
+        ("models/me/model", (
+            "weft/../evil.json", "weft/../../evil.json", "weft/more.json", "weft/history/evil.sh",
+            "weft/history/../../../evil.safetensors",
+        )),
+    ):  # fmt: skip
+        files = hub.repositories[kind]
+        for name in names:
+            files[name] = b"{}"
+        hub.asked.clear()
+        output = tmp_path / "deep" / kind[:4]
+        output.parent.mkdir(exist_ok=True)
+        result = weft_main("pull", kind, "-o", output)
+        assert (result.code, result.err) == (0, "")
+        assert not [name for name in names if any(name in path for path in hub.asked)]
+        assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
+def test_half_a_file_is_none(
+    weft_main: Command, hub: Hub, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run has no digests: what the Hub says of a size, and the weights' own, must fit."""
+    assert weft_main("push", runs / "translation", "me/model").code == 0
+    files = hub.repositories["models/me/model"]
+    whole = files["weft/best.safetensors"]
+    files["weft/best.safetensors"] = whole[: len(whole) // 2]
+    weft_main("pull", "me/model", "-o", tmp_path / "run").one_line()
+    assert not [path.name for path in tmp_path.iterdir() if "run" in path.name]
+    files["weft/best.safetensors"] = whole
+    assert weft_main("pull", "me/model", "-o", tmp_path / "run").code == 0
+    assert not list((tmp_path / "run").glob(".*"))
 
 
 def test_no_token_is_ever_shown(
@@ -203,6 +266,9 @@ def test_no_token_is_ever_shown(
     assert "does not know who asks. Log in" in line("push", made, "me/traces")
     monkeypatch.setenv("HF_ENDPOINT", "http://name:passpass@127.0.0.1:9")
     assert "http://127.0.0.1:9 cannot be reached" in line("push", made, "me/traces")
+    for address in ("http://name:passpass@[bad", "name:passpass", "ftp://passpass@x", "http://x:y"):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        assert "HF_ENDPOINT: expected an address" in line("pull", "me/x", "-o", tmp_path / "x")
     for text in said:
         assert not {"hf_secret", "SECRET", "hf_wrong", "WRONG", "passpass"} & {
             part
@@ -211,7 +277,13 @@ def test_no_token_is_ever_shown(
         }
 
 
-@pytest.mark.parametrize("name", ["", "one", "a/b/c", "../x", "a/..", "a b/c", "spaces/a/b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "one", "a/b/c", "../x", "a/..", "a b/c", "spaces/a/b", "me/a--b", "me/a..b", "me/a.",
+        "me/a.git", "me-/a", "me/" + "a" * 97, "me/ü",
+    ],
+)  # fmt: skip
 def test_names_that_are_none(weft_main: Command, made: Path, tmp_path: Path, name: str) -> None:
     for words in (("push", made, name), ("pull", name, "-o", tmp_path / "x")):
         assert (

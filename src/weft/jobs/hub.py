@@ -11,6 +11,7 @@ HF_ENDPOINT names another Hub, HF_TOKEN or `hf auth login` says who asks. No tok
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -26,13 +27,16 @@ from weft.errors import DataError, InputError, optional_package
 from weft.formats.folders import atomic_folder
 from weft.formats.run import is_run
 from weft.formats.trace_reader import Digests, open_folder
+from weft.formats.trace_writer import EDGES, KEYS, MANIFEST, QUERIES_KEYS, RECEIVED, ROWS
 from weft.jobs.hub_cards import run_card, trace_card
 
 __all__ = ["Pulled", "Pushed", "pull", "push"]
 
 Kind = Literal["dataset", "model"]
 
-_NAME = re.compile(r"(?:(datasets|models)/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
+#: As the Hub has them: no -- or .., no .git, no . or - at an end, 96 characters.
+_PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
+_NAME = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:(datasets|models)/)?({_PART}/{_PART})", re.ASCII)
 _KINDS: dict[str, Kind] = {"datasets": "dataset", "models": "model"}
 #: The files of a run that say how it went and what came of it; not those needed to train on.
 _OF_RUN = (
@@ -40,7 +44,16 @@ _OF_RUN = (
     "measures.jsonl", "probe.safetensors",
 )  # fmt: skip
 _RUN = "weft"
-_MANIFEST = "trace.json"
+#: The files that a trace has, some of them, besides its manifest.
+_OF_TRACE = (EDGES, ROWS, KEYS, RECEIVED, QUERIES_KEYS)
+#: What is fetched of a repository, whatever else it lists: a name leads nowhere but below a folder.
+_SNAPSHOT = r"history/step-\d+\.safetensors"
+_FETCHED: dict[Kind, re.Pattern[str]] = {
+    "dataset": re.compile(
+        rf"(?!\.{{1,2}}/|[A-Za-z]:)[^/\\\0]+/(?:{'|'.join(map(re.escape, (MANIFEST, *_OF_TRACE)))})"
+    ),
+    "model": re.compile(rf"{_RUN}/(?:{'|'.join(map(re.escape, _OF_RUN))}|{_SNAPSHOT})"),
+}
 
 
 @dataclass(frozen=True)
@@ -122,16 +135,23 @@ def pull(repository: str, output: Path) -> Pulled:
     """
     asked, name = _named(repository)
     api = _hub()
-    with atomic_folder(output) as new, tempfile.TemporaryDirectory(dir=new.parent) as temporary:
+    with atomic_folder(output) as new:
         kind = _kind_of(api, asked, name)
-        own = [f"{_RUN}/*"] if kind == "model" else ["*.json", "*.parquet", "*.safetensors"]
+        # Within what is given up as a whole: a kill leaves nothing else.
+        fetched = new / ".fetched"
+        fetched.mkdir()
         with _told(name):
-            commit = str(api.repo_info(name, repo_type=kind).sha)
-            api.snapshot_download(
-                name, repo_type=kind, revision=commit, local_dir=temporary, allow_patterns=own
-            )
+            found = api.repo_info(name, repo_type=kind)
+            commit = str(found.sha)
+            files = [file.rfilename for file in found.siblings or ()]
+            own = [glob.escape(file) for file in files if _FETCHED[kind].fullmatch(file)]
+            if own:
+                api.snapshot_download(
+                    name, repo_type=kind, revision=commit, local_dir=fetched, allow_patterns=own
+                )
         take = _take_run if kind == "model" else _take_traces
-        what = take(Path(temporary), new, name)
+        what = take(fetched, new, name)
+        shutil.rmtree(fetched)
     return Pulled(output, what, commit)
 
 
@@ -159,8 +179,8 @@ def _stage_traces(path: Path, folder: Path, repository: str) -> str:
     """Links to the files of one trace or of several, as they lie in the repository; their card."""
     from weft.jobs.head_table import find_traces
 
-    if path.is_dir() and not (path / _MANIFEST).exists():
-        places = sorted(manifest.parent for manifest in path.glob(f"*/{_MANIFEST}"))
+    if path.is_dir() and not (path / MANIFEST).exists():
+        places = sorted(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))
     else:
         places = [path]
     traces = find_traces([path]) if places else []
@@ -182,13 +202,18 @@ def _verified_files(folder: Path) -> list[str]:
     folder, manifest = open_folder(folder)
     digests = Digests(folder, manifest)
     for name in manifest["files"]:
+        if name not in _OF_TRACE:
+            raise DataError(
+                f"{folder}: this trace is damaged: {MANIFEST} names {name!r}, which is no file of "
+                "a trace. Trace again, or fetch it again."
+            )
         try:
             digests.verify(name)
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{folder / name}: this trace is damaged: {error}. Trace again, or fetch it again."
             ) from None
-    return [_MANIFEST, *manifest["files"]]
+    return [MANIFEST, *manifest["files"]]
 
 
 def _stage_run(path: Path, folder: Path, repository: str, history: bool) -> str:
@@ -233,7 +258,7 @@ def _paths_in(run: Path) -> list[str]:
 
 def _take_traces(fetched: Path, new: Path, repository: str) -> str:
     """Move the traces among what was fetched to their place, each file verified."""
-    places = sorted(manifest.parent for manifest in fetched.glob(f"*/{_MANIFEST}"))
+    places = sorted(manifest.parent for manifest in fetched.glob(f"*/{MANIFEST}"))
     if not places:
         raise DataError(
             f"{repository}: this data set holds no trace of weft's. `weft push TRACE OWNER/NAME` "
@@ -243,7 +268,7 @@ def _take_traces(fetched: Path, new: Path, repository: str) -> str:
         into = new if len(places) == 1 else new / place.name
         into.mkdir(exist_ok=True)
         for name in _verified_files(place):
-            shutil.move(place / Path(name).name, into / Path(name).name)
+            shutil.move(place / name, into / name)
     return "trace" if len(places) == 1 else "traces"
 
 
@@ -285,7 +310,22 @@ def _hub() -> Any:
     said: Any = huggingface_hub.utils
     said.disable_progress_bars()
     said.logging.set_verbosity_error()
-    return huggingface_hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    return huggingface_hub.HfApi(endpoint=_endpoint())
+
+
+def _endpoint() -> str:
+    """The address of the Hub. Raises: InputError: it is none; it may hold a password, and is not
+    shown.
+    """
+    address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        parts = urlsplit(address)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise InputError("HF_ENDPOINT: expected an address, as https://huggingface.co. Unset it.")
+    return address
 
 
 def _public(url: str) -> str:
@@ -322,7 +362,7 @@ def _told(repository: str) -> Iterator[None]:
     except (transport, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of a disk
-        hub = _public(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+        hub = _public(_endpoint())
         raise InputError(
             f"{repository}: {hub} cannot be reached. Check the network, and HF_ENDPOINT."
         ) from None
