@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 import weft
 from weft.analysis.worked_row import worked_row
 from weft.errors import InputError
+from weft.formats.trace import LayerInMemory
 from weft.traces import Trace
 
 HEADS, QUERIES, KEYS, DEPTH = 4, 6, 9, 8
@@ -161,6 +163,40 @@ def test_huge_scores_do_not_overflow() -> None:
     row = worked_row(trace.layers[0], 0, 0)
     assert float(row.weights.sum()) == pytest.approx(1.0)
     assert float(row.weights.max()) == 1.0
+
+
+def broken(number: float, *places: int) -> Any:
+    """A layer of a model whose first head's query 1 held such a number."""
+    queries, keys = (torch.from_numpy(array) for array in arrays())
+    queries[0, 1, list(places)] = number
+    (layer,) = weft.from_queries_keys(*arrays()).layers
+    _, graph = weft.attend(queries, keys, keys, keep=weft.Top(3), backend="torch")
+    return replace(layer, data=LayerInMemory(graph, (queries, keys), layer.terms))
+
+
+@pytest.mark.parametrize(("number", "places"), [(math.nan, (2,)), (math.inf, (2, 3, 4))])
+def test_what_is_no_number_hides_no_key(number: float, places: tuple[int, ...]) -> None:
+    layer = broken(number, *places)
+    row = worked_row(layer, 0, 1)
+    assert math.isnan(row.lse) and bool(layer.graph.lse[0, 1].isnan())
+    # Infinities of one sign alone are a score of minus infinity, as of a hidden key.
+    seen = row.allowed.nonzero()[:, 0].tolist()
+    assert len(seen) == KEYS if math.isnan(number) else len(seen) > KEYS // 2
+    assert row.weights[row.allowed].isnan().all()
+    for key in seen:
+        assert [term.name for term in row.terms(key)] == ["q · k", "scaled"]
+        assert not math.isfinite(row.terms(key)[-1].result)
+    others = [worked_row(layer, 0, 0), worked_row(layer, 1, 1)]
+    assert all(math.isfinite(row.lse) and row.weights.isfinite().all() for row in others)
+
+
+def test_a_sink_that_takes_nothing_beside_no_key() -> None:
+    queries, keys = arrays(2, 3)
+    trace = weft.from_queries_keys(
+        queries, keys, mask=weft.window(0, 0, offset=9), sinks=np.full(HEADS, -np.inf, np.float32)
+    )
+    row = worked_row(trace.layers[0], 0, 1)
+    assert row.weights.tolist() == [0.0, 0.0, 0.0] and row.lse == -math.inf
 
 
 def test_what_was_not_kept_is_said_with_the_remedy() -> None:

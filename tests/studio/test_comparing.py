@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from tests.studio.test_server import Client
 
+import weft
+from weft.formats.trace import LayerInMemory
 from weft.studio.page import collect
 from weft.traces import Trace
 
@@ -193,3 +196,36 @@ def test_a_damaged_layer_is_said(serving, drawn, tmp_path) -> None:
     status, _, body = client.get("/api/compare/0/1/layers/0/heads/0/edges")
     assert status == 500 and "this trace is damaged" in json.loads(body)["detail"]
     assert client.get("/api/examples/0/layers/0/heads/0/edges/0")[0] == 200
+
+
+@pytest.mark.parametrize("queries_keys", [True, False])
+def test_a_row_that_is_no_number_is_said_to_have_changed_nowhere(
+    serving, drawn, queries_keys: bool
+) -> None:
+    """Of a model whose queries were NaN: every path answers, and the other rows are as they are."""
+    (first, before), (second, after) = drawn(1), drawn(2)
+    (layer,) = first.layers
+    queries, keys = layer.queries.clone(), layer.keys
+    queries[0, 5] = float("nan")
+    _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(8))
+    data = LayerInMemory(graph, (queries, keys) if queries_keys else None, layer.terms)
+    broken = Trace(dict(first.sequences), (dataclasses.replace(layer, data=data),))
+    client = Client(serving(collect([broken, second])))
+    (pair,) = compared(client)["layers"]
+    assert pair["change"][0] == [None, None]
+    assert None not in pair["change"][1]
+    cells = tile(client, 0, "max", 0).reshape(40, 40)
+    assert (cells[5] == 0).all()
+    others = np.delete(np.arange(40), 5)
+    assert (np.abs(cells[others]) <= np.abs(after[0] - before[0])[others] + 1e-3).all()
+    assert (np.abs(cells[others]) > 0.05).any()
+    edges = client.json("/api/compare/0/1/layers/0/heads/0/edges")["edges"]
+    assert len(edges) == 12
+    assert not [edge for edge in edges if edge["query"] == 5]
+    for path in ("heads", "layers/0/heads/0/cells/5/1", "layers/0/heads/0/edge/5/1"):
+        client.json(f"/api/examples/0/{path}")
+    edge = client.json("/api/examples/0/layers/0/heads/0/edge/5/1")
+    assert edge["trace"]["weight"] is None
+    if queries_keys:
+        assert edge["terms"][-1][0] != "mask"
+        assert edge["softmax"]["count"] == 6

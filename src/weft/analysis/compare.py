@@ -16,6 +16,7 @@ kept at most M + M':
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -358,14 +359,18 @@ def _changed(
     own = layer.graph.weights[head].double()
     largest = left_out(other.graph)[1][head].double()
     guess = torch.where(there, weight, largest[:, None] / 2)
-    change = torch.where(kept, (own - guess).abs(), -1)
-    for place in change.flatten().topk(min(wanted, int(kept.sum()))).indices.tolist():
+    # What is no number (NaN) is no edge that changed most.
+    change = torch.where(kept, (own - guess).abs(), -1).nan_to_num(-1)
+    count = int((change >= 0).sum())
+    for place in change.flatten().topk(min(wanted, count)).indices.tolist():
         query, slot = divmod(place, change.shape[1])
         key = int(layer.graph.keys[head, query, slot])
         known = bool(there[query, slot]) or float(largest[query]) == 0
         value = float(guess[query, slot])
         if not known and exact is not False and other.matrix is not None:
             value, known = float(other.matrix[head, query, key]), True
+            if math.isnan(value):
+                continue
         ends = float(own[query, slot]), value
         if known and ends[0] == ends[1]:
             continue

@@ -5,7 +5,8 @@
     w_j = e^(s_j - m) / (sum_l e^(s_l - m) (+ e^(sink - m))),   m the largest score
 
 over the keys that the mask allows. Every term has its place, so that each number of a weight can be
-shown and added up.
+shown and added up. Where a query or a key holds no number (NaN), neither are its scores, nor the
+weights of the row.
 
 Source: Vaswani et al. 2017, equation 1; the terms as `weft.formats.terms` has them.
 """
@@ -87,7 +88,7 @@ class WorkedRow:
     @property
     def lse(self) -> float:
         """log sum_l e^(s_l), the sink's part in it; minus infinity where no key is seen."""
-        return self.largest + math.log(self.total) if self.total > 0 else -math.inf
+        return -math.inf if self.total == 0 else self.largest + math.log(self.total)
 
     def products(self, key: int) -> list[float]:
         """q_d k_d, which add up to q . k."""
@@ -98,7 +99,9 @@ class WorkedRow:
 
         A hidden key's last step gives minus infinity.
         """
-        at = math.fsum(self.products(key))
+        products = self.products(key)
+        # Of infinities of both signs fsum is an error; their sum is no number.
+        at = math.fsum(products) if all(map(math.isfinite, products)) else sum(products)
         found = [Term("q · k", f"the sum of its {self.depth} products", None, at)]
 
         def add(name: str, how: str, values: Tensor | None) -> None:
@@ -187,16 +190,17 @@ def worked_row(layer: TraceLayer, head: int, query: int) -> WorkedRow:
     if terms.mask is not None:
         seen = terms.mask.block(rows, length, device).reshape(-1, length)
         allowed = seen[head if len(seen) > 1 else 0].clone()
-    # A bias of minus infinity hides a key as a mask does.
-    allowed &= scores > -math.inf
+    # A bias of minus infinity hides a key as a mask does; what is no number hides nothing.
+    allowed &= scores != -math.inf
     scores = scores.masked_fill(~allowed, -math.inf)
     sink = None if terms.sinks is None else float(terms.sinks[head])
     seen_scores = [float(scores.max())] if bool(allowed.any()) else []
     largest = max(seen_scores + ([] if sink is None else [sink]), default=0.0)
-    exponentials = (scores - largest).exp()
+    largest = 0.0 if largest == -math.inf else largest
+    exponentials = (scores - largest).exp().masked_fill(~allowed, 0)
     total = math.fsum(exponentials.tolist())
     total += 0.0 if sink is None else math.exp(sink - largest)
-    weights = exponentials / total if total > 0 else torch.zeros_like(exponentials)
+    weights = torch.zeros_like(exponentials) if total == 0 else exponentials / total
     return WorkedRow(
         layer, head, query, q, k, dots, by_position, scaled, capped, by_distance, bias, allowed,
         scores, sink, largest, exponentials, total, weights,

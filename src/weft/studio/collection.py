@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from weft.analysis.heads.roles import special_keys
 from weft.analysis.patch_map import has_patches
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonObject
+from weft.formats.files import JsonObject, finite
 from weft.formats.notes import Note, NotesFile
 from weft.formats.tokens import running_text, shown, visible
 from weft.formats.trace import TraceData
@@ -56,8 +56,15 @@ __all__ = ["Collection", "Example", "as_json", "name_of"]
 
 
 def as_json(content: Any) -> bytes:
-    """Compact JSON in ASCII, whatever the tokens hold."""
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+    """Compact JSON in ASCII, whatever the tokens hold; null for what is no finite number."""
+
+    def dumped(content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+    try:
+        return dumped(content)
+    except ValueError:  # of a model whose queries or keys were NaN
+        return dumped(finite(content))
 
 
 @dataclass

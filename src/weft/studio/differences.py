@@ -8,7 +8,8 @@ lies between: one number where the trace has its whole matrix, else
                      at most min(all that it left out, keys times the largest weight left out)
 
 So the difference lies between low' - high and high' - low. A tile holds the number of these that is
-nearest to 0: how much the dot changed at least, with its sign; 0: that it changed is not sure.
+nearest to 0: how much the dot changed at least, with its sign; 0: that it changed is not sure, as
+where a weight is no number (NaN).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def nearest(low: Array, high: Array) -> Array:
     [-1.0, 0.0, 1.0]
     """
     found: Array = np.maximum(low, 0) + np.minimum(high, 0)
-    return found
+    return np.nan_to_num(found, copy=False, nan=0.0)
 
 
 class _Bounds:
