@@ -138,6 +138,13 @@ def test_equal_traces_are_said_to_be_equal(traces, tmp_path, capsys) -> None:
     assert out[-1] == "No edge changed."
 
 
+def test_no_rows_is_not_no_change(traces, tmp_path, capsys) -> None:
+    for trace, name in zip(traces[:2], "ab", strict=True):
+        trace.save(tmp_path / name)
+    out = said(capsys, "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--limit", "0")
+    assert [line for line in out if "tokens differ" not in line] == []
+
+
 def test_an_edge_that_is_as_before_is_not_listed(traces) -> None:
     before, after, _ = traces
     found = compare(before, after, edges=10_000)

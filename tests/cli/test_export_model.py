@@ -165,5 +165,5 @@ def test_bad_input(runs: Path, weft_main: Command, tmp_path: Path) -> None:
     both = weft_main("export", run, "--to", "huggingface", "-o", folder, "--html", tmp_path / "p")
     assert "Give one kind" in both.one_line()
     missing = weft_main("export", tmp_path / "no", "--to", "huggingface", "-o", tmp_path / "m")
-    assert "no such trace" in missing.one_line()
+    assert "no such trace or run" in missing.one_line()
     assert list(tmp_path.iterdir()) == [folder] and list(folder.iterdir()) == []

@@ -134,6 +134,17 @@ def test_a_value_that_looks_like_an_old_name_stays() -> None:
     assert with_new_names(["--top", "", "a"], names, valued) == (["--limit", "", "a"], ["--top"])
 
 
+def test_one_option_by_both_of_its_names(weft_main: Command, tmp_path: Path) -> None:
+    """Neither value is taken in silence; what may be given several times may be mixed."""
+    for words in (["--top", "3", "--limit=2"], ["--limit", "2", "--top=3"]):
+        line = weft_main("rollout", tmp_path / "no", *words).one_line()
+        assert line == "weft: --top and --limit: one option by two names. Leave one out."
+    words = ["--limit", "--top", "--text", "--limit"]  # values, whatever they look like
+    assert with_new_names(words, {"--top": "--limit"}, {"--limit", "--text"}, {"--limit"})[1] == []
+    result = weft_main("flow", tmp_path / "no", "--to", "1", "--from", "2")
+    assert "no such trace" in result.err.splitlines()[1]
+
+
 @pytest.mark.parametrize("verb", [None, *VERBS])
 @pytest.mark.parametrize("columns", [80, 60])
 def test_help_fits(

@@ -293,7 +293,7 @@ def test_names_that_are_none(weft_main: Command, made: Path, tmp_path: Path, nam
 
 
 def test_what_cannot_be_sent(weft_main: Command, hub: Hub, made: Path, tmp_path: Path) -> None:
-    assert "no such" in weft_main("push", tmp_path / "no", "me/x").one_line()
+    assert "no such trace or run. Check" in weft_main("push", tmp_path / "no", "me/x").one_line()
     (tmp_path / "empty").mkdir()
     assert "no trace is in it" in weft_main("push", tmp_path / "empty", "me/x").one_line()
     assert "is for a dataset" in weft_main("push", made, "models/me/x").one_line()

@@ -58,7 +58,8 @@ def test_a_missing_trace_is_told_before_torch_is_loaded(
     words = [tmp_path / "nowhere"] * (2 if verb == "compare" else 1)
     result = weft_process(verb, *words, PYTHONPROFILEIMPORTTIME="1")
     assert result.code == 2
-    assert f"weft: {tmp_path}/nowhere: no such trace. Check the path." in result.err
+    what = "trace or run" if verb in ("heads", "export") else "trace"
+    assert f"weft: {tmp_path}/nowhere: no such {what}. Check the path." in result.err
     assert " torch\n" not in result.err
 
 

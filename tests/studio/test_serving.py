@@ -104,7 +104,7 @@ def test_a_program_that_ends_lets_its_viewer_finish(trace_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_one_line(trace_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(weft.DataError, match="no such trace"):
+    with pytest.raises(weft.DataError, match="no such trace or run"):
         open_collection(tmp_path / "nowhere.weft")
     (tmp_path / "empty").mkdir()
     with pytest.raises(weft.DataError, match="not a trace"):

@@ -45,11 +45,20 @@ class StoredType(StrEnum):
 
 
 def is_there(paths: _Paths) -> _Paths:
-    """Raise a DataError where a path is missing, before torch is imported, which takes seconds."""
+    """Raise a DataError where a trace is missing, before torch is imported, which takes seconds."""
+    return _all_there(paths, "trace")
+
+
+def trace_or_run_is_there(paths: _Paths) -> _Paths:
+    """As `is_there`, of a verb that takes runs too."""
+    return _all_there(paths, "trace or run")
+
+
+def _all_there(paths: _Paths, what: str) -> _Paths:
     from weft.formats.folders import check_there
 
     for path in [paths] if isinstance(paths, Path) else paths:
-        check_there(path, "trace")
+        check_there(path, what)
     return paths
 
 
@@ -82,7 +91,9 @@ SecondTrace = Annotated[
 TraceOrRun = Annotated[
     Path,
     typer.Argument(
-        metavar="TRACE", callback=is_there, help="A trace folder; with --to, a training run."
+        metavar="TRACE",
+        callback=trace_or_run_is_there,
+        help="A trace folder; with --to, a training run.",
     ),
 ]
 ForProgram = Annotated[
@@ -102,7 +113,7 @@ TracePaths = Annotated[
     list[Path],
     typer.Argument(
         metavar="TRACE...",
-        callback=is_there,
+        callback=trace_or_run_is_there,
         help="Traces of one model, or a folder of them; or a training run.",
     ),
 ]

@@ -35,7 +35,10 @@ OLD_NAMES: Mapping[str, Mapping[str, str]] = {
 
 
 def with_new_names(
-    words: Sequence[str], renamed: Mapping[str, str], valued: Collection[str]
+    words: Sequence[str],
+    renamed: Mapping[str, str],
+    valued: Collection[str],
+    once: Collection[str] = (),
 ) -> tuple[list[str], list[str]]:
     """The words of a command with today's names, and the old names that stood there.
 
@@ -44,23 +47,32 @@ def with_new_names(
         renamed: old names, and today's.
         valued: the options, by today's names, that are followed by a value: that is none of them,
             whatever it looks like.
+        once: the options that have one value: by both of its names such a one is an error.
+
+    Raises: InputError: an option is there by its old and its new name.
 
     >>> with_new_names(["--text", "--top", "--top=3"], {"--top": "--limit"}, {"--text", "--limit"})
     (['--text', '--top', '--limit=3'], ['--top'])
     """
     new: list[str] = []
     old: list[str] = []
+    today: set[str] = set()
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         if name in renamed:
             old.append(name)
             name = renamed[name]
+        else:
+            today.add(name)
         new.append(name + equals + value)
         if word == "--":
             new.extend(rest)
         elif name in valued and not equals:
             new.extend(islice(rest, 1))
+    for name in old:
+        if renamed[name] in today and renamed[name] in once:
+            raise InputError(f"{name} and {renamed[name]}: one option by two names. Leave one out.")
     return new, old
 
 
@@ -73,12 +85,13 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         renamed = OLD_NAMES.get(self.name or "", {})
         if renamed:
-            options = (option for option in self.params if option.param_type_name == "option")
-            valued = {
-                name for option in options if not getattr(option, "is_flag", False)
-                for name in option.opts
-            }  # fmt: skip
-            args, old = with_new_names(args, renamed, valued)
+            options = [
+                option for option in self.params
+                if option.param_type_name == "option" and not getattr(option, "is_flag", False)
+            ]  # fmt: skip
+            valued = {name for option in options for name in option.opts}
+            once = {name for option in options if not option.multiple for name in option.opts}
+            args, old = with_new_names(args, renamed, valued, once)
             # A shell that asks what may follow is told nothing.
             for name in () if ctx.resilient_parsing else dict.fromkeys(old):
                 say(f"weft: {name} is now {renamed[name]}; the old name will go.")

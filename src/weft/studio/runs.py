@@ -9,6 +9,7 @@ from weft.analysis.heads.formation import trace_of_snapshot
 from weft.analysis.overview import mean_left_out
 from weft.errors import DataError
 from weft.formats.files import JsonMapping, JsonObject
+from weft.formats.folders import check_there
 from weft.formats.history import PRODUCT_SIZE, History, LayerSnapshot
 from weft.formats.run import RunFolder, is_run
 from weft.formats.trace import TraceData
@@ -28,6 +29,7 @@ def open_collection(path: Path) -> Collection:
 
     Raises: DataError: nothing, or something damaged or newer.
     """
+    check_there(path, "trace or run")
     if is_run(path):
         return _open_run(RunFolder.open(path))
     if path.is_dir() and not (path / MANIFEST).exists():

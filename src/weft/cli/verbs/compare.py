@@ -28,9 +28,10 @@ def compare(
     else:
         if least == 0:
             print("No change is sure: the kept edges are the same, and the others are not known.")
-        print("Heads, by the share of mass that is elsewhere:")
-        print_frame(heads.head(limit))
-        print("Edges:" if len(edges) else "No edge changed.")
+        if limit:
+            print("Heads, by the share of mass that is elsewhere:")
+            print_frame(heads.head(limit))
+            print("Edges:" if len(edges) else "No edge changed.")
         if len(edges):
             print_frame(edges)
     if as_json:

@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.options import AsJson, Repository, Snapshots, is_there
+from weft.cli.options import AsJson, Repository, Snapshots, trace_or_run_is_there
 from weft.cli.output import print_json, say, working
 
 PLACE = ("See", 4)
 
 Sent = Annotated[
     Path,
-    typer.Argument(metavar="PATH", callback=is_there, help="A trace, a folder of traces, a run."),
+    typer.Argument(
+        metavar="PATH", callback=trace_or_run_is_there, help="A trace, a folder of traces, a run."
+    ),
 ]
 Private = Annotated[
     bool, typer.Option("--private", help="Only you see it, where the repository is new.")
