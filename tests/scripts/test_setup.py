@@ -1,0 +1,88 @@
+"""`scripts/setup` with a Python that only notes what it is asked: how it ends when it fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Building begins and does not end; torch is fetched until somebody ends it, or cannot be found.
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+    *"--editable ."*) sleep 300 & echo $! >"$HERE/compiler"; echo $$ >"$HERE/build"; wait ;;
+    *"import torch"*) exit 1 ;;
+    *"torch=="*)
+        until [ -s "$HERE/build" ]; do sleep 0.05; done
+        [ -n "$WAITS" ] && { touch "$HERE/fetching"; sleep 300; }
+        echo "ERROR: No matching distribution found for torch" >&2
+        exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """Begins `scripts/setup --no-tools` in a folder of its own; waits: whether torch takes long."""
+    (tmp_path / "native").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "scripts").mkdir()
+    for name in ("pyproject.toml", "CMakeLists.txt", "scripts/setup"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def begin(waits: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "scripts/setup", "--no-tools"], cwd=tmp_path, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True, env={**os.environ, "HERE": str(tmp_path), "WAITS": waits},
+        )  # fmt: skip
+
+    return begin
+
+
+def assert_ended(folder: Path) -> None:
+    """What was building ends, and what it had begun."""
+    for name in ("build", "compiler"):
+        process = Path("/proc") / (folder / name).read_text().strip()
+        for _ in range(100):
+            if not process.exists() or "\nState:\tZ" in (process / "status").read_text():
+                break
+            time.sleep(0.05)
+        else:
+            raise AssertionError(f"{name} goes on")
+    assert not list((folder / ".venv").glob(".weft-setup*"))
+
+
+def test_what_pip_says_is_shown_and_the_build_ends(
+    setup: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = setup("")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.splitlines()[-1] == "ERROR: No matching distribution found for torch"
+    assert all(line.startswith("setup: ") for line in err.splitlines()[:-1])
+    assert_ended(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_the_build_ends_when_somebody_ends_it(
+    setup: Callable[[str], subprocess.Popen[str]], tmp_path: Path, name: str
+) -> None:
+    process = setup("yes")
+    while not (tmp_path / "fetching").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.Signals[name])  # as a terminal does
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert_ended(tmp_path)
