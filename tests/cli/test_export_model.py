@@ -11,7 +11,8 @@ from tests.cli.conftest import Command
 
 from weft.jobs import model_export
 from weft.jobs.model_export import export_model
-from weft.models.decoding import greedy
+from weft.models.decoding import greedy, sample
+from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.inference import TrainedRun, open_run
 
@@ -71,6 +72,63 @@ def test_transformers_continues_texts(runs: Path, weft_main: Command, tmp_path: 
     with torch.no_grad():
         difference = model(**batch).logits - run.model(batch["input_ids"])
     assert float(difference.abs().max()) < 1e-5
+
+
+LLAMA = {
+    "norm": "pre", "positions": "rotary", "normalisation": "rms", "feed_forward_kind": "gated",
+    "activation": "silu", "biases": False,
+}  # fmt: skip
+WRITERS = [
+    ("language", "GPT2LMHeadModel", {"positions": "learned", "max_length": 64}),
+    ("language", "GPT2LMHeadModel", {"tied": False, "kv_heads": 1}),
+    ("language", "OpenAIGPTLMHeadModel", {"norm": "post", "feed_forward": 64}),
+    ("language", "GPTNeoXForCausalLM", {"positions": "rotary", "kv_heads": 1}),
+    ("language", "LlamaForCausalLM", LLAMA),
+    ("language", "LlamaForCausalLM", LLAMA | {"kv_heads": 1, "tied": False, "rotary_base": 50.0}),
+    ("translation", "PegasusForConditionalGeneration", {"kv_heads": 1}),
+    ("translation", "MarianMTModel", {"norm": "post", "feed_forward": 64}),
+]
+
+
+@pytest.mark.parametrize(("task", "architecture", "choices"), WRITERS)
+def test_transformers_writes_what_the_run_writes(
+    task: str, architecture: str, choices: dict[str, Any], runs: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Opened from its folder by the line that is printed, with its cache, 40 tokens a text."""
+    import transformers
+
+    run = changed(runs / task, {"decoder_layers": 2, "heads": 2} | choices)
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            # So that it is not always one token that is likeliest.
+            parameter.normal_(std=0.1 if "embedding" in name else 1.0)
+    monkeypatch.setattr(model_export, "open_run", lambda path: run)
+    exported = export_model(runs / task, tmp_path / "model", "huggingface")
+    assert exported.kind == architecture
+    model = eval(exported.loading, {"transformers": transformers})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    words = run.vocabulary
+    for text in TEXTS:
+        batch = tokenizer([text], return_tensors="pt")
+        found = model.generate(**batch, num_beams=1, do_sample=False, max_new_tokens=40)[0].tolist()
+        if task == "language":
+            assert isinstance(run.model, LanguageModel)
+            prompt = torch.tensor([words.encode(text)])
+            expected = sample(
+                run.model, run.model.start(), prompt, length=40, temperature=0, end=words.end
+            )[0].tolist()
+            found = found[prompt.shape[1] :]
+        else:
+            source = torch.tensor([[*words.encode(text), words.end]])
+            assert isinstance(run.model, Transformer)
+            (hypothesis,) = greedy(
+                run.model, run.model.start(source), 1, start=words.start, end=words.end,
+                max_length=40,
+            )  # fmt: skip
+            expected = hypothesis.tokens + [words.end] * hypothesis.ended
+            found = found[1:]
+        assert found == expected
 
 
 @pytest.mark.parametrize("task", ["dates", "language"])
