@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import Loaded
 
 import weft.cli
 
@@ -93,9 +94,25 @@ def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Resu
 
 
 @pytest.fixture(scope="session")
-def weft_process() -> Command:
-    """A function that runs a command in a process of its own."""
-    return run_weft
+def weft_process() -> Iterator[Command]:
+    """A function that runs a command in a process of its own.
+
+    A forked one, which has torch loaded already; where its environment is to differ, one that
+    starts anew.
+    """
+    loaded: list[Loaded] = []
+
+    def call(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
+        if environment:
+            return run_weft(*arguments, stdin=stdin, **environment)
+        if not loaded:
+            loaded.append(Loaded())
+        code, out, err = loaded[0].run([str(argument) for argument in arguments], stdin)
+        return Result(code, out.decode(), err.decode())
+
+    yield call
+    for process in loaded:
+        process.end()
 
 
 @pytest.fixture(scope="session")

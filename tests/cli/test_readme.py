@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.conftest import Command, run_weft
+from tests.cli.conftest import Command
 
 import weft
 
@@ -41,13 +41,13 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo(tmp_path_factory: pytest.TempPathFactory, weft_process: Command) -> Path:
     """A folder with the run that `make demo` leaves, if it had stopped after a few steps."""
     folder = tmp_path_factory.mktemp("readme")
     options = ["--set", "training.max_steps=2", "--set", "training.validate_every=2"]
     options += ["--set", "training.checkpoint_every=2", "--set", "model.width=32"]
     run = folder / "runs/demo"
-    done = run_weft("train", ROOT / "examples/dates.toml", *options, "--run", run)
+    done = weft_process("train", ROOT / "examples/dates.toml", *options, "--run", run)
     assert done.code == 0, done.err
     shutil.copytree(run, folder / "runs/dates")
     return folder
