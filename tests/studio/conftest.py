@@ -23,7 +23,11 @@ from weft.studio.page import page_html
 from weft.studio.serving import Viewer
 from weft.traces import Trace
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+#: The first is Chromium without windows: the same engine, half the processor time for each page.
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))),
+    None,
+)
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
