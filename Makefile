@@ -2,8 +2,9 @@
 .PHONY: help setup setup-no-tools demo test test-all check bench pictures docs wheel clean
 
 python := .venv/bin/python
-# A file of tests stays in one process; each worker computes on its share of the cores.
-parallel := -n logical --maxprocesses 8 --dist loadfile
+# A file of tests stays in one process, long files first (tests/conftest.py); each worker computes on
+# its share of the cores.
+parallel := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18

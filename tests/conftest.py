@@ -23,6 +23,22 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
+#: Folders whose files take long: they come first, so that at the end no process is left alone with
+#: one of them.
+LONG = ("studio", "training", "cli", "tracing", "scripts", "monitoring")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(here).parts[0] if here in item.path.parents else ""
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=place)
+
+
 class Translator(nn.Module):
     """An encoder-decoder with one layer of each kind."""
 
