@@ -102,6 +102,34 @@ export function signed(difference: number, scale: keyof typeof SCALES): number {
   return difference < 0 ? -to : to;
 }
 
+/** The ticks of the scale of differences: where each stands, from 0 to 1, and what it says. */
+export function differenceTicks(scale: keyof typeof SCALES): [at: number, said: string][] {
+  const some = SCALES[scale].ticks.filter((weight) => weight >= (scale === "log" ? 1e-4 : 0.2));
+  const sizes = scale === "root" ? [0.25, 1] : scale === "linear" ? [0.5, 1] : some;
+  return [...sizes.map((size) => -size).reverse(), 0, ...sizes].map((difference) => {
+    const size = Math.abs(difference);
+    const said = size === 1 || size >= 0.01 || !size ? String(size) : size.toExponential(0);
+    return [
+      (1 + signed(difference, scale)) / 2,
+      `${difference < 0 ? "−" : ""}${said.replace("e-", "e−")}`,
+    ];
+  });
+}
+
+/** How much a head changed, in a sentence; null: not measured yet. */
+export function changeWords(change: Bounds | null, entropy: number | null): string {
+  if (!change) return "How much it changed is being measured …";
+  const [low, high] = change;
+  if (low === 0 && high === 0) return "Its weights are the same in both.";
+  const much =
+    low === high ? boundsText(change) : `between ${boundsText(change).replace(" to ", " and ")}`;
+  const grown =
+    entropy === null || Math.abs(entropy) < 0.005
+      ? "The mean entropy of a row is the same."
+      : `Mean entropy of a row: ${entropy > 0 ? "+" : ""}${minus(entropy, 2)} nats.`;
+  return `Of a row’s mass ${much} is on other keys in the second, on average. ${grown}`;
+}
+
 /** A colour for each half-precision number from -1 to 1; 0 is in the middle of the ramp. */
 export function signedLookup(table: Uint32Array, scale: keyof typeof SCALES): Uint32Array {
   const found = new Uint32Array(65536).fill(table[255]).fill(table[0], 0x8000);

@@ -1,8 +1,10 @@
 // The matrix on a canvas: which part is seen, and how it is drawn.
 
-import { INKS, type Theme } from "./colour";
+import { ticksOf } from "./axisTicks";
+import { INKS, paintShades, SCALES, type Theme } from "./colour";
 import type { Place } from "./gestures";
 import type { Layer } from "./model";
+import { blocksOf, overviewTable, type Picture } from "./overview";
 import { visible } from "./text";
 import { painted, SIDE, type Tiles } from "./tiles";
 
@@ -12,6 +14,11 @@ export interface Viewport {
   left: number;
   /** Pixels of a cell. */
   zoom: number;
+}
+
+export interface Cell {
+  row: number;
+  column: number;
 }
 
 export interface Extent {
@@ -35,6 +42,16 @@ export const plot = ({ width, height, margin }: Extent) => ({
   high: Math.max(height - margin.top - 12, 1),
 });
 
+/** The room that the names of a layer's rows and columns take. */
+export function marginOf(layer: Layer): Extent["margin"] {
+  const longest = (tokens: string[]) =>
+    Math.max(...tokens.slice(0, 2000).map((token) => Math.min(token.length, 14)), 3);
+  return {
+    left: Math.max(74, Math.min(longest(layer.queryTokens) * 8 + 22, 128)),
+    top: 38 + Math.min(longest(layer.keyTokens) * 5 + 12, 62),
+  };
+}
+
 /** The zoom at which the whole matrix is seen. */
 export function wholeZoom(extent: Extent, layer: Layer): number {
   const { wide, high } = plot(extent);
@@ -56,7 +73,7 @@ export function held(view: Viewport, extent: Extent, layer: Layer): Viewport {
 }
 
 /** The cell at a place of the plot, in pixels; null: there is none. */
-export function cellAt(view: Viewport, layer: Layer, { x, y }: Place) {
+export function cellAt(view: Viewport, layer: Layer, { x, y }: Place): Cell | null {
   const row = Math.floor(view.top + y / view.zoom),
     column = Math.floor(view.left + x / view.zoom);
   return x >= 0 && y >= 0 && row < layer.rows && column < layer.columns ? { row, column } : null;
@@ -89,7 +106,7 @@ export interface Look {
   theme: Theme;
   colours: Uint32Array;
   /** The cell in question; of a row or a column alone the other is -1. */
-  cell: { row: number; column: number } | null;
+  cell: Cell | null;
   /** A picture of the whole in blocks, for where tiles are on their way. */
   rough: Rough | null;
   /** Whether that picture is what is shown, without tiles. */
@@ -104,6 +121,19 @@ export interface Rough {
   shades: Uint8Array;
   down: number;
   across: number;
+}
+
+/** The small picture of a head in the colours of its matrix. */
+export function roughOf(
+  layer: Layer,
+  { shades }: Picture,
+  theme: Theme,
+  scale: keyof typeof SCALES,
+): Rough {
+  const { rows, columns, down, across } = blocksOf(layer);
+  const picture = document.createElement("canvas");
+  paintShades(picture, shades, rows, columns, overviewTable(theme, scale));
+  return { picture, shades, down, across };
 }
 
 export const levelOf = (zoom: number, top: number) =>
@@ -339,23 +369,17 @@ function drawAxes(
     context.font = `11px ${FONT}`;
     context.strokeStyle = ink.line;
     context.lineWidth = 1;
-    const step = nice(70 / view.zoom);
-    for (let row = Math.ceil(view.top / step) * step; row <= rows[1]; row += step) {
+    for (const { at, text } of ticksOf(view.top, rows[1], 70 / view.zoom, layer.querySeconds)) {
       context.fillStyle = ink.faint;
       context.textAlign = "right";
-      if (!look.bare) context.fillText(row.toLocaleString("en"), margin.left - 10, y(row));
-      tick(context, margin.left - 6, y(row), margin.left - 2, y(row));
+      if (!look.bare) context.fillText(text, margin.left - 10, y(at));
+      tick(context, margin.left - 6, y(at), margin.left - 2, y(at));
     }
-    const across = nice(90 / view.zoom);
-    for (
-      let column = Math.ceil(view.left / across) * across;
-      column <= columns[1];
-      column += across
-    ) {
+    for (const { at, text } of ticksOf(view.left, columns[1], 90 / view.zoom, layer.keySeconds)) {
       context.fillStyle = ink.faint;
       context.textAlign = "center";
-      context.fillText(column.toLocaleString("en"), x(column), margin.top - 14);
-      tick(context, x(column), margin.top - 6, x(column), margin.top - 2);
+      context.fillText(text, x(at), margin.top - 14);
+      tick(context, x(at), margin.top - 6, x(at), margin.top - 2);
     }
   }
   if (look.cell) {
@@ -389,10 +413,4 @@ function tick(
   context.moveTo(x1, y1);
   context.lineTo(x2, y2);
   context.stroke();
-}
-
-/** 1, 2 or 5 times a power of ten, at least so large. */
-export function nice(least: number): number {
-  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
-  return Math.max(1, [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least) ?? power);
 }

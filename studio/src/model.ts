@@ -1,5 +1,6 @@
 // What is looked at: a collection of traces, their layers, and the edges of a head.
 
+import { rising } from "./axisTicks";
 import type { FlowKind } from "./flow";
 import type { Theme } from "./colour";
 import { Overview, Pictures } from "./overview";
@@ -19,7 +20,15 @@ export interface Opening {
   live: boolean;
   /** The name of a model that reads new texts, where one is open. */
   asks: string | null;
+  /** Digits of the numbers of an exported page, and of the means of heads. */
   digits?: number;
+  digits_of_means?: number;
+}
+
+/** How far the numbers of an exported page are rounded; "": as far as those of a trace. */
+export function roundedWords({ live, digits = 7, digits_of_means: means = digits }: Opening) {
+  if (live || digits >= 7) return "";
+  return `rounded to ${digits} digits${means < digits ? `, means of heads to ${means}` : ""}`;
 }
 
 export type Kind = "encoder" | "decoder" | "cross";
@@ -47,6 +56,8 @@ export interface Description {
   sequences: Record<string, string[]>;
   /** By sequence the places of its separators. */
   separators: Record<string, number[]>;
+  /** By sequence the moment of each position of a sound. */
+  seconds?: Record<string, number[]>;
   /** The sequences some of whose tokens are patches of an image. */
   patches?: string[];
   deviation: number | null;
@@ -73,6 +84,9 @@ export interface Layer extends LayerDescription {
   columns: number;
   queryTokens: string[];
   keyTokens: string[];
+  /** The moments of queries and keys in a sound; null: they are none. */
+  querySeconds: number[] | null;
+  keySeconds: number[] | null;
   /** The keys that end or part texts. */
   separators: number[];
   /** Whether queries and keys are the same tokens. */
@@ -206,6 +220,8 @@ export class Example {
   readonly layers: Layer[];
   /** The pictures of all heads. */
   readonly pictures: Pictures;
+  /** Whether its layers are of several kinds. */
+  readonly several: boolean;
 
   constructor(
     readonly source: Source,
@@ -220,9 +236,12 @@ export class Example {
       columns: layer.shape[2],
       queryTokens: description.sequences[layer.queries],
       keyTokens: description.sequences[layer.keys],
+      querySeconds: rising(description.seconds?.[layer.queries]),
+      keySeconds: rising(description.seconds?.[layer.keys]),
       separators: description.separators[layer.keys] ?? [],
       one: layer.queries === layer.keys,
     }));
+    this.several = new Set(this.layers.map(({ kind }) => kind)).size > 1;
     this.pictures = new Pictures(
       source,
       (name) => this.path(name),
@@ -362,8 +381,7 @@ export const kindName = (layer: { kind: Kind; index: number }) =>
   `${KINDS[layer.kind]?.[0] ?? layer.kind} L${layer.index}`;
 
 export function headName(example: Example, layer: Layer, head: number): string {
-  const several = new Set(example.layers.map((other) => other.kind)).size > 1;
-  return `${several ? kindName(layer) : `L${layer.index}`} H${head}`;
+  return `${example.several ? kindName(layer) : `L${layer.index}`} H${head}`;
 }
 
 /** From here on a difference from the model is no rounding. */

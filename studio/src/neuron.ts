@@ -1,7 +1,7 @@
 // One edge of a head number by number: what the server says of it, and how it is read.
 
 import type { CellValue, Example, Layer } from "./model";
-import { minus, significant3 } from "./text";
+import { counted, minus, significant3, weightText } from "./text";
 
 export type Term = [name: string, how: string, value: number | null, result: number | null];
 
@@ -101,6 +101,58 @@ export const numberAt = (share: number, count: number) =>
 /** A number with four digits after the point; a tiny one as a power of ten. */
 export const exact = (value: number) =>
   value !== 0 && Math.abs(value) < 5e-4 ? significant3(value) : minus(value, 4);
+
+/** A line of the way from the products to the weight. */
+export interface LedgerLine {
+  name: string;
+  how: string;
+  gives: string;
+  kind: "term" | "weight" | "check";
+}
+
+/** All that makes a weight of a score, and what the trace itself says. */
+export function ledgerOf(edge: EdgeNumbers): LedgerLine[] {
+  const { softmax, trace } = edge;
+  const line = (name: string, how: string, gives: string, kind: LedgerLine["kind"] = "term") => ({
+    name,
+    how,
+    gives,
+    kind,
+  });
+  const sink =
+    softmax.sink === null
+      ? ""
+      : ` and the sink, a logit of ${exact(softmax.sink)}, which takes weight`;
+  return [
+    ...edge.terms.map(([name, how, value, result]) =>
+      line(
+        name,
+        value === null ? how : `${how}: ${exact(value)}`,
+        result === null ? "−∞" : exact(result),
+      ),
+    ),
+    line(
+      `e^(score − ${exact(softmax.largest)})`,
+      "less the largest of the row, so that no number is too large",
+      exact(edge.exponential),
+    ),
+    line(
+      "weight",
+      `/ ${exact(softmax.total)}, the sum over ${counted(softmax.count, "key")}${sink}`,
+      weightText(edge.weight),
+      "weight",
+    ),
+    line("in the trace", traceWords(edge), weightText(trace.weight ?? 0), "check"),
+  ];
+}
+
+function traceWords({ trace, score, weight }: EdgeNumbers): string {
+  if (trace.hidden) return "the mask hides this key: weight 0";
+  if (trace.weight === null) return "this edge was not kept";
+  const weights = `weight ${apart(trace.weight, weight)}`;
+  if (trace.score === null) return weights;
+  return `score ${minus(trace.score, 4)}, ${apart(trace.score, score ?? 0)}; ${weights}`;
+}
 
 /** How far two numbers are apart, in words. */
 export const apart = (one: number, other: number) =>

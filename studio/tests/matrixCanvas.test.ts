@@ -3,7 +3,6 @@ import {
   cellAt,
   held,
   levelOf,
-  nice,
   plot,
   showing,
   turnOf,
@@ -68,8 +67,4 @@ test("the level of tiles: blocks of at most a pixel", () => {
 
 test("names of columns stand level, lean, or stand upright", () => {
   expect([turnOf(40, 30), turnOf(30, 30), turnOf(12, 30)]).toEqual([0, -45, -90]);
-});
-
-test("nice steps are 1, 2 or 5 times a power of ten", () => {
-  expect([0.3, 1, 1.5, 3, 7, 12, 60, 201].map(nice)).toEqual([1, 1, 2, 5, 10, 20, 100, 500]);
 });

@@ -85,6 +85,7 @@ class Example:
     _sums: dict[int, bytes] = field(default_factory=dict, repr=False)
     _unkept: list[list[float]] | None = None
     _heads: list[list[JsonObject]] | None = None
+    _heads_as_json: bytes | None = field(default=None, repr=False)
     _state: str = "measuring"
     _measuring: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -113,6 +114,11 @@ class Example:
             "model": {name: _plain(value) for name, value in trace.model.items()},
             "sequences": {name: list(shown(tokens)) for name, tokens in trace.sequences.items()},
             "separators": {name: special_keys(trace, name) for name in trace.sequences},
+            "seconds": {
+                name: known["seconds"]
+                for name, known in trace.positions.items()
+                if "seconds" in known
+            },
             "patches": [name for name in trace.sequences if has_patches(trace, name)],
             "deviation": trace.deviation,
             "small": self.small is not None,
@@ -196,6 +202,16 @@ class Example:
             "state": self._state,
             "heads": self._heads if self._state == "known" else None,
         }
+
+    def heads_as_json(self) -> bytes:
+        """`heads` as JSON; once they are known it stays: of thousands it takes long to write."""
+        if self._heads_as_json is not None:
+            return self._heads_as_json
+        known = self.heads()
+        content = as_json(known)
+        if known["state"] != "measuring":
+            self._heads_as_json = content
+        return content
 
     def known_notes(self, writable: bool) -> JsonObject:
         """The notes on the trace, and whether some can be written.

@@ -1,6 +1,6 @@
 // All heads of a group on one sheet: where each stands, and how their pictures are painted.
 
-import { nice } from "../matrixCanvas";
+import { nice } from "../axisTicks";
 import { joined, pooling, type Blocks, type Picture } from "../overview";
 import type { Layer } from "../model";
 import { APART, LABEL, rowGapOf, stripOf, type Fit } from "./arrangement";
