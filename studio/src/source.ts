@@ -1,7 +1,7 @@
 // Where the numbers come from: the server beside the page, or the page itself. Both know the
 // same paths.
 
-import { unpacked } from "./unpacked";
+import { fromBase85, unpacked } from "./unpacked";
 
 export interface Source {
   /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
@@ -25,10 +25,8 @@ export function packedSource(pack: Pack): Source {
   };
   const bytes = async (path: string) => {
     const [form, content] = piece(path);
-    const binary = atob(content as string);
-    const packed = new Uint8Array(binary.length);
-    for (let n = 0; n < binary.length; n++) packed[n] = binary.charCodeAt(n);
-    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const packed = new Blob([fromBase85(content as string)]);
+    const stream = packed.stream().pipeThrough(new DecompressionStream("deflate"));
     return unpacked(new Uint8Array(await new Response(stream).arrayBuffer()), form);
   };
   return {

@@ -1,18 +1,46 @@
 // Bytes of a page as the server gives them: see src/weft/studio/pack.py.
 
-/** The bytes that a form says: numbers of a width, or a block of edges. */
+/** The digits of base 85, as in src/weft/studio/pack.py. */
+const LETTERS =
+  "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%,()*+-;.=/?@^_`{|}~";
+const DIGITS = new Uint8Array(128);
+Array.from(LETTERS, (letter, digit) => (DIGITS[letter.charCodeAt(0)] = digit));
+
+/** Bytes of a text in base 85: five digits for four bytes, n + 1 for the n that are left over. */
+export function fromBase85(text: string): Uint8Array<ArrayBuffer> {
+  const over = text.length % 5;
+  const bytes = new Uint8Array(4 * Math.ceil(text.length / 5));
+  for (let from = 0, to = 0; from < text.length; from += 5, to += 4) {
+    let number = 0;
+    for (let n = from; n < from + 5; n++)
+      // What is cut off at the end stands for the highest digits.
+      number = 85 * number + (n < text.length ? DIGITS[text.charCodeAt(n)] : 84);
+    bytes[to] = number >>> 24;
+    bytes[to + 1] = number >>> 16;
+    bytes[to + 2] = number >>> 8;
+    bytes[to + 3] = number;
+  }
+  return over ? bytes.subarray(0, bytes.length - 5 + over) : bytes;
+}
+
+/** The bytes that a form says: numbers of a width, pictures, or rows of edges. */
 export function unpacked(planes: Uint8Array<ArrayBuffer>, form: string): ArrayBuffer {
   const [kind, said] = form.split(":");
+  if (kind === "below") {
+    const [columns] = said.split(",").map(Number);
+    for (let n = columns; n < planes.length; n++) planes[n] += planes[n - columns];
+    return planes.buffer;
+  }
   if (kind !== "edges") return joined(planes, [[Number(kind), planes.length]]);
-  const [rows, kept, leftOut, width] = said.split(",").map(Number);
+  const [rows, kept, leftOut, width, facts] = said.split(",").map(Number);
   const parts = [
     [4, 4 * rows * kept],
-    [4, 16 * rows],
+    [4, 4 * rows * facts],
     [width, width * rows * kept],
   ];
   const bytes = joined(planes, parts);
   const weights = new Uint32Array(bytes, 0, rows * kept);
-  const where = 4 * rows * (kept + 4);
+  const where = 4 * rows * (kept + facts);
   const keys =
     width === 2
       ? new Uint16Array(bytes, where, rows * kept)

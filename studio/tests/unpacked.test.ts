@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { unpacked } from "../src/unpacked";
+import { fromBase85, unpacked } from "../src/unpacked";
 
 /** First bytes of all numbers first, then the second ones, ...: as a page has them. */
 function planes(numbers: number[], width: number): number[] {
@@ -10,6 +10,18 @@ function planes(numbers: number[], width: number): number[] {
 }
 
 const bits = (value: number) => new Uint32Array(new Float32Array([value]).buffer)[0];
+
+/** What Python's base64.b85encode gives, with , . and / for & < and >. */
+test.each([
+  ["", []],
+  ["009C61O)~M", [0, 1, 2, 3, 4, 5, 6, 7]],
+  ["|NsC0|NsC0", [255, 255, 255, 255, 255, 255, 255, 255]],
+  ["P5", [78]],
+  ["$N/", [200, 1]],
+  ["2mc8", [7, 255, 9]],
+])("base 85: %s", (text, bytes) => {
+  expect([...fromBase85(text)]).toEqual(bytes);
+});
 
 test("numbers are put together again", () => {
   const numbers = [1, 256, 0xfedcba98];
@@ -35,7 +47,7 @@ test.each([
     ...planes(facts, 4),
     ...planes(steps, width),
   ];
-  const found = unpacked(new Uint8Array(content), `edges:2,3,${leftOut},${width}`);
+  const found = unpacked(new Uint8Array(content), `edges:2,3,${leftOut},${width},4`);
   expect([...new Float32Array(found, 0, 6)]).toEqual([0.5, 0.25, 0.125, 1, 0, 0]);
   expect([...new Uint32Array(found, 24, 8)]).toEqual(facts);
   const Keys = width === 2 ? Uint16Array : Uint32Array;
@@ -45,6 +57,6 @@ test.each([
 test("edges of equal weight stand by their keys", () => {
   const half = bits(0.5);
   const content = [...planes([half, half], 4), ...planes([0, 0, 0, 2], 4), ...planes([4, 5], 2)];
-  const found = unpacked(new Uint8Array(content), "edges:1,2,0,2");
+  const found = unpacked(new Uint8Array(content), "edges:1,2,0,2,4");
   expect([...new Uint16Array(found, 24, 2)]).toEqual([4, 9]);
 });

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.studio.packed import planes
 from torch import Tensor, nn
 
 import weft
@@ -36,13 +35,59 @@ def traced(length: int, keep: int) -> Trace:
 
 def numbers(text: str, widths: list[tuple[int, int]]) -> list[np.ndarray[Any, Any]]:
     """The parts of a piece: of each, the width of its numbers, and how many there are."""
-    content, found = zlib.decompress(base64.b64decode(text)), []
+    content, found = planes(text), []
     for width, count in widths:
         part = np.frombuffer(content[: width * count], np.uint8).reshape(width, count)
         found.append(sum(part[n].astype(np.uint64) << np.uint64(8 * n) for n in range(width)))
         content = content[width * count :]
     assert not content
     return found
+
+
+@pytest.mark.parametrize("many", [0, 10**9])
+def test_means_pictures_and_sums_are_there(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_FEWER_DIGITS", ((many, 4, 11),))
+    collection = collect([traced(300, 20)])
+    pieces = packing.pack(collection)
+    opened = pieces["open"][1]
+    assert (opened["digits"], opened["digits_of_means"]) == ((7, 7) if many else (4, 3))
+    # The weights of the layer by hand, of queries and keys in float64.
+    (layer,) = collection.examples[0].trace.layers
+    queries, keys = layer.queries.double(), layer.keys.double()
+    hidden = torch.ones(300, 300, dtype=torch.bool).triu(1)
+    scores = (queries @ keys.transpose(1, 2) * layer.scale).masked_fill(hidden, -torch.inf)
+    weights = scores.softmax(-1).numpy()
+    mean = weights.mean(0)
+
+    form, text = pieces["examples/0/layers/0/mean"]
+    kind, said = form.split(":")
+    rows, kept, left_out, width, facts = map(int, said.split(","))
+    assert (kind, rows, width, facts) == ("edges", 300, 4, 2)
+    found, of_rows, steps = numbers(text, [(4, rows * kept), (4, 2 * rows), (4, rows * kept)])
+    found = (found << left_out).astype("<u4").view("<f4").reshape(rows, kept)
+    places = steps.reshape(rows, kept).cumsum(1) % 2**32
+    there = places < 2**32 - 1
+    assert there.sum(1).tolist() == [min(row + 1, kept) for row in range(300)]
+    row = np.repeat(np.arange(300)[:, None], kept, 1)
+    close = {"rtol": 2e-6 if many else 2**-11, "atol": 1e-7}
+    np.testing.assert_allclose(found[there], mean[row[there], places[there].astype(int)], **close)
+    missing = of_rows[:300].astype("<u4").view("<f4")
+    strongest = -np.sort(-mean, 1)[:, :kept]
+    np.testing.assert_allclose(missing, 1 - strongest.sum(1), rtol=1e-3, atol=2e-6)
+
+    form, text = pieces["examples/0/layers/0/means"]
+    size = -(-300 // 128)
+    assert form == f"below:100,{2 * 100 * 100}"
+    shades = np.frombuffer(planes(text), np.uint8).reshape(200, 100).cumsum(0, dtype=np.uint8)
+    blocks = weights.reshape(2, 100, size, 100, size).mean((2, 4)) * size
+    assert np.abs(shades.reshape(2, 100, 100) - 255 * blocks.clip(0, 1) ** 0.25).max() <= 0.51
+
+    (received,) = (
+        bits.astype("<u4").view("<f4")
+        for bits in numbers(pieces["examples/0/layers/0/sums"][1], [(4, 3 * 2 * 300)])
+    )
+    close = {"rtol": 2e-5 if many else 2**-12, "atol": 1e-5}
+    np.testing.assert_allclose(received[:600], weights.sum(1).ravel(), **close)
 
 
 @pytest.mark.parametrize(("length", "keep"), [(5, 3), (40, 40), (1030, 4)])
@@ -61,7 +106,7 @@ def test_every_edge_is_there(
             rows = slice(1024 * block, min(length, 1024 * (block + 1)))
             count, kept = rows.stop - rows.start, arrays.kept
             left_out = 0 if many else 11
-            assert form == f"edges:{count},{kept},{left_out},2"
+            assert form == f"edges:{count},{kept},{left_out},2,4"
             weights, facts, steps = numbers(
                 text, [(4, count * kept), (4, 4 * count), (2, count * kept)]
             )
@@ -82,3 +127,23 @@ def test_every_edge_is_there(
                 given = getattr(arrays, name)[head, rows]
                 np.testing.assert_allclose(part.view("<f4"), given, **exact)
             np.testing.assert_array_equal(edges, arrays.count[head, rows])
+
+
+def test_a_page_says_how_far_it_is_rounded(studio: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced(40, 10)
+    (layer,) = trace.layers
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
+    scores = layer.queries.double() @ layer.keys.double().transpose(1, 2) * layer.scale
+    mean = scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(0)
+    rounded = "rounded to 4 digits, means of heads to 3"
+    for some in (False, True):
+        if some:
+            monkeypatch.setattr(packing, "_FEWER_DIGITS", ((0, 4, 11),))
+        page = studio.file(collect([trace]), "#view=graph&mean=1&query=30&lock=1")
+        page.locator(".neighbours td").first.wait_for()
+        assert (rounded in page.locator("h1 span").inner_text()) == some
+        looks = page.locator(".neighbours table").first.locator("td:last-child").all_inner_texts()
+        strongest = mean[30].sort(descending=True).values[: len(looks)].tolist()
+        # Four places are shown: half a unit of the last one, besides what the page rounds.
+        near = 5e-5 + (2**-11 if some else 2e-6) * strongest[0]
+        assert [float(text) for text in looks] == pytest.approx(strongest, abs=near)

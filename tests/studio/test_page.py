@@ -4,12 +4,12 @@ import base64
 import hashlib
 import json
 import re
-import zlib
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 import torch
+from tests.studio.packed import planes
 
 import weft
 from weft.studio.page import collect, export_page, page_html
@@ -45,32 +45,37 @@ def pack_of(page: str) -> dict:
     return json.loads(data)
 
 
-def numbers_of(planes: bytes, width: int) -> np.ndarray:
+def numbers_of(content: bytes, width: int) -> np.ndarray:
     """Numbers whose first bytes come first, then the second ones, and so on."""
-    return np.frombuffer(planes, np.uint8).reshape(width, -1).T.copy().view(f"<u{width}")[:, 0]
+    return np.frombuffer(content, np.uint8).reshape(width, -1).T.copy().view(f"<u{width}")[:, 0]
 
 
 def bytes_of(piece) -> bytes:
     """A piece of a pack, its bytes put together again."""
     form, text = piece
-    planes = zlib.decompress(base64.b64decode(text))
+    content = planes(text)
+    if form.startswith("below:"):
+        columns, length = map(int, form.removeprefix("below:").split(","))
+        assert len(content) == length
+        rows = np.frombuffer(content, np.uint8).reshape(-1, columns)
+        return np.cumsum(rows, 0, dtype=np.uint8).tobytes()
     width, length = map(int, form.split(":"))
-    assert len(planes) == length
-    return numbers_of(planes, width).tobytes()
+    assert len(content) == length
+    return numbers_of(content, width).tobytes()
 
 
 def edges_of(pack, path, rows, kept) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Keys, weights and lse of a head's first block of rows, strongest first."""
     form, text = pack[f"{path}/edges/0"]
-    planes = zlib.decompress(base64.b64decode(text))
+    content = planes(text)
     kind, said = form.split(":")
     assert kind == "edges"
-    count, width, left_out, size = map(int, said.split(","))
-    assert (count, width, size) == (rows, kept, 2)
+    count, width, left_out, size, facts = map(int, said.split(","))
+    assert (count, width, size, facts) == (rows, kept, 2, 4)
     first, second = 4 * rows * kept, 4 * rows * (kept + 4)
-    bits = numbers_of(planes[:first], 4) << np.uint32(left_out)
-    lse = numbers_of(planes[first:second], 4).view("<f4")[:rows]
-    steps = numbers_of(planes[second:], 2).reshape(rows, kept)
+    bits = numbers_of(content[:first], 4) << np.uint32(left_out)
+    lse = numbers_of(content[first:second], 4).view("<f4")[:rows]
+    steps = numbers_of(content[second:], 2).reshape(rows, kept)
     keys, weights = np.cumsum(steps, 1, dtype=np.uint16), bits.view("<f4").reshape(rows, kept)
     order = np.argsort(-weights, 1, kind="stable")
     return np.take_along_axis(keys, order, 1), np.take_along_axis(weights, order, 1), lse

@@ -1,6 +1,6 @@
 // The small print of a figure: what it shows and what made it.
 
-import { verifiedWords, type Example } from "../model";
+import { roundedWords, verifiedWords, type Example } from "../model";
 import type { Studio } from "../studio.svelte";
 import { modelName, visible } from "../text";
 
@@ -9,6 +9,7 @@ export function smallPrint(studio: Studio, example: Example | null): string {
   if (example && (studio.opening?.examples.length ?? 0) > 1) parts.push(example.description.name);
   if (example) parts.push(modelName(example.description.model.name));
   if (example && verifiedWords(example)) parts.push(verifiedWords(example));
+  if (studio.opening && roundedWords(studio.opening)) parts.push(roundedWords(studio.opening));
   parts.push(`weft ${studio.opening?.weft ?? ""}`);
   return parts
     .map((part) => visible(part, 80))
