@@ -167,6 +167,7 @@ export class Pictures {
   private readonly listeners = new Set<(found: Every) => void>();
   private readonly stops: (() => void)[] = [];
   private asking = false;
+  private whole = false;
   private due = 0;
 
   constructor(
@@ -190,7 +191,11 @@ export class Pictures {
     show(this.found);
     if (!this.asking) {
       this.asking = true;
-      if (this.small) this.ask("quick").catch(failed);
+      if (this.small)
+        this.ask("quick").catch((error) => {
+          this.whole = true;
+          failed(error);
+        });
       else
         for (const layer of this.layers)
           this.stops.push(
@@ -206,6 +211,15 @@ export class Pictures {
       for (const stop of this.stops.splice(0)) stop();
       this.asking = false;
     };
+  }
+
+  /** Resolves when those that were asked for are shown, or nobody waits for any. */
+  async shown(): Promise<void> {
+    const frame = () => new Promise((done) => requestAnimationFrame(done));
+    do await frame();
+    while (this.listeners.size && this.small && !this.whole);
+    // Those of the last answer are painted in the frame after it.
+    await frame();
   }
 
   private tell(): void {
@@ -236,12 +250,15 @@ export class Pictures {
         start += layer.heads * size;
       }
       this.tell();
+      this.whole ||= whole;
       if (whole) break;
       if (name === "quick") continue;
       await new Promise((done) => setTimeout(done, wait));
       wait = Math.min(1.5 * wait, LONGEST_WAIT);
     }
-    if (name === "quick" && this.layers.some((layer) => layer.picture === "later"))
-      await this.ask("best");
+    if (name === "best" || !this.layers.some((layer) => layer.picture === "later")) return;
+    // Megabytes that are no better yet, perhaps, must not hold up those that are there.
+    await this.shown();
+    await this.ask("best");
   }
 }

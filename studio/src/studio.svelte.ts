@@ -198,6 +198,9 @@ export class Studio {
     void this.load(this.state.example);
   }
 
+  /** The example that is being read; -1: none. */
+  private awaited = -1;
+
   /** Reads the example that the address names. */
   async load(name: string): Promise<void> {
     const place = this.find(name);
@@ -210,10 +213,14 @@ export class Studio {
     const { examples, digests } = this.opening!;
     if (examples.length > 1 && name !== examples[place]) this.set({ example: examples[place] });
     if (!this.another && this.state.trace !== digests[place]) this.set({ trace: digests[place] });
-    if (this.example?.number === place) return;
+    // What the address came to hold above asks for it again.
+    if (this.example?.number === place || this.awaited === place) return;
+    this.awaited = place;
     try {
       const example = new Example(this.source, place, await this.source.json(`examples/${place}`));
-      // A text that was read meanwhile stays.
+      // Another that was chosen meanwhile stays, and so does a text that was read.
+      if (this.awaited !== place) return;
+      this.awaited = -1;
       if (this.read) return;
       this.heads = null;
       this.example = example;
@@ -223,6 +230,7 @@ export class Studio {
       this.chose = false;
       await this.measure(example);
     } catch (error) {
+      if (this.awaited === place) this.awaited = -1;
       this.problem = (error as Error).message;
     }
   }
@@ -301,6 +309,8 @@ export class Studio {
   }
 
   private async measure(example: Example): Promise<void> {
+    // Of thousands of heads the measures are megabytes: pictures come first.
+    if (example.description.small) await example.pictures.shown();
     for (let wait = 400; this.example === example; wait = Math.min(wait * 1.6, 5000)) {
       const heads = await this.source.json<Heads>(`examples/${example.number}/heads`);
       if (this.example !== example) return;

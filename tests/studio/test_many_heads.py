@@ -143,3 +143,19 @@ def test_all_on_one_screen(
     page.keyboard.press("Enter")
     page.locator(".short-threads").wait_for()
     page.locator(".panel h2", has_text="L38 H31").wait_for()
+
+
+def test_each_piece_is_asked_for_once(
+    studio: Any, serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
+    page = studio.served(serving(collect([crowd])))
+    page.locator(".sheet > canvas:not(.waiting)").wait_for()
+    page.locator(".head-panel .bar-row").first.wait_for()
+    names = page.evaluate("performance.getEntriesByType('resource').map(({name}) => name)")
+    pieces = [name.split("/api/", 1)[1] for name in names if "/api/" in name]
+    assert "examples/0/small/quick/0" in pieces
+    # The measures are asked for until they are known, and after the pictures.
+    assert pieces.index("examples/0/heads") > pieces.index("examples/0/small/quick/0")
+    others = [name for name in pieces if not name.endswith("/heads")]
+    assert sorted(others) == sorted(set(others))

@@ -19,7 +19,7 @@ from weft.errors import WeftError
 from weft.formats.tokens import visible
 from weft.studio import bundle
 from weft.studio.arrays import BLOCK
-from weft.studio.collection import Collection, as_json
+from weft.studio.collection import Collection
 from weft.studio.comparison_paths import add_comparisons
 from weft.studio.corpus_paths import add_corpus
 from weft.studio.graph_paths import add_graphs
@@ -176,9 +176,9 @@ def _add_examples(app: FastAPI, pieces: Pieces) -> None:
     @app.get("/api/examples/{example}/heads", responses=JSON)
     def heads(example: Number) -> Response:
         """What is known of every head; its measures and its role as soon as they are known."""
-        known = pieces.example(example).heads()
+        known = pieces.example(example).heads_as_json()
         uncached = {"Cache-Control": "no-store"}
-        return Response(as_json(known), media_type="application/json", headers=uncached)
+        return Response(known, media_type="application/json", headers=uncached)
 
     def small(
         request: Request, number: str, layer: str, make: Callable[[Overviews, int], Found]
