@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.analysis.test_patch_map import grid_trace
 
 from weft.studio.page import collect
+from weft.studio.runs import open_collection
 from weft.studio.serving import Viewer
 from weft.traces import Trace
 
@@ -238,17 +241,25 @@ def test_200_parallel_clients_for_a_minute_lose_no_request(client: Client) -> No
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(serving: Serving, pair_trace: Trace) -> None:
+def test_schemathesis_finds_nothing(
+    serving: Serving, pair_trace: Trace, drawn: Any, tmp_path: Path
+) -> None:
+    """Of a model's trace, of patches of an image, and of two texts that can be compared."""
+    import os
     import subprocess
     import sys
 
-    viewer = serving(collect([pair_trace]))
+    traces = [pair_trace, grid_trace(), drawn(1)[0], drawn(2)[0]]
+    for number, trace in enumerate(traces):
+        trace.save(tmp_path / f"{number}.weft")
+    viewer = serving(open_collection(tmp_path))
     done = subprocess.run(
         [
             sys.executable, "-m", "schemathesis.cli", "run", "--max-examples", "60", "--seed", "1",
             f"{viewer.address}api/openapi.json",
         ],
         capture_output=True, text=True, check=False,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "tests.studio.schemathesis_hooks"},
     )  # fmt: skip
     print(done.stdout[-4000:])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
