@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 
-from weft.formats.trace import LayerInMemory
+import weft
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.studio.arrays import LayerCache
 from weft.studio.tiles import MatrixTiles, top_level
 
@@ -84,3 +86,70 @@ def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     found = tiles.cell(0, 0, 900, other)
     assert found["weight"] is None
     assert found["below"] == pytest.approx(float(layer.graph.weights[0, 900, -1]), rel=1e-5)
+
+
+@pytest.mark.parametrize("level", [0, 3, 4, 5, 6])
+@pytest.mark.parametrize("queries_keys", [True, False])
+def test_of_too_many_blocks_the_pass_begins_higher(
+    long_trace, monkeypatch: pytest.MonkeyPatch, level: int, queries_keys: bool
+) -> None:
+    # 41 x 41 blocks of 2^5 cells are as many as may be.
+    monkeypatch.setattr("weft.studio.tiles._MOST_BLOCKS", 41 * 41)
+    length, size = 1_300, 2**level
+    trace = long_trace(length)
+    layer = trace.layers[0]
+    dense = layer.matrix[1, 0:length, 0:length].double().numpy()
+    if not queries_keys:
+        chosen = layer.graph.keys[1].numpy()
+        kept = np.zeros_like(dense)
+        rows, places = np.nonzero(chosen >= 0)
+        kept[rows, chosen[rows, places]] = 1
+        dense *= kept
+        layer = dataclasses.replace(layer, data=LayerInMemory(layer.graph))
+        trace = dataclasses.replace(trace, layers=(layer,))
+    tiles = tiles_of(trace)
+    blocks = -(-length // size)
+    padded = np.zeros((blocks * size, blocks * size))
+    padded[:length, :length] = dense
+    parts = padded.reshape(blocks, size, blocks, size)
+    rows = np.minimum(length - np.arange(blocks) * size, size)
+    found = whole(tiles, level, head=1)
+    np.testing.assert_allclose(found, parts.max((1, 3)), rtol=2**-10, atol=1e-6)
+    found = whole(tiles, level, "mass", head=1)
+    np.testing.assert_allclose(found, parts.sum((1, 3)) / rows[:, None], rtol=2**-9, atol=1e-5)
+    assert (level < 5) == (not tiles._passes)
+
+
+def test_a_very_long_text_takes_little_memory() -> None:
+    length = 200_000
+    queries, keys = torch.randn(2, 1, length, 4)
+    mask = weft.window(1, 0)
+    _, graph = weft.attend(queries, keys, keys, mask=mask, keep=weft.Top(2))
+    names = ["w"] * length
+    layer = TraceLayer(
+        name="layer", kind="decoder", index=0, shape=(1, length, length), queries_from="tokens",
+        keys_from="tokens", query_tokens=names, key_tokens=names, scale=0.5,
+        data=LayerInMemory(graph), mask="causal",
+    )  # fmt: skip
+    tiles = tiles_of(weft.Trace({"tokens": names}, (layer,)))
+    top = top_level(length, length)
+    tiles.tile(0, 0, "max", 0, 0, 0)  # the edges are read
+    tracemalloc.start()
+    found = {
+        level: np.frombuffer(tiles.tile(0, 0, "mass", level, 0, 0), "<f2").astype(float)
+        for level in (top, 4)
+    }
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Blocks of 16 x 16 cells would be 1.2 GB.
+    assert most < 8e8
+    # A row looks at itself and the one before: of its own block it has nearly all.
+    wide = -(-length // 2**top)
+    of_rows = found[top].reshape(wide, wide)
+    np.testing.assert_allclose(of_rows.sum(1), 1, atol=2e-3)
+    assert (of_rows.diagonal() > 0.99).all()
+    scores = (queries[0, 1:].double() * (keys[0, 1:] - keys[0, :-1]).double()).sum(-1) / 2
+    before = (-scores).sigmoid().numpy()  # the weight of the token before, for rows 1, 2, ...
+    of_rows = found[4].reshape(256, 256)
+    expected = before[16 * np.arange(1, 256) - 1] / 16
+    np.testing.assert_allclose(of_rows[np.arange(1, 256), np.arange(255)], expected, atol=1e-4)

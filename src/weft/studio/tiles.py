@@ -6,8 +6,9 @@ keys and log-sum-exp; at level L blocks of 2^L x 2^L cells, of which a tile show
     max     the largest weight
     mass    the mass that a row of the block has in it, on average
 
-From level 4 on, tiles are made of one pass over the whole matrix of a head, which is kept for the
-heads looked at last. Where a trace has no queries and keys, tiles hold the kept edges alone.
+From level 4 on, above 131,072 tokens from a higher one, tiles are made of one pass over the whole
+matrix of a head, which is kept for the heads looked at last. Where a trace has no queries and keys,
+tiles hold the kept edges alone.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from torch import Tensor
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.matrix.blocks import reduced
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
 __all__ = ["SIDE", "MatrixTiles", "Of", "as_tile", "top_level"]
 
 Of = Literal["max", "mass"]
 SIDE = 256
-#: The level from which tiles are made of one pass over the whole.
-_BASE = 4
+#: The level from which tiles are made of one pass over the whole, and blocks of a pass at most:
+#: where it would have more, the level is higher.
+_BASE, _MOST_BLOCKS = 4, 2**26
 #: Heads whose pass is kept, and layers whose queries and keys are.
 _HEADS, _LAYERS = 16, 2
 #: Bytes of passes held at most, besides the last: at 131,072 tokens one takes 512 MiB.
@@ -66,9 +67,10 @@ class MatrixTiles:
     def numbers(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> Array:
         """A tile as it was worked out, float32."""
         _, queries, keys = self._trace.layers[number].shape
-        if level >= _BASE:
-            base = self._pass(number, head)[0 if of == "max" else 1]
-            numbers = _coarser(base, 2 ** (level - _BASE), of, queries)
+        base = _base_level(queries, keys)
+        if level >= base:
+            whole = self._pass(number, head)[0 if of == "max" else 1]
+            numbers = _coarser(whole, 2**base, 2 ** (level - base), of, queries)
             return numbers[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
         size = 2**level
         rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
@@ -127,7 +129,7 @@ class MatrixTiles:
         """The largest weight and the sum of each block of some rows and columns."""
         matrix = self.matrix(number)
         if matrix is None:
-            return reduced(_kept_cells(self._arrays[number], head, rows, columns), size)
+            return _kept_blocks(self._arrays[number], head, rows, columns, size)
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
@@ -138,17 +140,20 @@ class MatrixTiles:
             total -= sum(part.nbytes for part in self._passes.popitem(last=False)[1])
 
     def _pass(self, number: int, head: int) -> tuple[Array, Array]:
-        """Largest weights and masses of blocks of 16 x 16 cells of the whole matrix."""
+        """Largest weights and masses of blocks of the whole matrix, of the base level."""
         with self._passing:
             name = (number, head)
             if name not in self._passes:
                 matrix = self.matrix(number)
+                _, queries, keys = self._trace.layers[number].shape
+                size = 2 ** _base_level(queries, keys)
                 if matrix is None:
-                    maxima, sums = _kept_blocks(self._arrays[number], head, 2**_BASE)
+                    everything = range(queries), range(keys)
+                    maxima, sums = _kept_blocks(self._arrays[number], head, *everything, size)
                 else:
-                    maxima, sums = matrix.block_summaries(head, 2**_BASE)
-                _, queries, _ = self._trace.layers[number].shape
-                masses = sums.numpy() / _rows_of(queries, 2**_BASE)[:, None]
+                    maxima, sums = matrix.block_summaries(head, size)
+                masses = sums.numpy()
+                masses /= _rows_of(queries, size)[:, None]
                 self._passes[name] = (maxima.numpy(), masses)
                 self._forget()
             self._passes.move_to_end(name)
@@ -160,19 +165,26 @@ def as_tile(numbers: Array) -> bytes:
     return bytes(np.ascontiguousarray(numbers, dtype="<f2").tobytes())
 
 
+def _base_level(queries: int, keys: int) -> int:
+    level = _BASE
+    while -(-queries >> level) * -(-keys >> level) > _MOST_BLOCKS:
+        level += 1
+    return level
+
+
 def _rows_of(queries: int, size: int) -> Array:
     """How many rows each block has: the last may have fewer."""
     starts = np.arange(0, queries, size)
     return np.minimum(queries - starts, size).astype(np.float32)
 
 
-def _coarser(base: Array, factor: int, of: Of, queries: int) -> Array:
-    """Blocks joined, factor x factor of them."""
+def _coarser(base: Array, size: int, factor: int, of: Of, queries: int) -> Array:
+    """Blocks of size x size cells joined, factor x factor of them."""
     if factor == 1:
         return base
     high, wide = base.shape
     padding = ((0, -high % factor), (0, -wide % factor))
-    counts = np.pad(_rows_of(queries, 2**_BASE), (0, -high % factor))
+    counts = np.pad(_rows_of(queries, size), (0, -high % factor))
     joined = np.pad(base, padding).reshape(-(-high // factor), factor, -(-wide // factor), factor)
     if of == "max":
         maxima: Array = joined.max((1, 3))
@@ -182,25 +194,18 @@ def _coarser(base: Array, factor: int, of: Of, queries: int) -> Array:
     return masses
 
 
-def _kept_cells(arrays: LayerArrays, head: int, rows: range, columns: range) -> Tensor:
-    """The kept weights of some cells, 0 elsewhere."""
+def _kept_blocks(
+    arrays: LayerArrays, head: int, rows: range, columns: range, size: int
+) -> tuple[Tensor, Tensor]:
+    """The largest kept weight and the kept mass of each block of some rows and columns."""
+    high, wide = -(-len(rows) // size), -(-len(columns) // size)
     keys = arrays.keys[head, rows.start : rows.stop]
-    inside = (keys >= columns.start) & (keys < columns.stop)
-    found = np.zeros((len(rows), len(columns)), np.float32)
-    at = np.nonzero(inside)
-    found[at[0], keys[at] - columns.start] = arrays.weights[head, rows.start : rows.stop][at]
-    return torch.from_numpy(found)
-
-
-def _kept_blocks(arrays: LayerArrays, head: int, size: int) -> tuple[Tensor, Tensor]:
-    """The largest kept weight and the kept mass of each block."""
-    high, wide = -(-arrays.queries // size), -(-arrays.length // size)
-    there = arrays.keys[head] >= 0
-    rows = np.nonzero(there)[0] // size
-    blocks = rows * wide + arrays.keys[head][there] // size
+    there = (keys >= columns.start) & (keys < columns.stop)
+    weights = arrays.weights[head, rows.start : rows.stop][there]
+    blocks = np.nonzero(there)[0] // size * wide + (keys[there] - columns.start) // size
     maxima, sums = np.zeros(high * wide, np.float32), np.zeros(high * wide, np.float32)
-    np.maximum.at(maxima, blocks, arrays.weights[head][there])
-    np.add.at(sums, blocks, arrays.weights[head][there])
+    np.maximum.at(maxima, blocks, weights)
+    np.add.at(sums, blocks, weights)
     return torch.from_numpy(maxima.reshape(high, wide)), torch.from_numpy(sums.reshape(high, wide))
 
 
