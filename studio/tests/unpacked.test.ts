@@ -54,6 +54,13 @@ test.each([
   expect([...new Keys(found, 56, 6)]).toEqual([5, 300, 2, 7, none, none]);
 });
 
+test("dots of pictures are put on those above them", () => {
+  // Two pictures of 2 x 3 dots, one below the other; the differences wrap at 256.
+  const found = unpacked(new Uint8Array([9, 200, 0, 1, 100, 0, 250, 0, 7, 0, 0, 1]), "below:3,12");
+  expect([...new Uint8Array(found)]).toEqual([9, 200, 0, 10, 44, 0, 4, 44, 7, 4, 44, 8]);
+  expect(unpacked(new Uint8Array([]), "below:0,0").byteLength).toBe(0);
+});
+
 test("edges of equal weight stand by their keys", () => {
   const half = bits(0.5);
   const content = [...planes([half, half], 4), ...planes([0, 0, 0, 2], 4), ...planes([4, 5], 2)];
