@@ -3,7 +3,8 @@
 Peers: the same weights, exported by weft, in Transformers' generate and in CTranslate2 (float32).
 All translate the same sentences in the same batches, in turn; weft with products in float32 and in
 bfloat16, which is float32 where the processor has none. Prints seconds, how many translations
-are the same, and the ratios, weft / peer, last.
+are the same, and the ratios, weft / peer, last. With --processor-time they are the processor's, of
+all threads: on a busy host, with --threads 1, the time on the clock is that of others too.
 
     python benchmarks/bench_beam.py --run RUN                # a translator that you have trained
     python benchmarks/bench_beam.py --folder PATH/multi30k   # 6 + 6 layers of width 512, untrained,
@@ -75,10 +76,12 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true")
     options = parser.parse_args()
     if (options.run is None) == (options.folder is None):
         parser.error("give --run or --folder")
     torch.set_num_threads(options.threads)
+    clock = time.process_time if options.processor_time else time.perf_counter
     with tempfile.TemporaryDirectory() as name:
         place, forced = Path(name), options.run is None
         if forced:
@@ -130,10 +133,10 @@ def main() -> None:
             for side, translate in sides.items():
                 if not first:
                     translate(batch[:4], 4)  # warms up
-                start = time.perf_counter()
+                start = clock()
                 with torch.no_grad():
                     written[side] += translate(batch, limit)
-                seconds[side].append(time.perf_counter() - start)
+                seconds[side].append(clock() - start)
     tokens = sum(map(len, written["weft"]))
     for side, values in seconds.items():
         same = sum(a == b for a, b in zip(written[side], written["weft"], strict=True))

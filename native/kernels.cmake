@@ -18,7 +18,7 @@ function(weft_instruction_set target name)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   add_library(kernels_${name} OBJECT
     ${here}/kernels.cpp ${here}/few_kernels.cpp ${here}/linear_kernels.cpp ${here}/neighbours_kernels.cpp
-    ${here}/passes_kernels.cpp ${here}/projected_kernels.cpp)
+    ${here}/passes_kernels.cpp ${here}/prepared_kernels.cpp ${here}/projected_kernels.cpp)
   target_compile_definitions(kernels_${name} PRIVATE WEFT_INSTRUCTION_SET=${name})
   weft_options(kernels_${name} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${ARGN})
   if(NOT WIN32)
@@ -44,7 +44,7 @@ function(weft_kernels target)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   target_sources(${target} PRIVATE
     ${here}/attention.cpp ${here}/few.cpp ${here}/kernels_choice.cpp ${here}/linear.cpp ${here}/neighbours.cpp
-    ${here}/passes.cpp ${here}/projected.cpp ${here}/ranking.cpp ${here}/threads.cpp)
+    ${here}/passes.cpp ${here}/prepared.cpp ${here}/projected.cpp ${here}/ranking.cpp ${here}/threads.cpp)
   target_link_libraries(${target} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   weft_options(${target} -O3)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")

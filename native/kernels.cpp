@@ -111,6 +111,7 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 extern const FewKernels few_kernels;
 extern const NeighbourKernels neighbour_kernels;
 extern const PassKernels pass_kernels;
+extern const PreparedKernels prepared_kernels;
 #if defined(WEFT_HAS_PAIRS)
 extern const LinearKernels linear_kernels;
 extern const ProjectedKernels projected_kernels;
@@ -131,6 +132,7 @@ const Kernels kernels = {
     &few_kernels,
     &neighbour_kernels,
     &pass_kernels,
+    &prepared_kernels,
     WEFT_PAIR_KERNELS(linear_kernels),
     WEFT_PAIR_KERNELS(projected_kernels),
 };

@@ -12,6 +12,7 @@
 #include "linear_call.h"
 #include "neighbours_call.h"
 #include "passes_call.h"
+#include "prepared_call.h"
 #include "projected_call.h"
 
 namespace weft {
@@ -36,6 +37,7 @@ struct Kernels {
     const FewKernels* few;               // few queries, as in a step of decoding
     const NeighbourKernels* neighbours;  // attention over the neighbours of a graph
     const PassKernels* passes;           // losses, dropout, rotary positions
+    const PreparedKernels* prepared;     // products by matrices that are packed once
     // nullptr where no pairs of bfloat16 are multiplied:
     const LinearKernels* linear;
     const ProjectedKernels* projected;  // the loss of a last linear map

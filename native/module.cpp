@@ -10,6 +10,7 @@
 #include "linear.h"
 #include "neighbours.h"
 #include "passes.h"
+#include "prepared.h"
 #include "projected.h"
 #include "reading.h"
 
@@ -208,6 +209,43 @@ void bind_linear(nb::module_& module) {
     def("linear_backward", &linear_backward, "Fill the gradients; whether all factors are finite.");
 }
 
+void bind_prepared(nb::module_& module) {
+    using Owner = PreparedCall;
+    nb::class_<Owner> owner(module, "PreparedCall", "See native/prepared_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(rows);
+    WEFT_FIELD(terms);
+    WEFT_FIELD(columns);
+    WEFT_FIELD(pairs);
+    WEFT_FIELD(weight);
+    WEFT_FIELD(matrix);
+    WEFT_FIELD(input);
+    WEFT_FIELD(input_row);
+    WEFT_FIELD(bias);
+    WEFT_FIELD(relu);
+    WEFT_FIELD(output);
+    module.def(
+        "prepared_bytes",
+        [](const PreparedCall& call, const std::string& instruction_set) {
+            return prepared_bytes(kernels_by_name(instruction_set), call);
+        },
+        nb::arg("call"), nb::arg("instruction_set") = "",
+        "Bytes of a packed matrix; 0 where this instruction set multiplies no such numbers.");
+    const auto def = [&](const char* name, bool (*run)(const Kernels&, const PreparedCall&, int),
+                         const char* what) {
+        module.def(
+            name,
+            [run](const PreparedCall& call, int threads, const std::string& instruction_set) {
+                const Kernels& kernels = kernels_by_name(instruction_set);
+                nb::gil_scoped_release unlocked;
+                return run(kernels, call, threads);
+            },
+            nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+    };
+    def("prepare", &prepare, "Pack a matrix; whether all its numbers are finite.");
+    def("prepared_forward", &prepared_forward, "Fill the output; whether all factors are finite.");
+}
+
 void bind_projected(nb::module_& module) {
     using Owner = ProjectedCall;
     nb::class_<Owner> owner(module, "ProjectedCall", "See native/projected_call.h.");
@@ -306,6 +344,7 @@ NB_MODULE(_native, module) {
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
+    bind_prepared(module);
     bind_projected(module);
     bind_passes(module);
     module.def(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.errors import DataError, InputError, optional_package
-from weft.models.decoding import DecodingState, beam_search, greedy, sample
+from weft.errors import DataError, InputError
+from weft.models.decoding import WithoutToken, beam_search, greedy, sample
 from weft.models.huggingface.families import load_model
 from weft.models.huggingface.folder import Settings
+from weft.models.huggingface.tokens import named_tokens, read_tokenizer
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
@@ -45,21 +46,7 @@ class LoadedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read from tokenizer.json when first asked for. Raises: DataError: missing or damaged."""
-        with optional_package("from_huggingface", '"weft[hf]"'):
-            from tokenizers import Tokenizer
-        path = self.folder / "tokenizer.json"
-        if not path.exists():
-            raise DataError(
-                f"{path}: no such file. Write it by Transformers: "
-                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), or give ids."
-            )
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise DataError(f"{path}: this tokenizer is damaged: {error}.") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        return read_tokenizer(self.folder)
 
     def encode(self, text: str) -> Tensor:
         """The ids of a text as the model reads it, (1, positions)."""
@@ -124,7 +111,7 @@ class LoadedModel:
         source = torch.full((len(lines), max(longest, 1)), self.padding)
         for row, encoding in enumerate(encodings):
             source[row, : len(encoding.ids)] = torch.tensor(encoding.ids, dtype=torch.long)
-        stepper = _WithoutPadding(self.model, self.padding)
+        stepper = WithoutToken(self.model, self.padding)
         search = greedy
         if beam != 1:
             search = partial(beam_search, beam=beam, length_penalty=length_penalty)
@@ -143,19 +130,6 @@ class LoadedModel:
         end = next((place for place, each in enumerate(ids) if each in self.ends), len(ids))
         text: str = self.tokenizer.decode(ids[:end])
         return text
-
-
-class _WithoutPadding:
-    """A translator that never writes padding, which Marian was not trained on."""
-
-    def __init__(self, model: Transformer, padding: int) -> None:
-        self._model, self._padding = model, padding
-
-    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
-        """See Transformer.step."""
-        logits = self._model.step(tokens, state)
-        logits[..., self._padding] = -torch.inf
-        return logits
 
 
 def from_huggingface(folder: Path | str) -> LoadedModel:
@@ -177,13 +151,5 @@ def from_huggingface(folder: Path | str) -> LoadedModel:
         raise DataError(f"{folder}: no such folder. Give one with config.json and safetensors.")
     settings = Settings.read(folder)
     model = load_model(folder, settings)
-    ends = settings.raw("eos_token_id")
-    given = ends if isinstance(ends, list) else [ends]
-    start, padding = (settings.raw(key) for key in ("decoder_start_token_id", "pad_token_id"))
-    return LoadedModel(
-        folder,
-        model,
-        start if isinstance(start, int) else None,
-        tuple(end for end in given if isinstance(end, int)),
-        padding if isinstance(padding, int) else None,
-    )
+    named = named_tokens(settings)
+    return LoadedModel(folder, model, named.start, named.ends, named.padding)

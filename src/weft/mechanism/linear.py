@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.backends import native_linear
+from weft.mechanism.backends.native_prepared import PreparedMaps
 
-__all__ = ["Products", "current_products", "is_plain", "linear_maps", "products"]
+__all__ = ["Products", "current_products", "is_plain", "linear_maps", "prepared_maps", "products"]
 
 #: How factors of products are rounded.
 Products = Literal["float32", "bfloat16"]
 
 _products: ContextVar[Products] = ContextVar("products", default="float32")
+_prepared: ContextVar[PreparedMaps | None] = ContextVar("prepared", default=None)
 
 
 @contextmanager
@@ -54,6 +56,28 @@ def current_products() -> Products:
     return _products.get()
 
 
+@contextmanager
+def prepared_maps() -> Iterator[None]:
+    """Matrices of linear layers are packed once for all products of the block, without gradients.
+
+    A product by a matrix lays it out anew in the order in which it reads it; of a few hundred rows,
+    as in a step of decoding, that takes as long as the product. A block holds a second copy of each
+    matrix that it multiplies 16 rows or more by. A matrix that changes is packed again, unless it
+    changes behind torch's back (``weight.data``, or memory that is shared).
+
+    >>> with torch.no_grad(), prepared_maps():
+    ...     y = nn.Linear(8, 8)(torch.randn(2, 8))
+    """
+    if _prepared.get() is not None:
+        yield  # those of the block outside
+        return
+    before = _prepared.set(PreparedMaps())
+    try:
+        yield
+    finally:
+        _prepared.reset(before)
+
+
 def is_plain(linear: nn.Module) -> bool:
     """Whether a module is a linear map and nothing else: no other class's, as that of an adapter,
     and nobody's hook.
@@ -72,8 +96,13 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
 
     Returns: (..., out_features) for each map.
     """
-    plain = current_products() == "bfloat16" and all(map(is_plain, maps))
-    if plain and native_linear.serves(inputs, maps):
+    rounded, prepared = current_products() == "bfloat16", _prepared.get()
+    plain = (rounded or prepared is not None) and all(map(is_plain, maps))
+    if plain and prepared is not None and not torch.is_grad_enabled():
+        outputs = prepared.maps(inputs, maps, relu=relu, rounded=rounded)
+        if outputs is not None:
+            return outputs
+    if plain and rounded and native_linear.serves(inputs, maps):
         return native_linear.linear_maps(inputs, maps, relu)
     outputs = [linear(inputs) for linear in maps]
     return [torch.relu(output) for output in outputs] if relu else outputs

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.mechanism.linear import prepared_maps
 from weft.models.blocks import BlockCache
+from weft.models.continuations import best_continuations
 
 __all__ = [
     "DecodingState",
     "Hypothesis",
     "Stepper",
+    "WithoutToken",
     "beam_hypotheses",
     "beam_search",
     "greedy",
@@ -63,6 +66,19 @@ class Stepper(Protocol):
         """Logits (batch, new positions, vocabulary) after new tokens (batch, new positions)."""
 
 
+class WithoutToken:
+    """A model that never writes a token, as padding that it was not trained on."""
+
+    def __init__(self, model: Stepper, token: int) -> None:
+        self._model, self._token = model, token
+
+    def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
+        """See Stepper."""
+        logits = self._model.step(tokens, state)
+        logits[..., self._token] = -torch.inf
+        return logits
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A sequence without its start and end tokens, and its log-probability, in nats.
@@ -89,6 +105,7 @@ class Hypothesis:
 
 
 @torch.no_grad()
+@prepared_maps()
 def greedy(
     model: Stepper,
     state: DecodingState,
@@ -122,9 +139,10 @@ def greedy(
     while alive:
         length += 1
         progress(length)
-        log_probabilities = model.step(last, state)[:, -1].log_softmax(-1)
-        best, chosen = log_probabilities.max(-1)
-        for sequence, token, score in zip(alive, chosen.tolist(), best.tolist(), strict=True):
+        logits = model.step(last, state)[:, -1]
+        best, _, likeliest = best_continuations(logits, logits.new_zeros(len(alive), 1), 1)
+        chosen = likeliest[:, 0]
+        for sequence, token, score in zip(alive, chosen.tolist(), best[:, 0].tolist(), strict=True):
             scores[sequence] += score
             ended[sequence] = token == end
             if token != end:
@@ -166,6 +184,7 @@ def beam_search(
 
 
 @torch.no_grad()
+@prepared_maps()
 def beam_hypotheses(
     model: Stepper,
     state: DecodingState,
@@ -214,11 +233,9 @@ def beam_hypotheses(
         length += 1
         progress(length)
         logits = model.step(written[:, :, -1].reshape(count * beam, 1), state)[:, -1]
-        vocabulary = logits.shape[-1]
-        totals = scores[:, :, None] + logits.log_softmax(-1).view(count, beam, vocabulary)
         # Twice the beam, so that enough go on even if every hypothesis could end here.
-        best, places = totals.flatten(1).topk(min(2 * beam, beam * vocabulary))
-        parents, tokens = places // vocabulary, places % vocabulary
+        count_kept = min(2 * beam, beam * logits.shape[-1])
+        best, parents, tokens = best_continuations(logits, scores, count_kept)
 
         ends = tokens == end
         # A vocabulary smaller than the beam leaves places that no hypothesis can fill.
