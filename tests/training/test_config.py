@@ -96,7 +96,7 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         (
             '[model]\nkind = "clasifier"',
             "model.kind is 'clasifier'; expected one of transformer, classifier, convolutional, "
-            "vision-transformer, graph; did you mean 'classifier'?",
+            "vision-transformer, graph, pretrained; did you mean 'classifier'?",
         ),
         (
             '[model]\nkind = "classifier"',

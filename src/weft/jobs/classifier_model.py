@@ -30,7 +30,11 @@ class ClassifierModel(RunModel):
     def _classifier(self) -> Classifier:
         model = self.run.model
         if not isinstance(model, Classifier):
-            raise TypeError(f"{type(model).__name__} is no classifier")
+            raise InputError(
+                f"{self.run.folder.path}: this run reads a class from one token through a "
+                "non-linear layer, so no position adds a part of its own to the score. Take a run "
+                "of weft's classifier."
+            )
         return model
 
     @property

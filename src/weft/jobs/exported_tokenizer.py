@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, processors
 
 from weft.models.classifier import Classifier
 from weft.training.inference import TrainedRun
+from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import SPECIALS, Vocabulary
 
 __all__ = ["exported_tokenizer"]
@@ -18,6 +19,8 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
     the first word that is written.
     """
     tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
+    if isinstance(run.vocabulary, PretrainedVocabulary):
+        return tokenizer  # as it came
     tokenizer.add_special_tokens(list(SPECIALS))  # so that decoding leaves them out
     if run.vocabulary.has_pieces:
         tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])

@@ -15,7 +15,7 @@ from weft.jobs.exported_tokenizer import exported_tokenizer
 from weft.models.stock import stock_model
 from weft.models.stock_parts import StockModel
 from weft.training.inference import TrainedRun
-from weft.training.text import SPECIALS, Vocabulary
+from weft.training.pretrained_vocabulary import NO_TOKEN
 
 __all__ = ["huggingface_loader", "logits_of_huggingface", "write_huggingface"]
 
@@ -62,7 +62,7 @@ def logits_of_huggingface(
     with torch.no_grad():
         if not run.translates:
             return run.model(target), loaded(input_ids=target).logits
-        real = (source != Vocabulary.pad).long()
+        real = (source != run.vocabulary.pad).long()
         theirs = loaded(input_ids=source, attention_mask=real, decoder_input_ids=target)
         return run.model(source, target), theirs.logits
 
@@ -95,13 +95,11 @@ def _built(stock: StockModel, run: TrainedRun) -> Any:
     import transformers
 
     kind = getattr(transformers, stock.architecture)
-    specials = {
-        "pad_token_id": Vocabulary.pad,
-        "bos_token_id": Vocabulary.start,
-        "eos_token_id": Vocabulary.end,
-    }
+    words = run.vocabulary
+    ids = {"pad_token_id": words.pad, "bos_token_id": words.start, "eos_token_id": words.end}
     if run.translates:
-        specials["decoder_start_token_id"] = Vocabulary.start
+        ids["decoder_start_token_id"] = words.start
+    specials = {name: None if index == NO_TOKEN else index for name, index in ids.items()}
     model = kind(kind.config_class(**stock.settings, **specials, forced_eos_token_id=None)).eval()
     weights = {name: tensor.detach().clone() for name, tensor in stock.weights.items()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -128,9 +126,13 @@ def _tokenizer(run: TrainedRun, *, longest: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     make: Any = PreTrainedTokenizerFast
+    words = run.vocabulary
+    ids = (words.pad, words.unknown, words.start, words.end)
+    names = zip(("pad_token", "unk_token", "bos_token", "eos_token"), ids, strict=True)
+    tokenizer = exported_tokenizer(run)
     return make(
-        tokenizer_object=exported_tokenizer(run),
-        **dict(zip(("pad_token", "unk_token", "bos_token", "eos_token"), SPECIALS, strict=True)),
+        tokenizer_object=tokenizer,
+        **{name: tokenizer.id_to_token(index) for name, index in names if index != NO_TOKEN},
         model_max_length=longest,
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.errors import VerificationError
+from weft.errors import InputError, VerificationError
 from weft.formats.folders import atomic_folder
 from weft.jobs.ctranslate2_model import scores_of_ctranslate2, write_ctranslate2
 from weft.jobs.huggingface_model import (
@@ -21,6 +21,7 @@ from weft.jobs.onnx_model import logits_of_onnx, write_onnx
 from weft.models.language_model import LanguageModel
 from weft.models.transformer import Transformer
 from weft.training.inference import TrainedRun, open_run
+from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import SPECIALS
 
 __all__ = ["ExportedModel", "export_model"]
@@ -67,6 +68,11 @@ def export_model(
         exists; VerificationError: numbers differ.
     """
     run = open_run(path)
+    if isinstance(run.data.vocabulary, PretrainedVocabulary) and to != "huggingface":
+        raise InputError(
+            f"{path}: this run began from a folder of Transformers, and is written as such a one "
+            "alone. Give --to huggingface."
+        )
     with atomic_folder(folder) as new:
         if to == "onnx":
             kind, numbers = ", ".join(write_onnx(run, new)), "logits"

@@ -30,12 +30,11 @@ def open_model(
         from weft.jobs.classifier_model import ClassifierModel
         from weft.jobs.image_run_model import ImageRunModel
         from weft.jobs.run_model import RunModel
-        from weft.models.classifier import Classifier
         from weft.models.image_classifier import ImageClassifier
         from weft.training.inference import open_run
 
         run = open_run(name)
-        if isinstance(run.model, Classifier):
+        if run.model.classifies_texts:
             return ClassifierModel(run)
         return ImageRunModel(run) if isinstance(run.model, ImageClassifier) else RunModel(run)
     from weft.jobs.notices import tell_quantized

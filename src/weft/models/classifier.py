@@ -140,6 +140,11 @@ class Classifier(Predictor):
         return result
 
     @property
+    def classifies_texts(self) -> bool:
+        """See Predictor.classifies_texts."""
+        return True
+
+    @property
     def last_map(self) -> nn.Linear:
         """See Predictor.last_map."""
         return self.output

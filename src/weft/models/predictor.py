@@ -29,6 +29,11 @@ class Predictor(nn.Module):
         """Scores of everything that may be predicted, (..., choices), from outputs (..., width)."""
 
     @property
+    def classifies_texts(self) -> bool:
+        """Whether it reads a text, `tokens`, and scores its classes."""
+        return False
+
+    @property
     def last_map(self) -> nn.Linear | None:
         """The linear map that `logits` is; None where it is another function."""
         return None

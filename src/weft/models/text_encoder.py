@@ -76,6 +76,11 @@ class TextEncoder(Predictor):
                 raise InputError(f"an encoder of {classes} classes; expected 1 or more.")
             self.output = nn.Linear(width, classes)
 
+    @property
+    def classifies_texts(self) -> bool:
+        """See Predictor.classifies_texts."""
+        return self.head == "classes"
+
     def outputs(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
         """What the encoder makes of each token, (batch, positions, width).
 

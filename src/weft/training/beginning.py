@@ -16,7 +16,7 @@ from weft.formats.tensors import load_tensors
 from weft.training.config import RunConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.ranks import Ranks
-from weft.training.tasks import build_model, make_task
+from weft.training.tasks import begin_model, build_model, make_task
 from weft.training.tasks.task import Task
 
 __all__ = ["begin", "completed"]
@@ -65,7 +65,7 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         task = make_task(config)
         with torch.no_grad():
             trial = build_model(config, task.description)
-            task.initialise(trial)
+            begin_model(config, task, trial)
             _check_shareable(trial, ranks)
             trial(**task.probe().inputs)
         stack.enter_context(RunFolder.training_lock(path))

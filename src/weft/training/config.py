@@ -18,6 +18,7 @@ from weft.training.model_sections import (
     ClassifierConfig,
     GraphConfig,
     ModelConfig,
+    PretrainedConfig,
     Section,
     TransformerConfig,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "LanguageConfig",
     "ModelConfig",
     "NodesConfig",
+    "PretrainedConfig",
     "RepeatsConfig",
     "RunConfig",
     "TaskConfig",
@@ -137,7 +139,7 @@ def _kinds(section: str) -> dict[str, type[BaseModel]]:
 
 
 def _with_kind(content: JsonObject) -> JsonObject:
-    """Where [model] names no kind, the one that the task has by default.
+    """Where [model] names no kind, "pretrained" with a folder, else the task's own default.
 
     A validator of RunConfig cannot add it: what comes out of one is no JSON to pydantic, whose
     strict mode then takes no list for a tuple.
@@ -145,6 +147,8 @@ def _with_kind(content: JsonObject) -> JsonObject:
     model, task = content.get("model"), content.get("task", {})
     if not isinstance(model, dict) or "kind" in model or not isinstance(task, dict):
         return content
+    if "folder" in model:
+        return {**content, "model": {"kind": "pretrained", **model}}
     section = _kinds("task").get(str(task.get("kind")), DatesConfig)
     models = section.models if issubclass(section, TaskSection) else DatesConfig.models
     return {**content, "model": {"kind": models[0].model_fields["kind"].default, **model}}

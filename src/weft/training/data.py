@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from weft.errors import DataError
 from weft.formats.files import JsonObject, read_json, write_json
 from weft.formats.run import RunFolder
+from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import Vocabulary
 
 __all__ = ["DataDescription", "classes_of"]
@@ -36,13 +37,20 @@ class DataDescription:
 
         Raises: DataError: a file is damaged.
         """
-        vocabulary = Vocabulary.load(folder.vocabulary) if folder.vocabulary.exists() else None
-        if not folder.data.exists():
-            return None if vocabulary is None else cls(vocabulary)
-        facts = read_json(folder.data, "description of the data")
-        if not isinstance(facts, dict):
-            raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
-        return cls(vocabulary, facts)
+        facts: JsonObject = {}
+        if folder.data.exists():
+            found = read_json(folder.data, "description of the data")
+            if not isinstance(found, dict):
+                raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
+            facts = found
+        vocabulary: Vocabulary | None = None
+        if folder.vocabulary.exists():
+            ids = facts.get("special_tokens")
+            if isinstance(ids, dict):
+                vocabulary = PretrainedVocabulary.read(folder.vocabulary, ids)
+            else:
+                vocabulary = Vocabulary.load(folder.vocabulary)
+        return cls(vocabulary, facts) if facts or vocabulary is not None else None
 
 
 def classes_of(data: DataDescription) -> list[str]:

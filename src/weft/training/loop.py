@@ -35,7 +35,7 @@ from weft.training.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from weft.training.config import RunConfig, TrainingConfig
+from weft.training.config import PretrainedConfig, RunConfig, TrainingConfig
 from weft.training.loss import predictor_loss
 from weft.training.memory import memory_errors
 from weft.training.optimisation import learning_rate
@@ -44,7 +44,7 @@ from weft.training.parts import whole
 from weft.training.ranks import GroupError, Objective, Ranks, joined
 from weft.training.recording import snapshot
 from weft.training.stopping import judged
-from weft.training.tasks import build_model
+from weft.training.tasks import begin_model, build_model
 from weft.training.tasks.task import Task
 from weft.training.validation import evaluate_batches
 
@@ -135,11 +135,13 @@ class _Training:
         ranks: Ranks,
     ) -> None:
         self.settings: TrainingConfig = config.training
+        #: Whether what it begins with is worth a validation.
+        self.knows_something = isinstance(config.model, PretrainedConfig)
         self.folder, self.task, self.listener, self.ranks = folder, task, listener, ranks
         torch.manual_seed(self.settings.seed)
         self.model: Predictor = build_model(config, task.description)
         if not folder.has_checkpoint:
-            task.initialise(self.model)
+            begin_model(config, task, self.model)
         #: Whether a history is kept: of the layers that have W_Q, W_K, W_V and W_O.
         self.follows = self.settings.history and bool(layers_of(self.model))
         copies = ranks.sharded and ranks.leader
@@ -170,6 +172,8 @@ class _Training:
         self._clock = time.perf_counter()
         reason = self._reason_to_stop()
         if not reason:
+            if self.knows_something and not position.step:
+                self._validate()
             self.model.train()
             for group in self._groups():
                 self._step(group)
@@ -198,7 +202,8 @@ class _Training:
     def _rewind(self) -> None:
         """Forget what was written after the checkpoint, before the run goes on from there."""
         position, history = self.position, History(self.folder.history)
-        self.folder.rewind_metrics(position.step)
+        # Before the first checkpoint even the validation of step 0 comes again.
+        self.folder.rewind_metrics(position.step or -1)
         history.rewind(position.step)
         # The snapshot that ended a run which now goes on: a run planned so long has none there.
         growth = self.settings.history_growth

@@ -24,6 +24,7 @@ __all__ = [
     "GraphConfig",
     "ModelConfig",
     "ModelSection",
+    "PretrainedConfig",
     "Section",
     "TransformerConfig",
     "VisionTransformerConfig",
@@ -223,12 +224,32 @@ class GraphConfig(ModelSection):
         return f"width {self.width}"
 
 
+class PretrainedConfig(ModelSection):
+    """A model of Transformers that is trained further; its folder says how large it is."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    folder: str = Field(
+        description="with config.json, safetensors and tokenizer.json, from the current folder"
+    )
+    dropout: float | None = Field(None, ge=0, lt=1, description="left out: as its config.json says")
+    attention_dropout: float | None = Field(None, ge=0, lt=1, description="likewise")
+
+    def summary(self) -> str:
+        """See ModelSection.summary."""
+        return f"the model of {self.folder}"
+
+    def size(self) -> str:
+        """See ModelSection.size."""
+        return f"the sizes of {self.folder}"
+
+
 #: What a section [model] may be.
 ModelConfig = Annotated[
     TransformerConfig
     | ClassifierConfig
     | ConvolutionalConfig
     | VisionTransformerConfig
-    | GraphConfig,
+    | GraphConfig
+    | PretrainedConfig,
     Field(discriminator="kind"),
 ]

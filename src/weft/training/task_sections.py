@@ -11,6 +11,7 @@ from weft.training.model_sections import (
     ConvolutionalConfig,
     GraphConfig,
     ModelSection,
+    PretrainedConfig,
     Section,
     TransformerConfig,
     VisionTransformerConfig,
@@ -57,6 +58,7 @@ class DatesConfig(TaskSection):
 class TranslationConfig(TaskSection):
     """Lines of one language to lines of another."""
 
+    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     folder: str = Field(".", description="where the files are, from the current folder")
     train: list[str] = Field(description="source and target file, line-aligned; or one TSV")
@@ -78,6 +80,7 @@ class TranslationConfig(TaskSection):
 class LanguageConfig(TaskSection):
     """A language model on a text file."""
 
+    models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["language"]
     file: str = Field(description="the text, from the current folder")
     valid_share: float = Field(0.1, gt=0, lt=1, description="the end of the text, held out")
@@ -98,7 +101,7 @@ class RepeatsConfig(TaskSection):
 class LabelsConfig(TaskSection):
     """Texts, each of one class."""
 
-    models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig,)
+    models: ClassVar[tuple[type[ModelSection], ...]] = (ClassifierConfig, PretrainedConfig)
     kind: Literal["labels"]
     folder: str = Field(".", description="where the files are, from the current folder")
     train: str = Field(description="label TAB text lines, or a folder with one for each class")

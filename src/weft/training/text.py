@@ -31,6 +31,10 @@ class Vocabulary:
     '3 Ma'
     """
 
+    pad: int
+    unknown: int
+    start: int
+    end: int
     pad, unknown, start, end = range(4)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -163,6 +167,17 @@ class Vocabulary:
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def framed(self, ids: Sequence[int], longest: int) -> list[int]:
+        """What an encoder reads of a text's ids: a start token, and its first tokens.
+
+        A head that has nothing to look for can look at the start; pooling "first" reads there.
+        """
+        return [self.start, *ids][:longest]
+
+    def is_special(self, index: int) -> bool:
+        """Whether an id is no part of a text."""
+        return index < len(SPECIALS)
+
     def unknown_parts(self, text: str) -> list[str]:
         """Characters, or words, of a text that the vocabulary lacks: the model reads <unk>.
 
@@ -187,7 +202,7 @@ class Vocabulary:
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
         """The text of token ids that follow other text: a space before it is kept."""
-        return self.tokenizer.decode([index for index in ids if index >= len(SPECIALS)])
+        return self.tokenizer.decode([index for index in ids if not self.is_special(index)])
 
     def decode_with_offsets(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         """The text of token ids, and which of its characters each stands for, from start to end.
@@ -203,7 +218,7 @@ class Vocabulary:
         place = len(text) - len(self.decode_continuation(ids))
         offsets = []
         for index in ids:
-            part = b"" if index < len(SPECIALS) else self._bytes(index)
+            part = b"" if self.is_special(index) else self._bytes(index)
             if part and self.tokenizer.decoder is None and place:
                 place += 1  # words are joined by spaces
             begun = place
@@ -236,7 +251,7 @@ class Vocabulary:
             name = self.tokenizer.id_to_token(index)
             if name is None:
                 raise InputError(f"token id {index}: the vocabulary has 0 to {len(self) - 1}.")
-            if index >= len(SPECIALS) and self.has_pieces:
+            if self.has_pieces and not self.is_special(index):
                 text = self.tokenizer.decode([index])
                 if "\ufffd" in text:
                     text = "".join(f"<0x{byte:02X}>" for byte in _bytes_of(name))

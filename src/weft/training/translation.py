@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, WeftError
-from weft.mechanism.linear import Products, products
-from weft.models.decoding import Hypothesis, beam_hypotheses, greedy
+from weft.mechanism.linear import Products, prepared_maps, products
+from weft.models.decoding import Hypothesis, Stepper, WithoutToken, beam_hypotheses, greedy
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
 from weft.training.batches import bucketed, padded
+from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import Vocabulary
 
 __all__ = ["Search", "TranslatedLine", "hypotheses_of", "translate", "translated_windows"]
@@ -81,6 +82,7 @@ def translate(
     return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
 
 
+@prepared_maps()
 def hypotheses_of(
     model: Predictor,
     vocabulary: Vocabulary,
@@ -217,15 +219,18 @@ def _decode(
     def told(length: int) -> None:
         progress(length / max(limits))
 
+    stepper: Stepper = model
+    if isinstance(vocabulary, PretrainedVocabulary):
+        stepper = WithoutToken(model, vocabulary.pad)  # it was never taught not to write it
     try:
         state = model.start(source)
         if search.beam == 1:
             found = greedy(
-                model, state, len(source), start=start, end=end, max_length=limits, progress=told
+                stepper, state, len(source), start=start, end=end, max_length=limits, progress=told
             )
             return [[hypothesis] for hypothesis in found]
         return beam_hypotheses(
-            model, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
+            stepper, state, len(source), start=start, end=end, max_length=limits, beam=search.beam,
             length_penalty=search.length_penalty, progress=told,
         )  # fmt: skip
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
@@ -20,11 +21,18 @@ from weft.training.config import (
     ClassifierConfig,
     GraphConfig,
     ModelConfig,
+    PretrainedConfig,
     RunConfig,
     TransformerConfig,
 )
 from weft.training.data import DataDescription, classes_of
 from weft.training.model_sections import ConvolutionalConfig, VisionTransformerConfig
+from weft.training.pretrained import (
+    build_pretrained,
+    check_room,
+    fill_pretrained,
+    read_pretrained,
+)
 from weft.training.tasks.dates import dates_task
 from weft.training.tasks.images import images_task, shape_of
 from weft.training.tasks.labels import labels_task
@@ -34,7 +42,7 @@ from weft.training.tasks.repeats import repeats_task
 from weft.training.tasks.task import Task
 from weft.training.tasks.translation import translation_task
 
-__all__ = ["build_model", "make_task"]
+__all__ = ["begin_model", "build_model", "make_task"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,15 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
         config: which, with which data, and the seed of everything drawn.
         data: of a run that goes on or is used; None: found in the training data.
     """
-    return _KINDS[config.task.kind].make(config.task, config.training.seed, data)
+    make = _KINDS[config.task.kind].make
+    if not isinstance(config.model, PretrainedConfig):
+        return make(config.task, config.training.seed, data)
+    if data is None:
+        read = read_pretrained(Path(config.model.folder))
+        data = DataDescription(read.vocabulary, read.facts())
+    task = make(config.task, config.training.seed, data)
+    task.description = replace(task.description, facts={**data.facts, **task.description.facts})
+    return task
 
 
 def build_model(config: RunConfig, data: DataDescription) -> Predictor:
@@ -137,6 +153,8 @@ def build_model(config: RunConfig, data: DataDescription) -> Predictor:
     Raises: InputError: there is not enough memory for it.
     """
     try:
+        if isinstance(config.model, PretrainedConfig):
+            return build_pretrained(config, data)
         return _KINDS[config.task.kind].build(config.model, data)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
@@ -144,3 +162,14 @@ def build_model(config: RunConfig, data: DataDescription) -> Predictor:
         raise InputError(
             f"a model of {config.model.size()}: not enough memory. Choose smaller sizes."
         ) from None
+
+
+def begin_model(config: RunConfig, task: Task, model: Predictor) -> None:
+    """Give a new model what it begins with beside matrices drawn at random.
+
+    Raises: WeftError: the folder that it begins from cannot be used.
+    """
+    if isinstance(config.model, PretrainedConfig):
+        check_room(config, model)
+        fill_pretrained(model, Path(config.model.folder), task.description)
+    task.initialise(model)

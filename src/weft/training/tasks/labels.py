@@ -29,11 +29,8 @@ Examples = list[tuple[list[int], int]]
 
 
 def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
-    """What a classifier reads of a text: a start token, and its first tokens.
-
-    A head that has nothing to look for can look at the start; pooling "first" reads there.
-    """
-    return [vocabulary.start, *vocabulary.encode(text)][:max_length]
+    """What a classifier reads of a text: see `Vocabulary.framed`."""
+    return vocabulary.framed(vocabulary.encode(text), max_length)
 
 
 class LabelsTask(Task):
@@ -63,11 +60,11 @@ class LabelsTask(Task):
         self._train, self._valid = self._encode(split["train"]), self._encode(split["valid"])
 
     def _encode(self, examples: Sequence[LabelledText]) -> Examples:
-        start, longest = self.vocabulary.start, self.config.max_length
+        framed, longest = self.vocabulary.framed, self.config.max_length
         number = {name: place for place, name in enumerate(self.classes)}
         encoded = self.vocabulary.encode_all([text for _, text in examples])
         return [
-            ([start, *ids][:longest], number[label])
+            (framed(ids, longest), number[label])
             for ids, (label, _) in zip(encoded, examples, strict=True)
         ]
 
@@ -183,7 +180,7 @@ def classify(
     Args: model: in evaluation mode; data: of its run; texts: an empty one gets None.
     Raises: InputError: the model is no classifier.
     """
-    if not isinstance(model, Classifier) or data.vocabulary is None:
+    if not getattr(model, "classifies_texts", False) or data.vocabulary is None:
         what = getattr(model, "purpose", "predicts")
         raise InputError(f"this run {what}; it does not classify.")
     names, words = classes_of(data), data.vocabulary
@@ -210,7 +207,9 @@ def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -
     split = {**drawn_split(split["train"], drawn, config.split_seed, source), **{
         part: examples for part, examples in split.items() if part != "train"
     }}  # fmt: skip
-    classes = sorted({label for label, _ in split["train"]}) if data is None else classes_of(data)
+    classes = sorted({label for label, _ in split["train"]})
+    if data is not None and "classes" in data.facts:
+        classes = classes_of(data)
     if len(classes) < 2:
         raise InputError(
             f"{source}: one class, {classes[0]!r}; expected two or more, or there is nothing to "
