@@ -289,6 +289,8 @@ def test_what_commands_say_of_such_a_classifier(
     file.write_text(toml(config_of(task, {"folder": str(folder)})))
     run_folder = str(tmp_path / "run")
     assert ended("train", str(file), "--run", run_folder) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "W_O, as they were pretrained." in said and "loss - validation" in said
     trace = str(tmp_path / "t.weft")
     assert ended("trace", run_folder, "--text", "the cat", "-o", trace) == 0
     import weft

@@ -97,15 +97,14 @@ class ConsoleListener(SilentListener):
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
         )
         self.console.print(f"Data: {sizes}.")
+        began = "drawn at random."
+        if "pretrained" in task.description.facts:
+            began = "as they were pretrained."
         self.console.print(
             f"Model: {parameters:,} parameters; {len(layers)} attention "
             f"layer{'s' if len(layers) != 1 else ''}, {heads} heads, "
             "each with its own W_Q, W_K, W_V, W_O, "
-            + (
-                "drawn at random."
-                if position.step == 0
-                else f"as learned in {position.step} steps."
-            )
+            + (began if position.step == 0 else f"as learned in {position.step} steps.")
         )
         self._tokens = position.tokens
         self._clock = time.perf_counter()
@@ -137,9 +136,10 @@ class ConsoleListener(SilentListener):
 
     def validated(self, position: Position, report: JsonObject, better: bool) -> None:
         """See Listener.validated."""
+        shown = "-" if math.isnan(self._mean_loss) else f"{self._mean_loss:.3f}"
         self.console.print(
             f"step {position.step:>6,}  epoch {position.epoch:>3}  "
-            f"loss {self._mean_loss:.3f}  validation {report['validation_loss']:.4f}  "
+            f"loss {shown}  validation {report['validation_loss']:.4f}  "
             f"right {report['validation_accuracy']:.2%}  "
             f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
             + ("  kept" if better else ""),
