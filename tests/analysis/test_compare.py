@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.analysis.compare import compare, distance, first_difference, matched_layers
+from weft.analysis.compare import changed_edges, compare, distance, first_difference, matched_layers
 from weft.cli import main
 
 pytest.importorskip("pandas")
@@ -136,6 +136,28 @@ def test_equal_traces_are_said_to_be_equal(traces, tmp_path, capsys) -> None:
     assert "No change is sure" in out[1]
     assert not any("equal" in line for line in out)
     assert out[-1] == "No edge changed."
+
+
+@pytest.mark.parametrize("kept", [(0, 3), (1, 40), (3, 5)])
+def test_the_most_changed_edges_are_found_whatever_was_kept(kept: tuple[int, int]) -> None:
+    """By brute force over the edges that one of two traces kept, from weights in float64."""
+    generator = torch.Generator().manual_seed(4)
+    drawn = torch.randn(2, 2, 1, 40, 8, generator=generator) * 2
+    layers = [
+        weft.from_queries_keys(*of, keep=weft.Top(count)).layers[0]
+        for of, count in zip(drawn, kept, strict=True)
+    ]
+    dense = [
+        (queries.double() @ keys.double().mT / 8**0.5).softmax(-1)[0] for queries, keys in drawn
+    ]
+    difference, there = (dense[1] - dense[0]).abs(), torch.zeros(40, 40, dtype=torch.bool)
+    for weights, count in zip(dense, kept, strict=True):
+        there.scatter_(1, weights.topk(count).indices, True)
+    expected = difference.masked_fill(~there, 0).flatten().topk(12).values
+    found = changed_edges(0, *layers, 0, 12)[:12]
+    assert all(change.exact for change in found)
+    sizes = torch.tensor([abs(change.after - change.before) for change in found])
+    assert torch.allclose(sizes.double(), expected, atol=1e-5)
 
 
 def test_no_rows_is_not_no_change(traces, tmp_path, capsys) -> None:

@@ -16,6 +16,7 @@ kept at most M + M':
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ __all__ = [
 CHEAP_CELLS = 2**28
 #: Cells that are formed at a time.
 BLOCK_CELLS = 2**24
+#: Weights of a head that are looked up, besides those of the edges that are wanted, at most.
+_LOOKED_UP = 256
 
 
 @dataclass(frozen=True)
@@ -330,8 +333,9 @@ def changed_edges(
 ) -> list[Change]:
     """The edges of a head that changed most, among those that one of the traces kept.
 
-    number: what the first layer is called; wanted: how many edges of each trace are looked at;
-    exact: False: weights that were not kept are not looked up either.
+    number: what the first layer is called; wanted: how many; more may be given. exact: False:
+    weights that were not kept are not looked up; the middle of what they can be counts. Else those
+    that can have changed most are, at most 256 besides the wanted ones.
     """
     changes = [
         *_changed(number, head, (first, second), wanted, exact, turned=False),
@@ -361,18 +365,30 @@ def _changed(
     guess = torch.where(there, weight, largest[:, None] / 2)
     # What is no number (NaN) is no edge that changed most.
     change = torch.where(kept, (own - guess).abs(), -1).nan_to_num(-1)
-    count = int((change >= 0).sum())
-    for place in change.flatten().topk(min(wanted, count)).indices.tolist():
+    count, found = int((change >= 0).sum()), list[float]()
+    matrix = None if exact is False else other.matrix
+    if matrix is not None:
+        # Weights are looked up while one more can have changed more than those that are wanted.
+        at_most = torch.where(there, change, torch.maximum(own, largest[:, None] - own))
+        change = torch.where(change < 0, change, at_most)
+        count = min(count, wanted + _LOOKED_UP)
+    ordered = change.flatten().topk(count if matrix is not None else min(wanted, count))
+    for most, place in zip(*(part.tolist() for part in ordered), strict=True):
+        if len(found) >= wanted and (not found or most <= found[0]):
+            return
         query, slot = divmod(place, change.shape[1])
         key = int(layer.graph.keys[head, query, slot])
         known = bool(there[query, slot]) or float(largest[query]) == 0
         value = float(guess[query, slot])
-        if not known and exact is not False and other.matrix is not None:
-            value, known = float(other.matrix[head, query, key]), True
+        if not known and matrix is not None:
+            value, known = float(matrix[head, query, key]), True
             if math.isnan(value):
                 continue
         ends = float(own[query, slot]), value
         if known and ends[0] == ends[1]:
             continue
+        heapq.heappush(found, abs(ends[0] - ends[1]))
+        if len(found) > wanted:
+            heapq.heappop(found)
         unkept = "" if known else "before" if turned else "after"
         yield Change(number, head, query, key, *(ends[::-1] if turned else ends), known, unkept)
