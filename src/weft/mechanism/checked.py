@@ -34,6 +34,11 @@ def _is_number(number: float | None) -> bool:
 
 def check_tensors(operation: str, *tensors: object) -> None:
     """Raise an InputError where queries, keys or values are no tensor."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            break
+    else:
+        return
     for name, tensor in zip(("queries", "keys", "values"), tensors, strict=False):
         if not isinstance(tensor, Tensor):
             raise InputError(

@@ -102,7 +102,8 @@ def check_attention_inputs(
     batch, heads, _, depth = queries.shape
     key_batch, kv_heads, length, key_depth = keys.shape
     value_batch, value_heads, value_length, _ = values.shape
-    if not (queries.device == keys.device == values.device):
+    on_cpu = queries.is_cpu and keys.is_cpu and values.is_cpu
+    if not on_cpu and not (queries.device == keys.device == values.device):
         raise InputError(
             f"{operation}: queries are on {queries.device}, keys on {keys.device}, values on "
             f"{values.device}. Move all three to one device."

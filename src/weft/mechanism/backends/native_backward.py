@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -244,7 +245,9 @@ def _room(native: NativeCall, wanted: dict[str, bool], pieces: int) -> dict[str,
     wide, value_wide = _padded(depth), _padded(value_depth)
     copies = (pieces, batch, heads)
     # The kernels write these, unless there is nothing to do.
-    new = torch.empty if queries and length else torch.zeros
+    make = torch.empty if queries and length else torch.zeros
+    new = partial(make, dtype=torch.float32)  # whatever torch's default is
+    zeros = partial(torch.zeros, dtype=torch.float32)
     room = {
         "queries": new(*copies, queries, wide),
         "keys": new(batch, kv_heads, length, wide),
@@ -253,12 +256,12 @@ def _room(native: NativeCall, wanted: dict[str, bool], pieces: int) -> dict[str,
     if wanted["bias"] and native.bias is not None:
         same = native.bias.shape[2] == 1  # for all queries
         name = "key_bias" if same else "bias"
-        room[name] = torch.zeros(batch, heads, 1 if same else queries, length)
+        room[name] = zeros(batch, heads, 1 if same else queries, length)
     if wanted["offset_bias"]:
-        room["offset_bias"] = torch.zeros(*copies, queries + length - 1)
+        room["offset_bias"] = zeros(*copies, queries + length - 1)
     for name, columns in (("key_table", wide), ("value_table", value_wide)):
         if wanted[name]:
-            room[name] = torch.zeros(*copies, 2 * native.clip + 1, columns)
+            room[name] = zeros(*copies, 2 * native.clip + 1, columns)
     return room
 
 

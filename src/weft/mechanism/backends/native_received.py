@@ -52,8 +52,8 @@ def gradient_by_columns(native: NativeCall, *by_received: Tensor | None) -> Tens
     """
     (_, heads, queries, _), kv_heads = native.queries.shape, native.keys.shape[1]
     group = heads // kv_heads
-    own = torch.eye(group).repeat(kv_heads, 1)[None, :, None]
-    ones = torch.ones(queries), torch.zeros(queries)
+    own = torch.eye(group, dtype=torch.float32).repeat(kv_heads, 1)[None, :, None]
+    ones = own.new_ones(queries), own.new_zeros(queries)
     ones[1][in_window(range(queries), queries, native.last_queries)] = 1
     return torch.cat(
         [own * rows[:, None] for rows, by in zip(ones, by_received, strict=True) if by is not None],

@@ -177,7 +177,7 @@ def why_not_served(call: AttentionCall) -> str | None:
     wrapped = why_wrapped((call.queries, call.keys, call.values))
     if wrapped is not None:
         return wrapped
-    if call.queries.device.type != "cpu":
+    if not call.queries.is_cpu:
         return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
     if call.queries.dtype not in (torch.float32, torch.bfloat16):
         return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
@@ -205,8 +205,10 @@ def why_form_not_served(call: AttentionCall) -> str | None:
 
 
 def _why_mask_not_served(call: AttentionCall) -> str | None:
+    if call.mask is None:
+        return None
     (batch, heads, queries, _), keys = call.queries.shape, call.keys.shape[2]
-    if call.mask is None or batch * heads * queries * keys <= MASK_CELLS:
+    if batch * heads * queries * keys <= MASK_CELLS:
         return None
     rest = call.mask.bounds(queries, keys).rest
     if rest is None:

@@ -107,11 +107,11 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
     results = Rows(
         native.queries.new_empty(*rows, value_depth),
         keys=torch.empty(*rows, k, dtype=torch.int32, device=device),
-        scores=torch.empty(*rows, k, device=device),
-        weights=torch.empty(*rows, k, device=device),
-        lse=torch.empty(rows, device=device),
-        entropy=torch.empty(rows, device=device),
-        rest=torch.empty(rows, device=device),
+        scores=torch.empty(*rows, k, dtype=torch.float32, device=device),
+        weights=torch.empty(*rows, k, dtype=torch.float32, device=device),
+        lse=torch.empty(rows, dtype=torch.float32, device=device),
+        entropy=torch.empty(rows, dtype=torch.float32, device=device),
+        rest=torch.empty(rows, dtype=torch.float32, device=device),
         keys_seen=torch.empty(rows, dtype=torch.int32, device=device),
     )
     if not results.lse.numel():

@@ -39,9 +39,10 @@ def serves(call: AttentionCall) -> bool:
 
     On the CPU, and where the kernels are; torch forms the scores of other calls block by block.
     """
-    mask, score = call.mask, call.score
-    if kernels is None or not isinstance(mask, Neighbours):
+    mask = call.mask
+    if mask is None or kernels is None or not isinstance(mask, Neighbours):
         return False
+    score = call.score
     rules = (call.relative, call.bias, call.softcap, call.sinks)
     if any(rule is not None for rule in rules) or call.queries.device.type != "cpu":
         return False
