@@ -105,8 +105,7 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
                                  ? block.visible[0]
                                  : visible_keys(call, b, first + row);
         block.count[row] = 0;
-        block.candidates[row].number = 0;
-        block.candidates[row].threshold = -infinity;
+        block.candidates[row].clear();
     }
     std::memset(block.sums, 0, block.rows * block.sums_row * sizeof(float));
     const int64_t distances = 2 * call.clip + 1;

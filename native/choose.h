@@ -1,7 +1,7 @@
 // Which path the forward pass of a call takes, and how large its blocks and tiles are.
 //
 //     path         for which calls                                         where
-//     short        is_short: one small tile, output and log-sum-exp alone  forward_short.h
+//     short        is_short: one small tile, 32 edges of a row at most     forward_short.h
 //     few          is_few: as in a step of decoding                        few_block.h
 //     pairs        uses_pairs: products of bfloat16 pairs pay              forward_pairs.h
 //       plain      of these, is_plain: tiles that a stripe sees whole      stripe_plain.h
@@ -36,6 +36,9 @@ constexpr int64_t row_padding = 16;
 
 // Where a call has more keys than these, the matrix unit's products are worth their packing.
 constexpr int64_t short_keys = 128;
+// Such rows have so many edges at most, and a task of theirs so many queries.
+constexpr int64_t short_edges = 32;
+constexpr int64_t short_queries = 64;
 
 // Calls of float32 this large are cut into pairs: where each cut number is used often enough.
 constexpr int64_t pairs_least_keys = 128;
@@ -64,11 +67,12 @@ inline bool is_plain(const Call& call) {
            !call.received && !has_rules(call);
 }
 
-// Whether one small tile holds all keys of a call, and only output and log-sum-exp are asked for.
+// Whether one small tile holds all keys of a call, and few edges are kept.
 inline bool is_short(const Call& call) {
     return call.keys_count <= short_keys && call.queries_count >= lanes && !call.bfloat16 &&
-           !call.entropy && !call.received && !call.sinks.data && !call.value_table.data &&
-           !has_rules(call) && one_range_for_all(call) && values_in_place(call);
+           call.kept <= short_edges && !call.received && !call.sinks.data &&
+           !call.value_table.data && !has_rules(call) && one_range_for_all(call) &&
+           values_in_place(call);
 }
 
 // Whether the products of a call are of pairs of bfloat16.

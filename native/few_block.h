@@ -152,8 +152,7 @@ inline void begin_few(const Call& call, FewBlock& block, Range piece) {
         FewRow& state = block.rows[row];
         state.running = Running{};
         state.count = 0;
-        state.candidates.number = 0;
-        state.candidates.threshold = -infinity;
+        state.candidates.clear();
         block.visible[row] = intersection(visible_keys(call, block.batch, query), piece);
         if (keeps_edges(call))
             block.norms[row] =
@@ -364,6 +363,7 @@ inline void join_row(const Call& call, FewBlock& block, int row, const FewRows& 
     std::memcpy(candidates.keys + candidates.number, more.candidates.keys,
                 more.candidates.number * sizeof(int32_t));
     candidates.number += more.candidates.number;
+    candidates.all_above = false;  // those of one piece need not exceed what those of another do
     if (more.candidates.threshold > candidates.threshold)
         candidates.threshold = more.candidates.threshold;
 }

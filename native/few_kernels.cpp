@@ -29,8 +29,7 @@ static void few_join(const Call& call, const FewPlan& plan, int64_t group, char*
     for (int row = 0; row < block.count; ++row) {
         block.rows[row].running = Running{};
         block.rows[row].count = 0;
-        block.rows[row].candidates.number = 0;
-        block.rows[row].candidates.threshold = -infinity;
+        block.rows[row].candidates.clear();
     }
     std::memset(block.sums, 0, block.count * block.sums_row * sizeof(float));
     for (int64_t piece = 0; piece < plan.pieces; ++piece) {

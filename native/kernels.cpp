@@ -12,8 +12,7 @@ namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
 static int64_t block_size(const Call& call) {
-    // A short head is one block.
-    return is_short(call) ? call.queries_count : queries_of_block(call);
+    return is_short(call) ? short_queries : queries_of_block(call);
 }
 
 static size_t forward_workspace(const Call& call) {
@@ -37,8 +36,12 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
     if (is_short(call)) {
         const ShortSpace columns = lay_out_short(call, space);
         const int64_t heads = call.heads / call.kv_heads;
-        for (int64_t n = first_block; n < end_block; ++n)
-            forward_short(call, b, kv_head * heads + n, kv_head, columns);
+        const int64_t of_head = (call.queries_count + short_queries - 1) / short_queries;
+        for (int64_t n = first_block; n < end_block; ++n) {
+            const int64_t first = n % of_head * short_queries;
+            forward_short(call, b, kv_head * heads + n / of_head, kv_head, first,
+                          smaller(first + short_queries, call.queries_count), columns);
+        }
         return;
     }
     Block* block = lay_out_block(call, space);

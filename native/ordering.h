@@ -1,6 +1,7 @@
 // The last few candidates of a row, strongest first.
 #pragma once
 
+#include "network.h"
 #include "ranking.h"
 #include "strongest.h"
 
@@ -56,142 +57,6 @@ inline void order_few(const float* candidates, const int32_t* candidate_keys, in
 }
 #endif
 
-// The network below orders at most so many candidates, and gives at most so many.
-constexpr int64_t most_sorted = 64, most_taken = 32;
-
-#if defined(__AVX512F__)
-// As order_strongest, by a network that sorts four vectors of whole numbers: the upper bits of a
-// score in its order, and in the lowest six its place, so that of equal ones the lower key is
-// ahead. Returns false, with nothing done, where the bits that are left out matter.
-//
-// The columns of the four vectors are sorted first; then neighbours of 1, 2, 4 and 8 columns are
-// merged, the element e of a group being in vector e % 4 of its column e / 4.
-inline bool sort_few(const float* candidates, const int32_t* candidate_keys, int64_t number,
-                     int64_t kept, float* scores, int32_t* keys) {
-    constexpr int32_t places = 63;
-    const __m512i lane = (__m512i)first_integers();
-    __m512i v[4];
-    __m512 own[4];
-    __mmask16 real[4];
-#pragma GCC unroll 4
-    for (int n = 0; n < 4; ++n) {
-        const int64_t there = number - n * lanes;
-        real[n] = (__mmask16)(there >= lanes ? 0xffff : there > 0 ? (1u << there) - 1 : 0);
-        own[n] = _mm512_maskz_loadu_ps(real[n], candidates + n * lanes);
-        const __m512i bits = _mm512_castps_si512(own[n]);
-        const __m512i order = _mm512_mask_sub_epi32(bits, _mm512_movepi32_mask(bits),
-                                                    _mm512_set1_epi32(INT32_MIN), bits);
-        const __m512i place = _mm512_sub_epi32(_mm512_set1_epi32(places - n * lanes), lane);
-        v[n] = _mm512_mask_or_epi32(_mm512_set1_epi32(INT32_MIN), real[n],
-                                    _mm512_andnot_si512(_mm512_set1_epi32(places), order), place);
-    }
-    const auto exchange = [&](int a, int b) {
-        const __m512i more = _mm512_max_epi32(v[a], v[b]);
-        v[b] = _mm512_min_epi32(v[a], v[b]);
-        v[a] = more;
-    };
-    const auto merge_columns = [&] {
-        exchange(0, 2);
-        exchange(1, 3);
-        exchange(0, 1);
-        exchange(2, 3);
-    };
-    // A vector and what other lanes have: the larger in `first` lanes, the smaller in the others.
-    const auto exchange_lanes = [&](int n, __m512i other, __mmask16 first) {
-        v[n] = _mm512_mask_max_epi32(_mm512_min_epi32(v[n], other), first, v[n], other);
-    };
-#define WEFT_MERGE(permuted, first)                                                \
-    {                                                                              \
-        const __m512i turned[4] = {permuted(v[3]), permuted(v[2]), permuted(v[1]), \
-                                   permuted(v[0])};                                \
-        for (int n = 0; n < 4; ++n) exchange_lanes(n, turned[n], first);           \
-    }
-#define WEFT_HALVE(permuted, first) \
-    for (int n = 0; n < 4; ++n) exchange_lanes(n, permuted(v[n]), first);
-    const __m512i across_4 = _mm512_xor_si512(lane, _mm512_set1_epi32(4));
-    const __m512i across_7 = _mm512_xor_si512(lane, _mm512_set1_epi32(7));
-    const __m512i across_15 = _mm512_xor_si512(lane, _mm512_set1_epi32(15));
-#define WEFT_BY_1(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0xb1)
-#define WEFT_BY_2(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x4e)
-#define WEFT_BY_3(x) _mm512_shuffle_epi32(x, (_MM_PERM_ENUM)0x1b)
-#define WEFT_BY_4(x) _mm512_permutexvar_epi32(across_4, x)
-#define WEFT_BY_7(x) _mm512_permutexvar_epi32(across_7, x)
-#define WEFT_BY_15(x) _mm512_permutexvar_epi32(across_15, x)
-    exchange(0, 1);
-    exchange(2, 3);
-    exchange(0, 2);
-    exchange(1, 3);
-    exchange(1, 2);
-    WEFT_MERGE(WEFT_BY_1, 0x5555);
-    merge_columns();
-    WEFT_MERGE(WEFT_BY_3, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
-    merge_columns();
-    WEFT_MERGE(WEFT_BY_7, 0x0f0f);
-    WEFT_HALVE(WEFT_BY_2, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
-    merge_columns();
-    WEFT_MERGE(WEFT_BY_15, 0xffff);  // of these, the first half alone
-    WEFT_HALVE(WEFT_BY_4, 0x0f0f);
-    WEFT_HALVE(WEFT_BY_2, 0x3333);
-    WEFT_HALVE(WEFT_BY_1, 0x5555);
-    merge_columns();
-#undef WEFT_MERGE
-#undef WEFT_HALVE
-#undef WEFT_BY_1
-#undef WEFT_BY_2
-#undef WEFT_BY_3
-#undef WEFT_BY_4
-#undef WEFT_BY_7
-#undef WEFT_BY_15
-    // Columns as rows: the first eight lanes of the four vectors.
-    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-    const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-    const __m512i front =
-        _mm512_shuffle_i32x4(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), 0x44);
-    const __m512i back =
-        _mm512_shuffle_i32x4(_mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d), 0x44);
-    const __m512i sorted[2] = {_mm512_shuffle_i32x4(front, back, 0x88),
-                               _mm512_shuffle_i32x4(front, back, 0xdd)};
-    __m512 found[2];
-    __m512i place[2];
-#pragma GCC unroll 2
-    for (int n = 0; n < 2; ++n) {
-        place[n] = _mm512_andnot_si512(sorted[n], _mm512_set1_epi32(places));
-        const __mmask16 upper = _mm512_test_epi32_mask(place[n], _mm512_set1_epi32(32));
-        found[n] = _mm512_mask_blend_ps(upper, _mm512_permutex2var_ps(own[0], place[n], own[1]),
-                                        _mm512_permutex2var_ps(own[2], place[n], own[3]));
-    }
-    // Right if the scores fall, and as many as are kept are no lower than the last of them.
-    const __m512i shifted[2] = {
-        _mm512_alignr_epi32(_mm512_castps_si512(found[1]), _mm512_castps_si512(found[0]), 1),
-        _mm512_alignr_epi32(_mm512_castps_si512(found[1]), _mm512_castps_si512(found[1]), 1)};
-    uint32_t falls = 0;
-    for (int n = 0; n < 2; ++n)
-        falls |= (uint32_t)_mm512_cmp_ps_mask(found[n], _mm512_castsi512_ps(shifted[n]), _CMP_GE_OQ)
-                 << (n * lanes);
-    const uint32_t pairs = (uint32_t)((1ull << (kept - 1)) - 1);
-    const __m512 last = _mm512_permutexvar_ps(_mm512_set1_epi32((int32_t)(kept - 1) & 15),
-                                              kept > lanes ? found[1] : found[0]);
-    int64_t not_lower = 0;
-    for (int n = 0; n < 4; ++n)
-        not_lower += __builtin_popcount(_mm512_mask_cmp_ps_mask(real[n], own[n], last, _CMP_GE_OQ));
-    if ((falls & pairs) != pairs || not_lower != kept) return false;
-#pragma GCC unroll 2
-    for (int n = 0; n < 2; ++n) {
-        const int64_t there = kept - n * lanes;
-        const __mmask16 chosen = (__mmask16)(there >= lanes ? 0xffff
-                                             : there > 0    ? (1u << there) - 1
-                                                            : 0);
-        _mm512_mask_storeu_ps(scores + n * lanes, chosen, found[n]);
-        _mm512_mask_storeu_epi32(
-            keys + n * lanes, chosen,
-            _mm512_mask_i32gather_epi32(place[n], chosen, place[n], candidate_keys, 4));
-    }
-    return true;
-}
-#endif
-
 // More candidates than these are sorted, fewer ranked each against all.
 constexpr int64_t most_ranked = 192;
 
@@ -233,17 +98,13 @@ inline Integers ranks_of(const Candidates& row, int64_t first) {
 // Order the row's candidates: its strongest k, strongest first, ties by key, to `scores` and
 // `keys`. Returns how many there are, at most k.
 inline int64_t order_strongest(Candidates& row, int64_t k, float* scores, int32_t* keys) {
-#if defined(__AVX512F__)
-    const bool few = k <= most_taken;
-#else
-    const bool few = false;
-#endif
+    const bool few = has_network(k);
     // To what is ordered together: cutting closer costs more than ordering a few more.
     const int64_t slack = (few ? most_sorted : round_up(k + 4, lanes)) - k;
     if (row.number > k + slack && k > 0) cut_candidates(row, k, slack);
     const int64_t number = row.number;
     const int64_t kept = smaller(number, k);
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX2__)
     if (few && kept > 0 && number <= most_sorted &&
         sort_few(row.scores, row.keys, number, kept, scores, keys))
         return kept;

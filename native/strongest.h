@@ -24,15 +24,28 @@ constexpr float most_share = 0.95f;
 // Room for candidates beyond what a cut leaves and a tile's row, so that not every tile needs one.
 constexpr int64_t spare_room = 64;
 
+// network.h orders so many candidates at once, and gives so many, on processors that it is for.
+constexpr int64_t most_sorted = 64, most_taken = 32;
+#if defined(__AVX512F__) || defined(__AVX2__)
+inline bool has_network(int64_t k) { return k <= most_taken; }
+#else
+inline bool has_network(int64_t) { return false; }
+#endif
+
 // How many more than k a cut may leave: more makes cuts cheaper, fewer the last ordering.
 inline int64_t cut_slack(int64_t k) { return 8 + k / 4; }
 
 // The first scores of a row are held against a guess. How many should lie above it, and how many
-// may for it to be a threshold; a row's first cut keeps at least, and so many more.
-inline int64_t wanted_by_guess(int64_t k) { return k + k / 2 + 8; }
-inline int64_t most_by_guess(int64_t k) { return 2 * k + 32; }
+// may for it to be a threshold: where that is the row, they can be ordered as they are. A row's
+// first cut keeps at least so many, and so many more.
+inline int64_t most_by_guess(int64_t k) { return has_network(k) ? most_sorted : 2 * k + 32; }
+inline int64_t wanted_by_guess(int64_t k) {
+    return smaller(k + k / 2 + 8, (k + most_by_guess(k)) / 2);
+}
 inline int64_t least_of_first_cut(int64_t k) { return k + k / 4; }
-inline int64_t slack_of_first_cut(int64_t k) { return k / 2 + 16; }
+inline int64_t slack_of_first_cut(int64_t k) {
+    return smaller(k / 2 + 16, most_by_guess(k) - least_of_first_cut(k));
+}
 
 // What `rough_log` adds to a logarithm: the bias of a float's exponent.
 constexpr float exponent_bias = 127.0f;
@@ -40,8 +53,21 @@ constexpr float exponent_bias = 127.0f;
 inline int64_t count_above(const float* scores, int64_t vectors, float bound) {
     const Floats limit = broadcast(bound);
     int64_t count = 0;
+#if defined(__AVX512F__)
     for (int64_t v = 0; v < vectors; ++v)
         count += __builtin_popcount(lanes_above(load(scores + v * lanes), limit));
+#else
+    // Lane by lane: a comparison gives -1.
+    Integers counts{}, more{};
+    int64_t v = 0;
+    for (; v + 2 <= vectors; v += 2) {
+        counts -= (Integers)(load(scores + v * lanes) > limit);
+        more -= (Integers)(load(scores + (v + 1) * lanes) > limit);
+    }
+    if (v < vectors) counts -= (Integers)(load(scores + v * lanes) > limit);
+    counts += more;
+    for (int lane = 0; lane < lanes; ++lane) count += counts[lane];
+#endif
     return count;
 }
 
@@ -64,6 +90,19 @@ inline void for_lanes_above(const float* scores, int64_t vectors, float bound, c
     }
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// The chosen lanes of a vector, one bit each, in front of the others.
+struct Compaction {
+    uint8_t lanes_in_front[256][8];
+    constexpr Compaction() : lanes_in_front() {
+        for (int chosen = 0; chosen < 256; ++chosen)
+            for (int lane = 0, place = 0; lane < 8; ++lane)
+                if (chosen >> lane & 1) lanes_in_front[chosen][place++] = (uint8_t)lane;
+    }
+};
+constexpr Compaction compaction;
+#endif
+
 // Append the chosen lanes of scores and keys; writes up to a whole vector past the end.
 inline void append(unsigned chosen, Floats scores, Integers keys, float* to_scores,
                    int32_t* to_keys, int64_t& number) {
@@ -72,6 +111,12 @@ inline void append(unsigned chosen, Floats scores, Integers keys, float* to_scor
     const __mmask16 mask = (__mmask16)chosen;
     store(to_scores + number, (Floats)_mm512_maskz_compress_ps(mask, (__m512)scores));
     store(to_keys + number, (Integers)_mm512_maskz_compress_epi32(mask, (__m512i)keys));
+    number += __builtin_popcount(chosen);
+#elif defined(__AVX2__)
+    const __m256i from =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)compaction.lanes_in_front[chosen]));
+    store(to_scores + number, (Floats)_mm256_permutevar8x32_ps((__m256)scores, from));
+    store(to_keys + number, (Integers)_mm256_permutevar8x32_epi32((__m256i)keys, from));
     number += __builtin_popcount(chosen);
 #else
     for (; chosen; chosen &= chosen - 1) {
@@ -110,16 +155,27 @@ inline float rough_log(float x) {
     return (float)bits * (1.0f / (1 << 23));
 }
 
+// Between two bounds, one that `wanted` scores exceed, if the logarithm of their number falls
+// linearly.
+inline float bound_between(float low, float high, float above_low, float above_high, float wanted) {
+    const float least = rough_log(above_high > 0 ? above_high : 0.5f), most = rough_log(above_low);
+    const float share = (most - rough_log(wanted)) / (most - least);
+    return low + (high - low) * (share < least_share  ? least_share
+                                 : share > most_share ? most_share
+                                                      : share);
+}
+
 // A cut that keeps at least k and at most k + slack scores, or exactly k where ties leave no such
-// bound. `guess`: where to look first; `highest`: no score exceeds it.
+// bound. `guess`: where to look first; `highest`: no score exceeds it; `low`: a bound that more
+// than k + slack are known to exceed, `above_low` of them, or minus infinity.
 //
 // Counting is cheap and the distribution is unknown, so: step down from the guess until enough
 // scores lie above, then close in, first as if the logarithm of the count fell linearly (it
 // nearly does in a tail), then by halving the floats that are left, which ends after 32 steps.
 inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t slack, float guess,
-                    float highest) {
-    float high = highest, low = -infinity;  // fewer than k lie above high; too many above low
-    int64_t above_high = 0, above_low = vectors * lanes;
+                    float highest, float low, int64_t above_low) {
+    float high = highest;  // fewer than k lie above high; too many above low
+    int64_t above_high = 0;
     float bound = guess < highest ? guess : highest - 1.0f;
     float step = highest - bound;
     for (int round = 0; round < most_rounds; ++round) {
@@ -143,12 +199,8 @@ inline Cut find_cut(const float* scores, int64_t vectors, int64_t k, int64_t sla
             step *= 2;
             if (round > stepping_rounds) bound = low;
         } else if (round < guessing_rounds) {
-            const float wanted = rough_log((float)k + 0.5f * (float)slack);
-            const float least = rough_log(above_high ? (float)above_high : 0.5f);
-            const float most = rough_log((float)above_low);
-            float share = (most - wanted) / (most - least);
-            share = share < least_share ? least_share : share > most_share ? most_share : share;
-            bound = low + (high - low) * share;
+            bound = bound_between(low, high, (float)above_low, (float)above_high,
+                                  (float)k + 0.5f * (float)slack);
         } else {
             bound = low;
         }
@@ -194,6 +246,13 @@ struct Candidates {
     int32_t* keys;
     int64_t number;
     float threshold;
+    bool all_above;  // whether each exceeds the threshold, and none equals it
+
+    void clear() {
+        number = 0;
+        threshold = -infinity;
+        all_above = true;
+    }
 };
 
 inline int64_t candidate_capacity(int64_t k, int64_t tile) {
@@ -226,79 +285,99 @@ inline float highest_of(const float* scores, int64_t vectors) {
 inline void cut_candidates(Candidates& row, int64_t k, int64_t slack) {
     pad_last_vector(row);
     const int64_t vectors = vectors_of(row.number);
-    const Cut cut =
-        find_cut(row.scores, vectors, k, slack, row.threshold, highest_of(row.scores, vectors));
+    const float highest = highest_of(row.scores, vectors);
+    const float low = row.all_above ? row.threshold : -infinity;
+    const int64_t above_low = row.all_above ? row.number : vectors * lanes;
+    const float guess = row.all_above ? bound_between(low, highest, (float)above_low, 0,
+                                                      (float)k + 0.5f * (float)slack)
+                                      : row.threshold;
+    const Cut cut = find_cut(row.scores, vectors, k, slack, guess, highest, low, above_low);
     row.number = apply_cut(cut, row.scores, row.keys, 0, vectors, row.scores, row.keys);
     row.threshold = cut.above;
+    row.all_above = cut.ties == 0;
 }
 
-// Vectors of a tile's row at most, and room to read their lanes eight bytes at a time.
-constexpr int most_vectors = longest_tile / lanes;
-
-// What one scan of a row's new scores finds: the highest, and which lanes lie above a bound.
+// What one scan of a row's new scores finds: the highest, and which lie above a bound, one bit
+// each.
 struct Scan {
     float highest;
     int64_t count;
-    alignas(64) uint16_t lanes_above_bound[most_vectors];
+    alignas(64) uint8_t above[longest_tile / 8];
 };
 
 inline void scan(const float* scores, int64_t vectors, float bound, Scan& seen) {
-#if defined(__AVX512F__)
     const Floats limit = broadcast(bound);
+    // Four maxima at a time: one would wait for itself.
     Floats best[4];
     for (Floats& one : best) one = broadcast(-infinity);
     const auto look = [&](int64_t v, int n) {
         const Floats x = load(scores + v * lanes);
         best[n] = maximum(x, best[n]);
-        seen.lanes_above_bound[v] = (uint16_t)lanes_above(x, limit);
+        const unsigned bits = lanes_above(x, limit);
+        if (lanes == 16) {
+            const uint16_t both = (uint16_t)bits;
+            std::memcpy(seen.above + 2 * v, &both, 2);
+        } else if (lanes == 8)
+            seen.above[v] = (uint8_t)bits;
+        else if (n % 2 == 0)
+            seen.above[v / 2] = (uint8_t)bits;
+        else
+            seen.above[v / 2] |= (uint8_t)(bits << 4);
     };
     int64_t v = 0;
     for (; v + 4 <= vectors; v += 4)
         for (int n = 0; n < 4; ++n) look(v + n, n);
-    for (; v < vectors; ++v) look(v, 0);
-    for (; v % 4; ++v) seen.lanes_above_bound[v] = 0;
+    for (int n = 0; v < vectors; ++v, ++n) look(v, n);
     seen.highest = largest(maximum(maximum(best[0], best[1]), maximum(best[2], best[3])));
     seen.count = 0;
-    for (int64_t n = 0; n < vectors; n += 4) {
-        uint64_t four;
-        std::memcpy(&four, seen.lanes_above_bound + n, 8);
-        seen.count += __builtin_popcountll(four);
+    const int64_t bytes = (vectors * lanes + 7) / 8;
+    for (int64_t n = bytes; n % 8; ++n) seen.above[n] = 0;
+    for (int64_t n = 0; n < bytes; n += 8) {
+        uint64_t some;
+        std::memcpy(&some, seen.above + n, 8);
+        seen.count += __builtin_popcountll(some);
     }
-#else
-    seen.highest = highest_of(scores, vectors);
-    seen.count = 0;
-    if (!(seen.highest > bound)) return;
-    for (int64_t v = 0; v < vectors; ++v) {
-        const unsigned above = lanes_above(load(scores + v * lanes), broadcast(bound));
-        seen.lanes_above_bound[v] = (uint16_t)above;
-        seen.count += __builtin_popcount(above);
-    }
-#endif
 }
 
-// visit(v, lanes) for each vector that has lanes above the bound, in order. Which do is noted
-// first, without a branch, as above.
-template <typename Visit>
-inline void for_lanes_above(const Scan& seen, int64_t vectors, const Visit& visit) {
+// Append the scores that a scan saw above its bound to a row's candidates.
+inline void append_seen(const Scan& seen, const float* scores, int64_t vectors, int32_t first_key,
+                        Candidates& row) {
     if (seen.count == 0) return;
+#if defined(__AVX512BW__) || defined(__AVX2__)
+    // Which vectors have any is noted first, without a branch, as above.
     for (int64_t start = 0; start < vectors; start += 64) {
         const int64_t end = smaller(start + 64, vectors);
         uint64_t some = 0;
 #if defined(__AVX512BW__)
         for (int64_t v = start; v < end; v += 32) {
-            const __m512i masks = _mm512_load_si512(seen.lanes_above_bound + v);
-            some |= (uint64_t)_mm512_test_epi16_mask(masks, masks) << (v - start);
+            const __m512i bits = _mm512_load_si512(seen.above + 2 * v);
+            some |= (uint64_t)_mm512_test_epi16_mask(bits, bits) << (v - start);
         }
-        if (end - start < 64) some &= (1ull << (end - start)) - 1;
 #else
-        for (int64_t v = start; v < end; ++v)
-            some |= (uint64_t)(seen.lanes_above_bound[v] != 0) << (v - start);
+        for (int64_t v = start; v < end; v += 32) {
+            const __m256i none = _mm256_cmpeq_epi8(
+                _mm256_load_si256((const __m256i*)(seen.above + v)), _mm256_setzero_si256());
+            some |= (uint64_t)~(uint32_t)_mm256_movemask_epi8(none) << (v - start);
+        }
 #endif
+        if (end - start < 64) some &= (1ull << (end - start)) - 1;
         for (; some; some &= some - 1) {
             const int64_t v = start + __builtin_ctzll(some);
-            visit(v, seen.lanes_above_bound[v]);
+            unsigned chosen = 0;
+            std::memcpy(&chosen, seen.above + v * lanes / 8, lanes / 8);
+            append(chosen, load(scores + v * lanes),
+                   first_integers() + (first_key + (int32_t)v * lanes), row.scores, row.keys,
+                   row.number);
         }
     }
+#else
+    for (int64_t n = 0; n < vectors * lanes; n += 8)
+        for (unsigned some = seen.above[n / 8]; some; some &= some - 1) {
+            const int64_t j = n + __builtin_ctz(some);
+            row.scores[row.number] = scores[j];
+            row.keys[row.number++] = first_key + (int32_t)j;
+        }
+#endif
 }
 
 // Show a row some new scores: `vectors` whole vectors, hidden keys at minus infinity, the first
@@ -323,17 +402,16 @@ inline float add_candidates(Candidates& row, int64_t k, int64_t capacity, const 
             guess += 0.5f * fall * (counted - wanted);
         } else {
             const Cut cut = find_cut(scores, vectors, least_of_first_cut(k), slack_of_first_cut(k),
-                                     guess, seen.highest);
+                                     guess, seen.highest, -infinity, vectors * lanes);
             row.number = apply_cut(cut, scores, nullptr, first_key, vectors, row.scores, row.keys);
-            if (row.number >= k) guess = row.threshold = cut.above;
+            if (row.number >= k) {
+                guess = row.threshold = cut.above;
+                row.all_above = cut.ties == 0;
+            }
             return seen.highest;
         }
     }
-    for_lanes_above(seen, vectors, [&](int64_t v, unsigned chosen) {
-        append(chosen, load(scores + v * lanes),
-               first_integers() + (first_key + (int32_t)v * lanes), row.scores, row.keys,
-               row.number);
-    });
+    append_seen(seen, scores, vectors, first_key, row);
     return seen.highest;
 }
 

@@ -63,6 +63,10 @@ inline void store_part(float* to, Floats x, int64_t count) {
     if (count >= lanes) return store(to, x);
     for (int64_t lane = 0; lane < count; ++lane) to[lane] = x[lane];
 }
+inline void store_part(int32_t* to, Integers x, int64_t count) {
+    if (count >= lanes) return store(to, x);
+    for (int64_t lane = 0; lane < count; ++lane) to[lane] = x[lane];
+}
 
 // Vectors that hold so many numbers, the last one perhaps in part.
 inline int64_t vectors_of(int64_t number) { return (number + lanes - 1) / lanes; }
@@ -88,6 +92,38 @@ inline Floats maximum(Floats a, Floats b) {
 #endif
 }
 
+inline Integers maximum(Integers a, Integers b) {
+#if defined(__AVX512F__)
+    return (Integers)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Integers)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline Integers minimum(Integers a, Integers b) {
+#if defined(__AVX512F__)
+    return (Integers)_mm512_min_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (Integers)_mm256_min_epi32((__m256i)a, (__m256i)b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
+// from[places[lane]].
+inline Floats gather(const float* from, Integers places) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_i32gather_ps((__m512i)places, from, 4);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_i32gather_ps(from, (__m256i)places, 4);
+#else
+    Floats x;
+    for (int lane = 0; lane < lanes; ++lane) x[lane] = from[places[lane]];
+    return x;
+#endif
+}
+
 // Bit `lane` is set where scores[lane] > bound.
 inline unsigned lanes_above(Floats scores, Floats bound) {
 #if defined(__AVX512F__)
@@ -104,9 +140,15 @@ inline unsigned lanes_above(Floats scores, Floats bound) {
 #endif
 }
 
+// The largest of a vector of numbers.
 inline float largest(Floats x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)x);
+#elif defined(__AVX2__)
+    const __m128 half =
+        _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    const __m128 two = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #else
     float result = x[0];
     for (int lane = 1; lane < lanes; ++lane) result = x[lane] > result ? x[lane] : result;
@@ -196,11 +238,10 @@ inline Floats power_of_2(Floats x) {
     p = p * f + (degree == 5 ? 0.240222421f : 0.240240986f);
     p = p * f + (degree == 5 ? 0.693146978f : 0.693124193f);
     p = p * f + 1.0f;
-    const Floats bounded = whole > -126.0f ? whole : broadcast(-126.0f);
+    const Floats bounded = maximum(whole, broadcast(-126.0f));
     const Integers exponent = __builtin_convertvector(bounded, Integers);
-    const Floats scaled = p * (Floats)((exponent + 127) << 23);
-    const Floats visible = x < -126.0f ? Floats{} : scaled;
-    return x == x ? visible : x;
+    const Floats scaled = p * (Floats)((exponent + 127) << 23);  // NaN where x is: p is
+    return x < -126.0f ? Floats{} : scaled;
 #endif
 }
 
@@ -227,13 +268,17 @@ inline Floats hyperbolic_tangent(Floats y) {
 // Turn `lanes` vectors, as rows of a square, into its columns.
 inline void transpose(Floats (&rows)[lanes]) {
     // Four (three, two) rounds; each exchanges halves of ever wider groups between two rows.
+    // Unrolled by order: the compiler must see that the exchanges are constants.
+#pragma GCC unroll 4
     for (int width = 1; width < lanes; width *= 2) {
         Integers low, high;
+#pragma GCC unroll 16
         for (int lane = 0; lane < lanes; ++lane) {
             const bool upper = lane & width;
             low[lane] = upper ? lanes + lane - width : lane;
             high[lane] = upper ? lanes + lane : lane + width;
         }
+#pragma GCC unroll 16
         for (int row = 0; row < lanes; ++row) {
             if (row & width) continue;
             const Floats a = rows[row], b = rows[row + width];

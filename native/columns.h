@@ -1,0 +1,174 @@
+// The strongest scores of many short rows at once: each lane is a row, each vector a key, so that
+// sorting them needs neither branches nor exchanges across lanes.
+#pragma once
+
+#include "choose.h"
+#include "workspace.h"
+
+namespace weft {
+namespace WEFT_INSTRUCTION_SET {
+
+// Keys that are sorted together, and as many edges of a row as there may be.
+constexpr int64_t sorted_keys = short_edges;
+static_assert(short_keys % sorted_keys == 0, "whole groups");
+
+// A rank: the upper bits of a score in its order, and in the others its place, so that of equal
+// scores the lower key is ahead.
+constexpr int32_t rank_places = (int32_t)short_keys - 1;
+static_assert((short_keys & rank_places) == 0, "a power of two");
+
+struct ColumnSpace {
+    int32_t* ranks;  // (keys in whole groups, lanes)
+    float* scores;   // (sorted_keys, lanes): the strongest, in order; minus infinity past the last
+    int32_t* keys;   // (sorted_keys, lanes): their places; -1 past the last
+    float* weights;  // (sorted_keys, lanes)
+};
+
+inline ColumnSpace lay_out_columns(int64_t keys, Workspace& space) {
+    const int64_t size = sorted_keys * lanes;
+    return {space.take<int32_t>(round_up(keys, sorted_keys) * lanes), space.take<float>(size),
+            space.take<int32_t>(size), space.take<float>(size)};
+}
+
+// 16 vectors in registers.
+struct Sixteen {
+    Integers v[16];
+
+    explicit Sixteen(const int32_t* from) {
+#pragma GCC unroll 16
+        for (int n = 0; n < 16; ++n) v[n] = load(from + n * lanes);
+    }
+    void write(int32_t* to) const {
+#pragma GCC unroll 16
+        for (int n = 0; n < 16; ++n) store(to + n * lanes, v[n]);
+    }
+    // The larger of two to the first place.
+    void order(int a, int b) {
+        const Integers more = maximum(v[a], v[b]);
+        v[b] = minimum(v[a], v[b]);
+        v[a] = more;
+    }
+};
+
+// Sort 16 vectors lane by lane, the largest first: Green's network of 60 comparisons (Knuth, The
+// Art of Computer Programming, volume 3, section 5.3.4).
+inline void sort_sixteen(int32_t* ranks) {
+    Sixteen s(ranks);
+#pragma GCC unroll 4
+    for (int distance = 1; distance < 16; distance *= 2)
+#pragma GCC unroll 16
+        for (int n = 0; n < 16; ++n)
+            if (!(n & distance)) s.order(n, n + distance);
+    s.order(5, 10), s.order(6, 9), s.order(3, 12), s.order(13, 14), s.order(4, 8);
+    s.order(7, 11), s.order(1, 2);
+    s.order(1, 4), s.order(7, 13), s.order(2, 8), s.order(11, 14), s.order(5, 6), s.order(9, 10);
+    s.order(2, 4), s.order(11, 13), s.order(3, 8), s.order(7, 12);
+    s.order(6, 8), s.order(10, 12), s.order(3, 5), s.order(7, 9);
+    s.order(3, 4), s.order(5, 6), s.order(7, 8), s.order(9, 10), s.order(11, 12);
+    s.order(6, 7), s.order(8, 9);
+    s.write(ranks);
+}
+
+// Sort 16 vectors that rise to one place and fall after it, or fall and rise.
+inline void sort_bitonic_sixteen(int32_t* ranks) {
+    Sixteen s(ranks);
+#pragma GCC unroll 4
+    for (int distance = 8; distance > 0; distance /= 2)
+#pragma GCC unroll 16
+        for (int n = 0; n < 16; ++n)
+            if (!(n & distance)) s.order(n, n + distance);
+    s.write(ranks);
+}
+
+inline void order_vectors(int32_t* first, int32_t* second) {
+    const Integers a = load(first), b = load(second);
+    store(first, maximum(a, b));
+    store(second, minimum(a, b));
+}
+
+// Sort a group of 32 vectors.
+inline void sort_group(int32_t* ranks) {
+    sort_sixteen(ranks);
+    sort_sixteen(ranks + 16 * lanes);
+    // The second half backwards: what stays in it is then in no order, but still rises and falls.
+    for (int n = 0; n < 8; ++n) {
+        int32_t *a = ranks + n * lanes, *b = ranks + (15 - n) * lanes;
+        const Integers c = load(a + 16 * lanes), d = load(b + 16 * lanes);
+        const Integers one = load(a), other = load(b);
+        store(a, maximum(one, d));
+        store(b + 16 * lanes, minimum(one, d));
+        store(b, maximum(other, c));
+        store(a + 16 * lanes, minimum(other, c));
+    }
+    sort_bitonic_sixteen(ranks);
+    sort_bitonic_sixteen(ranks + 16 * lanes);
+}
+
+// The first 32 of two sorted groups, in place of the first group.
+inline void merge_groups(int32_t* ranks, const int32_t* more) {
+    for (int n = 0; n < sorted_keys; ++n)
+        store(ranks + n * lanes,
+              maximum(load(ranks + n * lanes), load(more + (sorted_keys - 1 - n) * lanes)));
+    for (int n = 0; n < 16; ++n) order_vectors(ranks + n * lanes, ranks + (16 + n) * lanes);
+    sort_bitonic_sixteen(ranks);
+    sort_bitonic_sixteen(ranks + 16 * lanes);
+}
+
+// The `kept` strongest scores of a vector of rows, in order, and their places, to `space`. Element
+// [key * panel_columns + lane] is a score. Returns the lanes, one bit each, where the bits that
+// ranks leave out matter: what they have is wrong.
+inline unsigned strongest_of_columns(const float* scores, int64_t keys, int64_t kept,
+                                     const ColumnSpace& space) {
+    const Integers none = broadcast(INT32_MIN);
+    for (int64_t j = 0; j < keys; ++j) {
+        const Floats score = load(scores + j * panel_columns);
+        const Integers bits = (Integers)score, order = bits < 0 ? INT32_MIN - bits : bits;
+        const Integers rank = (order & ~rank_places) | (rank_places - (int32_t)j);
+        // (Neither minus infinity nor NaN is an edge.)
+        store(space.ranks + j * lanes, score > -infinity ? rank : none);
+    }
+    const int64_t end = round_up(keys, sorted_keys);
+    for (int64_t j = keys; j < end; ++j) store(space.ranks + j * lanes, none);
+    for (int64_t j = 0; j < end; j += sorted_keys) {
+        sort_group(space.ranks + j * lanes);
+        if (j > 0) merge_groups(space.ranks, space.ranks + j * lanes);
+    }
+    Integers right = broadcast(-1), not_lower{};
+    Floats last = broadcast(infinity);
+    for (int64_t r = 0; r < kept; ++r) {
+        const Integers rank = load(space.ranks + r * lanes), real = rank > INT32_MIN;
+        const Integers place = (rank_places - (rank & rank_places)) & real;
+        const Floats score = gather(scores, place * panel_columns + first_integers());
+        const Floats found = real ? score : broadcast(-infinity);
+        right &= last >= found;
+        last = found;
+        store(space.scores + r * lanes, found);
+        store(space.keys + r * lanes, place | ~real);
+    }
+    // Right if the scores fall, and as many as are kept are no lower than the last of them, or all
+    // there are were kept.
+    for (int64_t j = 0; j < keys; ++j)
+        not_lower -= (Integers)(load(scores + j * panel_columns) >= last);
+    right &= (not_lower == (int32_t)kept) | (Integers)(last == -infinity);
+    return lanes_above(right ? Floats{} : broadcast(1.0f), Floats{});
+}
+
+// Element [place * lanes + lane] of some columns to `kept` numbers of each row.
+inline void write_columns(const float* columns, int64_t kept, int64_t rows, float* to) {
+    for (int64_t first = 0; first < kept; first += lanes) {
+        Floats square[lanes];
+#pragma GCC unroll 16
+        for (int n = 0; n < lanes; ++n) square[n] = load(columns + (first + n) * lanes);
+        transpose(square);
+        if (rows == lanes && kept - first >= lanes) {
+#pragma GCC unroll 16
+            for (int n = 0; n < lanes; ++n) store(to + n * kept + first, square[n]);
+            continue;
+        }
+        for (int64_t row = 0; row < rows; ++row)
+            store_part(to + row * kept + first, square[row], kept - first);
+    }
+}
+
+}  // namespace WEFT_INSTRUCTION_SET
+}  // namespace weft
