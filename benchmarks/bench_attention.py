@@ -10,6 +10,8 @@ Prints seconds and, last on each line, the ratios weft / peer of `attention` and
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,16 +28,20 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--keep", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="one thread, on a busy host")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1 if options.processor_time else options.threads)
+    clock = time.thread_time if options.processor_time else time.perf_counter
     torch.manual_seed(0)
     print(f"{options.dtype}, {options.threads} threads, kernels: {native.instruction_sets()[0]}")
     for length in options.lengths:
         for causal in (False, True):
-            measure(length, causal, getattr(torch, options.dtype), options.keep)
+            measure(length, causal, getattr(torch, options.dtype), options.keep, clock)
 
 
-def measure(length: int, causal: bool, dtype: torch.dtype, k: int) -> None:
+def measure(
+    length: int, causal: bool, dtype: torch.dtype, k: int, clock: Callable[[], float]
+) -> None:
     """One line."""
     queries, keys, values = (torch.randn(1, 12, length, 64).to(dtype) for _ in range(3))
     mask = weft.causal() if causal else None
@@ -49,7 +55,7 @@ def measure(length: int, causal: bool, dtype: torch.dtype, k: int) -> None:
     def graph() -> object:
         return weft.attend(queries, keys, values, mask=mask, keep=weft.Top(k), backend="native")
 
-    one, plain, captured = side_by_side(peer, output, graph)
+    one, plain, captured = side_by_side(peer, output, graph, clock=clock)
     print(
         f"N={length:6} {'causal' if causal else 'full  '} sdpa {one * 1e3:8.1f} ms  "
         f"attention {plain / one:.2f}  attend {captured / one:.2f}",

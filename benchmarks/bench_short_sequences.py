@@ -11,6 +11,8 @@ the quartiles of the ratios of neighbouring runs.
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -34,18 +36,22 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="one thread, on a busy host")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1 if options.processor_time else options.threads)
+    clock = time.thread_time if options.processor_time else time.perf_counter
     torch.manual_seed(0)
     with torch.no_grad():
         for depth in (32, 64):
             for length in (32, 64, 128):
-                measure((64, 8, length, depth), padded=True, repeats=25)
+                measure((64, 8, length, depth), padded=True, repeats=25, clock=clock)
         for shape, padded in SMALL:
-            measure(shape, padded=padded, repeats=400)
+            measure(shape, padded=padded, repeats=400, clock=clock)
 
 
-def measure(shape: tuple[int, int, int, int], *, padded: bool, repeats: int) -> None:
+def measure(
+    shape: tuple[int, int, int, int], *, padded: bool, repeats: int, clock: Callable[[], float]
+) -> None:
     """One line."""
     batch, heads, length, depth = shape
     inputs = [torch.randn(shape) for _ in range(3)]
@@ -62,7 +68,7 @@ def measure(shape: tuple[int, int, int, int], *, padded: bool, repeats: int) -> 
     def graph() -> object:
         return weft.attend(*inputs, mask=mask, keep=weft.Top(32))
 
-    theirs, plain, captured = in_turn(peer, output, graph, repeats=repeats)
+    theirs, plain, captured = in_turn(peer, output, graph, repeats=repeats, clock=clock)
     print(
         f"{batch:2} x {heads:2} heads, N={length:4}, depth {depth}, "
         f"{'padded' if padded else 'whole '}  sdpa {1e6 * sorted(theirs)[repeats // 2]:8.1f} us  "

@@ -12,22 +12,30 @@ from pathlib import Path
 __all__ = ["extra_memory", "in_turn", "peak_memory", "ratio", "side_by_side"]
 
 
-def in_turn(*runs: Callable[[], object], repeats: int = 5) -> list[list[float]]:
-    """Seconds of each run, taken in turn so that a slow moment hits all alike."""
+def in_turn(
+    *runs: Callable[[], object], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds of each run, taken in turn so that a slow moment hits all alike.
+
+    clock: of the wall; `time.thread_time` counts the processor time of this thread, which a busy
+        machine disturbs less.
+    """
     for run in runs:
         run()
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for times, run in zip(seconds, runs, strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     return seconds
 
 
-def side_by_side(*runs: Callable[[], object], repeats: int = 5) -> list[float]:
+def side_by_side(
+    *runs: Callable[[], object], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
     """Median seconds of each run, taken in turn."""
-    return [statistics.median(times) for times in in_turn(*runs, repeats=repeats)]
+    return [statistics.median(times) for times in in_turn(*runs, repeats=repeats, clock=clock)]
 
 
 def ratio(ours: list[float], peer: list[float]) -> str:

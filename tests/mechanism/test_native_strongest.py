@@ -132,23 +132,22 @@ def test_short_rows_with_their_graph(attend: Attend, length: int, k: int) -> Non
         scores = queries.double() @ shared[0].transpose(-2, -1) / math.sqrt(24)
         scores = scores.masked_fill(~allowed, -math.inf)
         weights = scores.softmax(-1).nan_to_num(0.0)
-        close = {"rtol": 0, "atol": 4e-6}
-        torch.testing.assert_close(output.double(), weights @ shared[1], **close)
-        torch.testing.assert_close(graph.lse.double(), scores.logsumexp(-1), **close)
+        torch.testing.assert_close(output.double(), weights @ shared[1], rtol=0, atol=4e-6)
+        torch.testing.assert_close(graph.lse.double(), scores.logsumexp(-1), rtol=0, atol=4e-6)
         entropy = torch.special.entr(weights).sum(-1)
-        torch.testing.assert_close(graph.entropy.double(), entropy, **close)
+        torch.testing.assert_close(graph.entropy.double(), entropy, rtol=0, atol=4e-6)
         assert torch.equal(graph.count.long(), allowed.sum(-1).expand(5, 4, rows))
         kept = min(k, length)
         strongest = scores.topk(kept).values
-        torch.testing.assert_close(graph.scores[..., :kept].double(), strongest, **close)
+        torch.testing.assert_close(graph.scores[..., :kept].double(), strongest, rtol=0, atol=4e-6)
         there = graph.keys[..., :kept] >= 0
         assert torch.equal(there, strongest > -math.inf)
         assert (graph.keys[..., kept:] == -1).all() and not graph.weights[..., kept:].any()
         at = graph.keys[..., :kept].clamp(min=0).long()
         expected = weights.gather(-1, at) * there
-        torch.testing.assert_close(graph.weights[..., :kept].double(), expected, **close)
+        torch.testing.assert_close(graph.weights[..., :kept].double(), expected, rtol=0, atol=4e-6)
         whole = weights.sum(-1) - expected.sum(-1)
-        torch.testing.assert_close(graph.rest.double(), whole, **close)
+        torch.testing.assert_close(graph.rest.double(), whole, rtol=0, atol=4e-6)
         certain = graph.count == 1
         assert not graph.entropy[certain].any()
 
