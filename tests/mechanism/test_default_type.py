@@ -28,14 +28,14 @@ def default_type(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
 def found(options: dict[str, Any], **asked: Any) -> list[Tensor]:
     """Everything that a call gives, and its gradients."""
     generator = torch.Generator().manual_seed(0)
-    inputs = [
+    inputs = queries, keys, values = [
         torch.randn(2, heads, rows, 16, generator=generator, dtype=torch.float32).requires_grad_()
         for heads, rows in ((4, 40), (2, 300), (2, 300))
     ]
     with torch.no_grad():
-        alone = weft.attention(*inputs, backend="native", **options)
-        _, plain = weft.attend(*inputs, backend="native", **asked, **options)
-    output, graph = weft.attend(*inputs, backend="native", **asked, **options)
+        alone = weft.attention(queries, keys, values, backend="native", **options)
+        _, plain = weft.attend(queries, keys, values, backend="native", **asked, **options)
+    output, graph = weft.attend(queries, keys, values, backend="native", **asked, **options)
     loss = output.square().sum() + graph.lse.sum() + graph.entropy.sum()
     if graph.received is not None:
         loss = loss + (graph.received * graph.received.detach()).sum()

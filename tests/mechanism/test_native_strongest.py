@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +31,11 @@ def attend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     chosen = lambda call: replace(prepare(call), instruction_set=request.param)  # noqa: E731
     monkeypatch.setattr(native, "prepare", chosen)
 
-    def run(*inputs: Tensor, k: int, **options: object) -> tuple[Tensor, weft.AttentionGraph]:
+    def run(
+        queries: Tensor, keys: Tensor, values: Tensor, k: int, **options: Any
+    ) -> tuple[Tensor, weft.AttentionGraph]:
         with torch.no_grad():
-            return weft.attend(*inputs, keep=weft.Top(k), backend="native", **options)
+            return weft.attend(queries, keys, values, keep=weft.Top(k), backend="native", **options)
 
     return run
 
