@@ -47,6 +47,34 @@ def test_window(queries: int, keys: int, left: int | None, right: int | None, of
     check(weft.window(left, right, offset), pairs(queries, keys, allow), queries, keys)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "offset"),
+    [
+        (150, 90, 0), (None, 0, 0), (None, 0, 200), (0, None, -130), (3, 5, 170), (120, 0, -100),
+        (0, 0, 2**30), (None, 2, -(2**30)), (10**9, 10**9, 7),
+    ],
+)  # fmt: skip
+def test_the_band_of_a_wide_window_is_its_definition(
+    left: int | None, right: int | None, offset: int
+) -> None:
+    """What kernels are given: key j of query i, as j - i, and the same of the other way round."""
+    queries, keys = 260, 310
+    i, j = np.arange(queries)[:, None], np.arange(keys)[None]
+    allowed = np.ones((queries, keys), bool)
+    if left is not None:
+        allowed &= j >= i + offset - left
+    if right is not None:
+        allowed &= j <= i + offset + right
+    mask = weft.window(left, right, offset)
+    for one, there in ((mask, allowed), (mask.transposed(queries, keys), allowed.T)):
+        bounds = one.bounds(*there.shape)
+        assert bounds.band is not None
+        assert bounds.rest is bounds.by_sequence is bounds.by_query is None
+        first, last = bounds.band
+        away = np.arange(there.shape[1])[None] - np.arange(there.shape[0])[:, None]
+        assert np.array_equal((away >= first) & (away <= last), there)
+
+
 @settings(max_examples=30, deadline=None)
 @given(sizes, sizes, st.integers(-3, 3))
 def test_causal(queries: int, keys: int, offset: int) -> None:

@@ -19,7 +19,7 @@ from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.studio.collection import Collection
-from weft.studio.page import page_html
+from weft.studio.page import collect, page_html
 from weft.studio.serving import Viewer
 from weft.traces import Trace
 
@@ -89,15 +89,16 @@ class Studio:
 
     def file(
         self,
-        collection: Collection,
+        collection: Collection | str,
         address: str = "",
         theme: str = "light",
         width: int = 1280,
         touch: bool = False,
     ) -> Any:
-        """A collection as an exported page, with the network cut off."""
+        """A collection as an exported page, or such a page, with the network cut off."""
         path = self.folder / "page.html"
-        path.write_text(page_html(collection), "utf-8")
+        html = collection if isinstance(collection, str) else page_html(collection)
+        path.write_text(html, "utf-8")
         page = self._page(theme, width, "file:", offline=True, touch=touch)
         page.goto(f"{path.as_uri()}{address}")
         return page
@@ -196,6 +197,12 @@ def minilm() -> Callable[[str], Trace]:
 def minilm_trace(minilm: Callable[[str], Trace]) -> Trace:
     """MiniLM on a sentence."""
     return minilm(TEXT.split(".")[0] + ".")
+
+
+@pytest.fixture(scope="session")
+def minilm_page(minilm_trace: Trace) -> str:
+    """The page of that trace, 7 MB, made once."""
+    return page_html(collect([minilm_trace]))
 
 
 class OneLayer(nn.Module):

@@ -252,8 +252,8 @@ def test_at_every_width(
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_on_the_matrix(studio, texts: list[Trace], theme: str) -> None:
-    page = studio.file(collect(texts[:1]), "#view=heads", theme)
+def test_text_on_the_matrix(studio, minilm_page: str, theme: str) -> None:
+    page = studio.file(minilm_page, "#view=heads", theme)
     settle(page)
     page.evaluate(CANVAS)
     page.evaluate("location.hash = '#view=matrix&layer=4&head=3&query=3&key=5&lock=1'")

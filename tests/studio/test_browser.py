@@ -105,8 +105,8 @@ def test_masked_and_unkept_cells_are_told_apart(studio, pair_trace, make_trace) 
     assert "Not among the kept edges" in panel(page)
 
 
-def test_threads_of_several_heads_without_sinks(studio, minilm_trace) -> None:
-    page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3", "dark")
+def test_threads_of_several_heads_without_sinks(studio, minilm_trace, minilm_page) -> None:
+    page = studio.file(minilm_page, "#view=threads&layer=4&head=3", "dark")
     page.locator(".short-threads").wait_for()
     front = page.locator(".lines canvas.front")
     blank = front.evaluate(PICTURE)
@@ -213,8 +213,8 @@ def test_an_empty_and_a_single_token(studio, make_trace, language_model) -> None
             page.locator(f".stage.{view}").wait_for()
 
 
-def test_a_narrow_window_cuts_no_head_and_no_caption(studio, minilm_trace) -> None:
-    page = studio.file(collect([minilm_trace]), width=800)
+def test_a_narrow_window_cuts_no_head_and_no_caption(studio, minilm_page) -> None:
+    page = studio.file(minilm_page, width=800)
     page.locator(".stage .tile small").nth(71).wait_for()
     cut = """() => [...document.querySelectorAll(".stage.heads .tile small, .stage.heads")]
         .filter((of) => of.scrollWidth > of.clientWidth + 1).map((of) => of.textContent)"""

@@ -31,9 +31,10 @@ PICTURE = "canvas => canvas.toDataURL()"
 def places_on_the_ramp(pixels: np.ndarray, theme: str = "light") -> np.ndarray:
     """Where colours lie on the ramp of weights, 0 to 255; each must be on it."""
     ramp = np.rint(255 * np.array(palette(theme).weight.colors))  # type: ignore[arg-type]
-    away = np.abs(pixels[..., None, :3].astype(float) - ramp).sum(-1)
+    colours, which = np.unique(pixels[..., :3].reshape(-1, 3), axis=0, return_inverse=True)
+    away = np.abs(colours[:, None].astype(float) - ramp).sum(-1)
     assert away.min(-1).max() <= 6, "a colour that is no weight's"
-    return away.argmin(-1)
+    return away.argmin(-1)[which.reshape(-1)].reshape(pixels.shape[:-1])
 
 
 def block_of(length: int) -> int:

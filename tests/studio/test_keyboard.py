@@ -97,8 +97,8 @@ def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
     assert focus(page) == "stage"
 
 
-def test_a_digit_is_the_head_that_it_names(studio, minilm_trace) -> None:
-    page = studio.file(collect([minilm_trace]), "#view=threads&layer=4&head=3")
+def test_a_digit_is_the_head_that_it_names(studio, minilm_page) -> None:
+    page = studio.file(minilm_page, "#view=threads&layer=4&head=3")
     page.locator(".short-threads").wait_for()
     drawn = """() => [...document.querySelectorAll('.rail .tile[aria-pressed="true"] small')]
         .map((name) => name.textContent)"""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.studio.page import collect
+from weft.studio.page import collect, page_html
 
 #: What is cut off sideways, or stands out of the window.
 CUT = """() => {
@@ -42,12 +42,17 @@ def strip_colour(page: Any, number: int) -> tuple[int, ...]:
     return tuple(pixels[0, 0].tolist())
 
 
+@pytest.fixture(scope="module")
+def two_texts(minilm_trace) -> str:
+    return page_html(collect([minilm_trace, minilm_trace]))
+
+
 @pytest.mark.parametrize("width", [360, 768, 1024, 1440])
-def test_nothing_is_cut_in_any_view(studio, minilm_trace, pair_trace, history_of, width) -> None:
+def test_nothing_is_cut_in_any_view(studio, two_texts, pair_trace, history_of, width) -> None:
     run = collect([pair_trace], history=history_of(pair_trace), summary={"exact": "99 %"})
     for collection, views in (
         (
-            collect([minilm_trace, minilm_trace]),
+            two_texts,
             ("heads", "heads&order=role", "threads", "matrix", "graph", "paths"),
         ),
         (run, ("heads", "threads&layer=2&query=1&lock=1", "training")),
@@ -61,8 +66,8 @@ def test_nothing_is_cut_in_any_view(studio, minilm_trace, pair_trace, history_of
             assert page.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
-def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_trace) -> None:
-    page = studio.file(collect([minilm_trace]), width=1024)
+def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_page) -> None:
+    page = studio.file(minilm_page, width=1024)
     page.locator(".stage .tile small").nth(71).wait_for()
     captions = page.locator(".stage .tile small").all_inner_texts()
     scores = [text for text in captions if "." in text or text.split()[-1:] == ["1"]]
@@ -82,8 +87,8 @@ def test_the_slider_of_a_training_on_a_phone(studio, pair_trace, history_of) -> 
     assert page.locator("#now").bounding_box()["x"] >= 0
 
 
-def test_strips_bars_and_shades_where_the_system_chooses_colours(studio, minilm_trace) -> None:
-    page = studio.file(collect([minilm_trace]), "#view=heads&layer=4&head=3")
+def test_strips_bars_and_shades_where_the_system_chooses_colours(studio, minilm_page) -> None:
+    page = studio.file(minilm_page, "#view=heads&layer=4&head=3")
     page.emulate_media(forced_colors="active")
     page.locator(".stage .tile small").nth(71).wait_for()
     of_role = {strip_colour(page, number) for number in (0, 2, 20, 24)}
