@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself; the second time that costs nothing.
-.PHONY: help setup setup-no-tools demo test test-all check bench pictures docs wheel clean
+.PHONY: help setup setup-no-tools demo test test-all coverage check bench pictures docs wheel clean
 
 python := .venv/bin/python
 # A file of tests stays in one process, long files first (tests/conftest.py); each worker computes on
@@ -25,6 +25,11 @@ test: setup  ## the tests, less the slow ones
 test-all: setup  ## all tests
 	@scripts/setup-tests --slow
 	$(python) -m pytest $(parallel) -m ""
+
+coverage: setup  ## the tests once more, and which lines of src/weft they reach
+	@scripts/setup-tests
+	$(python) -m pytest $(parallel) --cov --cov-report=
+	$(python) scripts/coverage_table.py
 
 check: setup  ## style, types and architecture; of the front end also its unit tests
 	.venv/bin/ruff format --check .
