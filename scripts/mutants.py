@@ -1,0 +1,213 @@
+"""Plant small faults in a module, one at a time, and see whether its tests notice each.
+
+    python scripts/mutants.py src/weft/mechanism/masks.py tests/mechanism/test_mask.py ...
+    python scripts/mutants.py MODULE TESTS... --only 12     # one of them, with what pytest says
+
+A fault is a comparison, a sign, a number, a condition or a word of logic made another one, or an
+error that is not raised. No file is changed: this process loads torch, and forks a child for each
+fault, which imports the changed module and runs the tests until one fails. Prints a line for each
+fault that no test noticed: read them, since some change nothing that anybody could see. Exit status
+1 where there are such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.util
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+#: A child that takes so many times as long as the tests without a fault hangs: noticed too.
+PATIENCE = 6
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+}  # fmt: skip
+#: Parts of the syntax that do nothing when a program runs.
+SILENT = {"annotation", "returns", "decorator_list", "type_params"}
+
+
+class Fault:
+    """One place of a module, and how it is changed there."""
+
+    def __init__(self, node: ast.AST, said: str, change: Callable[[Any], ast.AST | None]) -> None:
+        self.node, self.said, self.change = node, said, change
+
+    def planted(self, tree: ast.Module) -> ast.Module:
+        """A copy of the module with the fault."""
+        kept = {id(self.node): copy.deepcopy(self.node)}
+        made = copy.deepcopy(tree, {id(self.node): kept[id(self.node)]})
+        place, change = kept[id(self.node)], self.change
+
+        class Planter(ast.NodeTransformer):
+            def visit(self, node: ast.AST) -> Any:
+                return change(node) if node is place else self.generic_visit(node)
+
+        return ast.fix_missing_locations(Planter().visit(made))
+
+
+def faults(node: ast.AST) -> Iterator[Fault]:
+    """All faults that can be planted below a node, from the top of the file to its end."""
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if name in SILENT or not isinstance(child, ast.AST) or _is_words(child):
+                continue
+            yield from _faults_of(child)
+            yield from faults(child)
+
+
+def _is_words(node: ast.AST) -> bool:
+    """Docstrings, messages, the list of public names."""
+    if isinstance(node, ast.JoinedStr):
+        return True
+    if isinstance(node, ast.Assign):
+        return any(getattr(target, "id", "") == "__all__" for target in node.targets)
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _faults_of(node: ast.AST) -> Iterator[Fault]:
+    match node:
+        case ast.Compare(ops=[operator, *_]):
+            other = COMPARISONS[type(operator)]
+            yield Fault(
+                node,
+                f"{_name(operator)} is {other.__name__}",
+                lambda old: ast.Compare(old.left, [other(), *old.ops[1:]], old.comparators),
+            )
+        case ast.BinOp(op=operator) | ast.AugAssign(op=operator) if type(operator) in OPERATORS:
+            instead = OPERATORS[type(operator)]
+            yield Fault(
+                node, f"{_name(operator)} is {instead.__name__}", lambda old: _with(old, instead())
+            )
+        case ast.BoolOp(op=operator):
+            word = ast.Or if isinstance(operator, ast.And) else ast.And
+            yield Fault(
+                node, f"{_name(operator)} is {word.__name__}", lambda old: _with(old, word())
+            )
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield Fault(node, f"without {_name(node.op)}", lambda old: old.operand)
+        case ast.Constant(value=bool(value)):
+            yield Fault(node, f"{value} is {not value}", lambda old: ast.Constant(not old.value))
+        case ast.Constant(value=int(value) | float(value)):
+            yield Fault(node, f"{value} is {value + 1}", lambda old: ast.Constant(old.value + 1))
+        case ast.If() | ast.While() | ast.IfExp() if not isinstance(node.test, ast.Compare):
+            yield Fault(node.test, "the condition is its contrary", _contrary)
+        case ast.Raise():
+            yield Fault(node, "no error", lambda old: ast.Pass())
+
+
+def _with(node: Any, operator: ast.AST) -> ast.AST:
+    node.op = operator
+    return node
+
+
+def _contrary(test: ast.expr) -> ast.AST:
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def _name(node: ast.AST) -> str:
+    return type(node).__name__
+
+
+class Loader(SourceFileLoader):
+    """Loads one module of weft with a fault, and finds it before anybody else does."""
+
+    tree: ast.Module
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.tree, self.path, "exec")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+
+def tested(tree: ast.Module, module: Path, tests: list[str], seconds: float, loud: bool) -> bool:
+    """Whether the tests pass with this code of the module, in time, in a child of this process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if not loud:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                os.dup2(nowhere, 2)
+            loader = Loader(".".join(module.relative_to(ROOT / "src").with_suffix("").parts), "")
+            loader.path, loader.tree = str(module), tree
+            sys.meta_path.insert(0, loader)  # type: ignore[arg-type]
+            import pytest
+
+            # What a fault makes of a test may not depend on chance.
+            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+            code = int(pytest.main([*options, *tests]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) == 0
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def main() -> int:
+    """Plant, test, print; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("module", type=Path)
+    parser.add_argument("tests", nargs="+")
+    parser.add_argument("--only", type=int, help="the number of one fault")
+    options = parser.parse_args()
+    module = options.module.resolve()
+    os.chdir(ROOT)
+    tree = ast.parse(module.read_text("utf-8"))
+    listed = list(enumerate(faults(tree)))
+    if options.only is not None:
+        listed = [listed[options.only]]
+
+    import numpy
+    import torch
+
+    assert numpy  # loaded once, as torch is
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    loud = options.only is not None
+    if not tested(tree, module, options.tests, 3600, loud):
+        print("the tests fail without any fault: mend that first", file=sys.stderr)
+        return 2
+    seconds = PATIENCE * (time.monotonic() - start) + 5
+    unnoticed = 0
+    for number, fault in listed:
+        if tested(fault.planted(tree), module, options.tests, seconds, loud):
+            unnoticed += 1
+            line = getattr(fault.node, "lineno", 0)
+            code = ast.unparse(fault.node).partition("\n")[0]
+            print(f"{number:4d}  line {line}: {fault.said}: {code}", flush=True)
+    print(f"{module.name}: {len(listed)} faults, {len(listed) - unnoticed} noticed", flush=True)
+    return int(unnoticed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
