@@ -34,7 +34,19 @@ Text = Annotated[str, Field(max_length=LONGEST)]
 Name = Annotated[str, Field(max_length=64)]
 
 
-class NewNote(BaseModel, strict=True, extra="forbid"):
+#: A query and a key, or neither, as a schema says it.
+_BOTH_OR_NEITHER: JsonObject = {
+    "anyOf": [
+        {
+            "required": ["query", "key"],
+            "properties": {"query": {"type": "integer"}, "key": {"type": "integer"}},
+        },
+        {"properties": {"query": {"type": "null"}, "key": {"type": "null"}}},
+    ]
+}
+
+
+class NewNote(BaseModel, strict=True, extra="forbid", json_schema_extra=_BOTH_OR_NEITHER):
     """A note on a head, or on an edge: then its query and its key."""
 
     text: Text
