@@ -344,3 +344,16 @@ def test_graphs_of_a_batch_and_of_a_head_keep_it() -> None:
     alone = weft.attend(*(tensor[1] for tensor in inputs), received=True)[1]
     assert alone.received is not None and alone.received_last is None
     torch.testing.assert_close(alone.received, graph.received[1])
+
+
+@pytest.mark.parametrize("queries", [0, 3])
+def test_gradients_of_what_no_keys_receive(queries: int) -> None:
+    inputs = [
+        torch.zeros(2, heads, n, 4, requires_grad=True) for heads, n in ((4, queries), (2, 0))
+    ]
+    _, graph = weft.attend(*inputs, inputs[1], received=weft.LastQueries(2))
+    assert graph.received is not None and graph.received.shape == (2, 4, 0)
+    for gradient in torch.autograd.grad(
+        graph.received.sum() + graph.lse.nan_to_num().sum(), inputs
+    ):
+        assert not gradient.any()
