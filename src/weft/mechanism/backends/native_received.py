@@ -38,7 +38,7 @@ def columns_of(native: NativeCall, *by_received: Tensor | None) -> Values:
     """Values (batch, kv_heads, keys, columns) of gradients (batch, heads, keys); None: none."""
     kv_heads = native.keys.shape[1]
     columns = [
-        by.float().unflatten(1, (kv_heads, by.shape[1] // kv_heads)).transpose(2, 3)
+        by.float().reshape(len(by), kv_heads, by.shape[1] // kv_heads, by.shape[2]).transpose(2, 3)
         for by in by_received
         if by is not None
     ]
