@@ -96,7 +96,7 @@ def test_names_in_every_report(
 
 def test_a_name_of_two_lines_is_an_error_of_one(weft_main: Command) -> None:
     assert weft_main("heads", "one\ntwo").one_line() == (
-        "weft: one\\ntwo: no such trace. Check the path."
+        "weft: one\\ntwo: no such trace or run. Check the path."
     )
 
 
