@@ -20,18 +20,18 @@ def _run(*options: str) -> tuple[int, str]:
 
 
 def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were() -> None:
-    code, output = _run("--cases", "120", "--seed", "2026")
+    code, output = _run("--cases", "60", "--seed", "2026")
     assert code == 0, output
     last = output.splitlines()[-1]
     counted = re.match(
-        r"120 cases: (\d+) refused in one line, (\d+) read equal, (\d+) read as rewritten, 0 wrong",
+        r"60 cases: (\d+) refused in one line, (\d+) read equal, (\d+) read as rewritten, 0 wrong",
         last,
     )
     assert counted is not None, output
     refused, equal, rewritten = map(int, counted.groups())
-    assert refused + equal + rewritten == 120
-    assert refused > 60
-    assert equal > 5
+    assert refused + equal + rewritten == 60
+    assert refused > 30
+    assert equal > 2
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,21 @@ def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
     return tensors, others
 
 
-def test_killed_at_any_moment(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("writes", "moments"),
+    [
+        pytest.param((1, 2, 4, 7, 13, 16, 9), (0.02, 0.1, 0.3), id="some"),
+        pytest.param(
+            (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 16, 23, 9, 18),
+            (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.3, 0.05, 0.4),
+            id="many",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_killed_at_any_moment(
+    tiny: Callable[..., RunConfig], tmp_path: Path, writes: Sequence[int], moments: Sequence[float]
+) -> None:
     settings = tiny(
         model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, max_steps=24,
         batch_tokens=128, validate_every=3, checkpoint_every=2, accumulate=2,
@@ -115,17 +129,13 @@ def test_killed_at_any_moment(tiny: Callable[..., RunConfig], tmp_path: Path) ->
     assert "Trained 24 steps" in errors
 
     pieces = Starter(config, tmp_path / "pieces")
-    statuses = []
-    # Each of the first writes of a new folder; then among checkpoints, weights and snapshots.
-    for number in (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 16, 23, 9, 18):
-        statuses.append(pieces.start("writing", number))
-        if number < 6:
-            statuses.append(pieces.start("seconds", 0.02 * number))
-    statuses += [pieces.start("seconds", seconds) for seconds in (0.15, 0.3, 0.05, 0.4)]
+    # First writes of a new folder; then among checkpoints, weights and snapshots.
+    statuses = [pieces.start("writing", number) for number in writes]
+    statuses += [pieces.start("seconds", seconds) for seconds in moments]
     statuses.append(pieces.start("never"))
     errors = pieces.end()
     assert set(statuses) <= {-9, 0}, errors
-    assert statuses.count(-9) >= 8
+    assert statuses.count(-9) >= (len(writes) + len(moments)) // 2
     assert statuses[-1] == 0
 
     (tensors, others), (found, found_others) = (
