@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.mechanism.linear_cases import drawn, rounded
 from torch import Tensor, nn
 
 from weft.errors import InputError
@@ -23,18 +24,6 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     return str(request.param)
 
 
-def rounded(tensor: Tensor) -> Tensor:
-    """To the nearest number of 8 bits, halves away from 0, as float64."""
-    bits = tensor.detach().contiguous().view(torch.int32)
-    return ((bits + 0x8000) & ~0xFFFF).view(torch.float32).double()
-
-
-def drawn(rows: int, width: int, columns: Sequence[int]) -> tuple[Tensor, list[nn.Linear]]:
-    torch.manual_seed(rows + width)
-    maps = [nn.Linear(width, n, bias=place != 1) for place, n in enumerate(columns)]
-    return torch.randn(rows, width, requires_grad=True), maps
-
-
 SIZES = [
     (16, 1, (1,)),
     (33, 48, (17, 80, 5)),
@@ -50,7 +39,7 @@ SIZES = [
 def test_outputs_and_gradients_are_those_of_rounded_factors(
     rows: int, width: int, columns: Sequence[int], relu: bool, instruction_set: str
 ) -> None:
-    inputs, maps = drawn(rows, width, columns)
+    inputs, maps = drawn(rows, width, columns, gradients=True)
     with products("bfloat16"):
         outputs = linear_maps(inputs, maps, relu=relu)
     by_outputs = [torch.randn(rows, n) for n in columns]
@@ -73,7 +62,7 @@ def test_outputs_and_gradients_are_those_of_rounded_factors(
 
 
 def test_rounding_is_small_beside_float32(instruction_set: str) -> None:
-    inputs, maps = drawn(300, 128, (128,))
+    inputs, maps = drawn(300, 128, (128,), gradients=True)
     (exact,) = linear_maps(inputs, maps)
     with products("bfloat16"):
         (output,) = linear_maps(inputs, maps)
@@ -82,7 +71,7 @@ def test_rounding_is_small_beside_float32(instruction_set: str) -> None:
 
 
 def test_threads_do_not_matter(instruction_set: str) -> None:
-    inputs, maps = drawn(700, 96, (64, 160))
+    inputs, maps = drawn(700, 96, (64, 160), gradients=True)
 
     def results() -> list[Tensor]:
         with products("bfloat16"):
@@ -103,7 +92,7 @@ def test_threads_do_not_matter(instruction_set: str) -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_numbers_that_are_not_finite_are_not_lost(value: float, instruction_set: str) -> None:
-    inputs, maps = drawn(40, 32, (16,))
+    inputs, maps = drawn(40, 32, (16,), gradients=True)
     with torch.no_grad():
         inputs[3, 5] = value
     (exact,) = linear_maps(inputs, maps)
@@ -113,7 +102,7 @@ def test_numbers_that_are_not_finite_are_not_lost(value: float, instruction_set:
 
 
 def test_frozen_weights_and_strided_rows(instruction_set: str) -> None:
-    _, maps = drawn(64, 32, (48,))
+    _, maps = drawn(64, 32, (48,), gradients=True)
     wide = torch.randn(64, 40)
     maps[0].weight.requires_grad_(False)
     with products("bfloat16"):
@@ -161,7 +150,7 @@ def test_what_is_more_than_a_linear_map_is_called_itself(instruction_set: str) -
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_second_derivatives_are_those_of_float32(relu: bool, instruction_set: str) -> None:
-    inputs, maps = drawn(40, 8, (6, 5))
+    inputs, maps = drawn(40, 8, (6, 5), gradients=True)
     weight = maps[0].weight
 
     def second(kind: Products) -> list[Tensor]:
@@ -181,7 +170,7 @@ def test_second_derivatives_are_those_of_float32(relu: bool, instruction_set: st
 def test_a_gradient_that_is_not_finite_is_not_lost(
     frozen_input: bool, instruction_set: str
 ) -> None:
-    inputs, maps = drawn(40, 32, (16,))
+    inputs, maps = drawn(40, 32, (16,), gradients=True)
     inputs = inputs.detach() if frozen_input else inputs
     # A NaN whose bits are all ones would be rounded to minus zero.
     value = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)

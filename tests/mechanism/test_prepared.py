@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.mechanism.linear_cases import drawn, rounded
 from torch import Tensor, nn
 
 from weft.mechanism.backends import native, native_linear, native_prepared
@@ -38,18 +39,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def rounded(tensor: Tensor) -> Tensor:
-    """To the nearest number of 8 bits, halves away from 0, as float64."""
-    bits = tensor.detach().contiguous().view(torch.int32)
-    return ((bits + 0x8000) & ~0xFFFF).view(torch.float32).double()
-
-
-def drawn(rows: int, width: int, columns: Sequence[int]) -> tuple[Tensor, list[nn.Linear]]:
-    torch.manual_seed(rows + width)
-    maps = [nn.Linear(width, n, bias=place != 1) for place, n in enumerate(columns)]
-    return torch.randn(rows, width), maps
-
-
 SIZES = [
     (16, 1, (1,)),
     (33, 48, (17, 80, 5)),
@@ -74,7 +63,7 @@ def test_outputs_are_those_of_the_formula(
     instruction_set: str,
     calls: list[str],
 ) -> None:
-    inputs, maps = drawn(rows, width, columns)
+    inputs, maps = drawn(rows, width, columns, gradients=False)
     with products(kind), prepared_maps():
         outputs = linear_maps(inputs, maps, relu=relu)
     assert calls == ["prepare", "prepared_forward"]
@@ -93,7 +82,7 @@ def test_outputs_are_those_of_the_formula(
 @torch.no_grad()
 def test_a_row_depends_on_itself_alone(kind: Products, instruction_set: str) -> None:
     """Neither on the rows beside it, nor on the threads: the same bits."""
-    inputs, maps = drawn(300, 200, (70,))
+    inputs, maps = drawn(300, 200, (70,), gradients=False)
     with products(kind), prepared_maps():
         (whole,) = linear_maps(inputs, maps)
         for rows in (slice(0, 16), slice(5, 140), slice(283, 300)):
@@ -108,7 +97,7 @@ def test_a_row_depends_on_itself_alone(kind: Products, instruction_set: str) -> 
 
 @torch.no_grad()
 def test_inputs_of_any_shape_and_layout(calls: list[str]) -> None:
-    inputs, maps = drawn(60, 40, (24, 8))
+    inputs, maps = drawn(60, 40, (24, 8), gradients=False)
     views = [
         inputs.view(3, 20, 40),
         inputs.view(3, 20, 40).transpose(0, 1),
@@ -124,7 +113,7 @@ def test_inputs_of_any_shape_and_layout(calls: list[str]) -> None:
 
 @torch.no_grad()
 def test_a_matrix_is_packed_once_and_again_when_it_changes(calls: list[str]) -> None:
-    inputs, (linear,) = drawn(20, 12, (9,))
+    inputs, (linear,) = drawn(20, 12, (9,), gradients=False)
     with prepared_maps():
         linear_maps(inputs, [linear])
         with prepared_maps():  # those of the block outside
@@ -144,7 +133,7 @@ def test_a_matrix_is_packed_once_and_again_when_it_changes(calls: list[str]) -> 
 
 def test_what_is_left_to_others(calls: list[str]) -> None:
     """Gradients, hooks, few rows, other types: as without the block."""
-    inputs, (linear,) = drawn(20, 12, (9,))
+    inputs, (linear,) = drawn(20, 12, (9,), gradients=False)
     with prepared_maps():
         linear_maps(inputs, [linear])[0].sum().backward()
         assert linear.weight.grad is not None
@@ -164,7 +153,7 @@ def test_what_is_left_to_others(calls: list[str]) -> None:
 @pytest.mark.parametrize("place", ["inputs", "weight"])
 @torch.no_grad()
 def test_numbers_that_are_not_finite(kind: Products, place: str, instruction_set: str) -> None:
-    inputs, (linear,) = drawn(20, 12, (9,))
+    inputs, (linear,) = drawn(20, 12, (9,), gradients=False)
     where = inputs if place == "inputs" else linear.weight
     where[3, 4], where[5, 1] = torch.inf, torch.nan
     with products(kind), prepared_maps():
