@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ esac
 
 
 @pytest.fixture
-def setup(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+def setup(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """Begins `scripts/setup --no-tools` in a folder of its own; waits: whether torch takes long."""
     (tmp_path / "native").mkdir()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -39,14 +39,25 @@ def setup(tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
     python.write_text(PYTHON)
     python.chmod(0o755)
 
+    begun: list[subprocess.Popen[str]] = []
+
     def begin(waits: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["bash", "scripts/setup", "--no-tools"], cwd=tmp_path, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, env={**os.environ, "HERE": str(tmp_path), "WAITS": waits},
+            # As at a terminal: where tests run in the background, SIGINT is ignored, which bash
+            # passes on and lets no trap change.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
+        begun.append(process)
+        return process
 
-    return begin
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def assert_ended(folder: Path) -> None:
