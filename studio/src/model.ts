@@ -370,15 +370,26 @@ export class Example {
   }
 }
 
-export const KINDS: Record<Kind, [title: string, two: string, one: string]> = {
-  encoder: ["Encoder", "the source looks at itself", "the tokens look at each other"],
-  decoder: ["Decoder", "the target looks back at itself", "each token looks at those before it"],
-  cross: ["Cross", "the target looks at the source", "the target looks at the source"],
+export const KINDS: Record<Kind, string> = {
+  encoder: "Encoder",
+  decoder: "Decoder",
+  cross: "Cross",
 };
+
+/** What layers of a kind do, in the names of their sequences: "the target looks at the source". */
+export function noteOf(kind: Kind, queries: string, keys: string): string {
+  const many = queries.endsWith("s") && queries.length > 1;
+  if (kind === "cross") return `the ${queries} ${many ? "look" : "looks"} at the ${keys}`;
+  if (kind === "encoder")
+    return many ? `the ${queries} look at each other` : `the ${queries} looks at itself`;
+  return many
+    ? `each ${queries.replace(/(?<=ch)es$|s$/, "")} looks at those before it`
+    : `the ${queries} looks back at itself`;
+}
 
 /** A layer by its kind and its number among them: "Encoder L2". */
 export const kindName = (layer: { kind: Kind; index: number }) =>
-  `${KINDS[layer.kind]?.[0] ?? layer.kind} L${layer.index}`;
+  `${KINDS[layer.kind] ?? layer.kind} L${layer.index}`;
 
 export function headName(example: Example, layer: Layer, head: number): string {
   return `${example.several ? kindName(layer) : `L${layer.index}`} H${head}`;

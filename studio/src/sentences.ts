@@ -87,7 +87,10 @@ export const titleOf = (heads: Heads, layer: number, head: number) =>
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {
   const words = wordsOf(heads, roleOf(heads, layer.number, head));
   if (!words) return stateOf(heads);
-  const looks = `${layer.one ? "Each token" : "Each target token"} looks ${words.phrase}`;
+  const patches = layer.one && layer.queries === "patches";
+  const looks = patches
+    ? `Each patch looks ${words.phrase.replaceAll("token", "patch")}`
+    : `${layer.one ? "Each token" : "Each target token"} looks ${words.phrase}`;
   const bar = roleBar(heads, layer.number, head);
   if (bar) {
     const mean = `${bar.bound ? "at least " : ""}${bar.value.toFixed(3)}`;

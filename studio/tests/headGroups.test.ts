@@ -3,9 +3,12 @@ import { UNMEASURED, type Layer } from "../src/model";
 import { groupsInOrder, neighbour } from "../src/views/headGroups";
 
 const layer = (number: number, heads: number): Layer =>
-  ({ number, index: number, kind: "decoder", heads, rows: 8, columns: 8 }) as Layer;
+  ({
+    number, index: number, kind: "decoder", heads, rows: 8, columns: 8,
+    queries: "tokens", keys: "tokens",
+  }) as Layer; // prettier-ignore
 const layers = [layer(0, 3), layer(1, 2)];
-const groups = groupsInOrder("layer", layers, false, UNMEASURED);
+const groups = groupsInOrder("layer", layers, UNMEASURED);
 
 describe("arrows among the heads", () => {
   test("lead to the next head, and stop at the end of a row", () => {
@@ -31,7 +34,7 @@ test("by entropy the sharpest head comes first; heads without one stay as they a
     ],
   } as unknown as typeof UNMEASURED;
   const order = (table: typeof UNMEASURED) =>
-    groupsInOrder("entropy", layers, false, table)
+    groupsInOrder("entropy", layers, table)
       .flatMap((group) => group.rows.flatMap((row) => row.cells))
       .map(({ layer: number, head }) => `${number}.${head}`);
   expect(order(heads)).toEqual(["1.0", "0.1", "0.2", "0.0", "1.1"]);

@@ -8,12 +8,20 @@ import type { Layer } from "../src/model";
 const layers = (count: number, heads: number) =>
   Array.from(
     { length: count },
-    (_, number) => ({ number, index: number, kind: "decoder", heads }) as Layer,
+    (_, number) =>
+      ({
+        number,
+        index: number,
+        kind: "decoder",
+        heads,
+        queries: "tokens",
+        keys: "tokens",
+      }) as Layer,
   );
 const room = { height: 730, most: 168, gap: 10 };
 
 test("80 layers of 64 heads stand on one screen, apart from each other", () => {
-  const [group] = groupsByKind(layers(80, 64), false);
+  const [group] = groupsByKind(layers(80, 64));
   const fit = arrange([{ rows: 80, columns: 64 }], 1000, room, 0, 8, 5);
   const sheet = sheetOf(group, fit, 0, fit.spare);
   expect(sheet.cells.length).toBe(5120);
@@ -26,13 +34,27 @@ test("80 layers of 64 heads stand on one screen, apart from each other", () => {
   expect(Math.min(...columns.slice(1).map((x, n) => x - columns[n]))).toBeGreaterThan(fit.tile);
 });
 
+test("a tile, what is under it and the gaps fit in the height, whatever the size", () => {
+  for (let rows = 1; rows <= 80; rows++) {
+    const [group] = groupsByKind(layers(rows, 16));
+    const shapes = [
+      { rows: 12, columns: 12 },
+      { rows, columns: 16 },
+    ];
+    const fit = arrange(shapes, 970, room, 0, 8, 5);
+    const sheet = sheetOf(group, fit, 0, fit.spare);
+    // Side by side, below a title of 29 pixels; of two in a column each takes its part.
+    if (fit.across === 2) expect([rows, sheet.height + 29 <= 730]).toEqual([rows, true]);
+  }
+});
+
 test("30 layers of 9 heads stand in several parts, in larger tiles", () => {
   const groups = [{ rows: 30, columns: 9 }];
   const whole = arrange(groups, 1000, room, 0, 1, 5);
   const parted = arrange(groups, 1000, room, 0, 8, 5);
   expect(parted.parts).toBeGreaterThan(1);
   expect(parted.tile).toBeGreaterThan(1.5 * whole.tile);
-  const [group] = groupsByKind(layers(30, 9), false);
+  const [group] = groupsByKind(layers(30, 9));
   const sheet = sheetOf(group, parted, 0, parted.spare);
   expect(sheet.rows.map(({ text }) => text)).toEqual(Array.from({ length: 30 }, (_, n) => `L${n}`));
   expect(sheet.width).toBeGreaterThan(600);

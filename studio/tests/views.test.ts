@@ -3,10 +3,10 @@ import type { Kind, Layer } from "../src/model";
 import { blocksOf, dotOf, massOf } from "../src/overview";
 import { sparkline } from "../src/parts/sparkline";
 import { APART, arrange, LABEL, roomFor } from "../src/views/arrangement";
-import { groupInOrder, groupsByKind } from "../src/views/headGroups";
+import { groupInOrder, groupsByKind, notesOf } from "../src/views/headGroups";
 
 const layerOf = (number: number, kind: Kind, heads: number) =>
-  ({ number, kind, index: number, heads }) as Layer;
+  ({ number, kind, index: number, heads, queries: "target", keys: "source" }) as Layer;
 
 describe("arrange", () => {
   const room = { height: 1000, most: 168, gap: 10 };
@@ -41,12 +41,27 @@ describe("groups of heads", () => {
   const layers = [layerOf(0, "encoder", 2), layerOf(1, "cross", 3), layerOf(2, "encoder", 2)];
 
   test("each kind apart, layers as rows", () => {
-    const groups = groupsByKind(layers, true);
+    const groups = groupsByKind(layers);
     expect(groups.map(({ title, columns }) => [title, columns])).toEqual([
       ["Encoder", 2],
       ["Cross", 3],
     ]);
     expect(groups[0].rows.map(({ label }) => label)).toEqual(["L0", "L2"]);
+  });
+
+  test("what a kind does, in the names of its sequences", () => {
+    const [encoder, cross] = groupsByKind(layers);
+    expect(encoder.note).toBe("the target looks at itself");
+    expect(cross.note).toBe("the target looks at the source");
+    const of = (queries: string, keys = queries) => [{ queries, keys }];
+    expect(notesOf("encoder", of("patches"))).toBe("the patches look at each other");
+    expect(notesOf("decoder", of("tokens"))).toBe("each token looks at those before it");
+    expect(notesOf("decoder", of("patches"))).toBe("each patch looks at those before it");
+    expect(notesOf("decoder", of("target"))).toBe("the target looks back at itself");
+    expect(notesOf("cross", of("tokens", "patches"))).toBe("the tokens look at the patches");
+    expect(notesOf("encoder", [...of("text"), ...of("patches"), ...of("text")])).toBe(
+      "the text looks at itself; the patches look at each other",
+    );
   });
 
   test("all in an order of their own", () => {

@@ -11,8 +11,10 @@ from matplotlib.image import AxesImage, imread
 from matplotlib.text import Text
 
 import weft
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.pictures import alignment, heads, history, save_picture, threads
 from weft.pictures.palette import palette
+from weft.traces import Trace
 
 
 def images(figure) -> list[AxesImage]:
@@ -113,6 +115,28 @@ def test_heads_shows_each_head_once_kinds_apart(pair_trace) -> None:
     places = [tile.axes.get_position() for tile in tiles]
     assert places[0].x0 < places[1].x0
     assert places[0].y0 == places[1].y0 > places[4].y0 > places[8].y0
+
+
+def test_heads_names_the_sequences_as_the_trace_does() -> None:
+    """Also names that a font or a formula's syntax might trip over."""
+    _, graph = weft.attend(*torch.randn(3, 1, 4, 8), keep=weft.Top(4))
+
+    def layer(name: str, number: int) -> TraceLayer:
+        tokens = ["a"] * 4
+        return TraceLayer(
+            name=f"{number}", kind="encoder", index=number, shape=(1, 4, 4), queries_from=name,
+            keys_from=name, query_tokens=tokens, key_tokens=tokens, scale=1.0,
+            data=LayerInMemory(graph),
+        )  # fmt: skip
+
+    names = ["patches", "$x^{y", "patches"]
+    layers = tuple(layer(name, number) for number, name in enumerate(names))
+    figure = heads(Trace({name: ["a"] * 4 for name in names}, layers), title="of several")
+    figure.canvas.draw()
+    (found,) = (text.get_text() for text in texts(figure) if "Encoder" in text.get_text())
+    assert found.replace("\\$", "$") == (
+        "Encoder: the patches look at each other; the $x^{y looks at itself"
+    )
 
 
 def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:

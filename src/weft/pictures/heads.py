@@ -26,14 +26,11 @@ __all__ = ["heads"]
 _DOTS = 64
 #: Inches: left of the heads, above and below them, and above each kind.
 _LEFT, _TOP, _FOOT, _HEADING = 0.72, 0.36, 0.52, 0.62
+#: What layers of a kind do, by the names of their sequences: one text, or one of many.
 _KINDS = {
-    "encoder": "Encoder: the source looks at itself",
-    "decoder": "Decoder: the target looks at what it has written",
-    "cross": "Cross: the target looks at the source",
-}
-_ALONE = {
-    "encoder": "Encoder: the tokens look at each other",
-    "decoder": "Decoder: each token looks at those before it",
+    "encoder": ("the {0} looks at itself", "the {0} look at each other"),
+    "decoder": ("the {0} looks at what it has written", "the {0} look at those before them"),
+    "cross": ("the {0} looks at the {1}", "the {0} look at the {1}"),
 }
 
 
@@ -67,10 +64,12 @@ def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light")
         0.14 / sheet.width, 1 - 0.14 / sheet.height, letters.text(title), fontsize=10, va="top",
         fontweight="bold", color=colours.ink, family=list(letters.families),
     )  # fmt: skip
-    single = len(trace.sequences) == 1
     down = _TOP
     for kind, layers in sheet.groups.items():
-        name = _ALONE.get(kind, _KINDS[kind]) if single else _KINDS[kind]
+        of = [(layer.queries_from, layer.keys_from) for layer, _ in layers]
+        # Each pair of sequences once, in the order of the layers.
+        said = [_KINDS[kind][pair[0].endswith("s")].format(*pair) for pair in dict.fromkeys(of)]
+        name = f"{kind.capitalize()}: {'; '.join(said)}"
         _heading(figure, sheet, name, max(layer.heads for layer, _ in layers), down, colours)
         down += _HEADING
         for layer, view in layers:
@@ -122,8 +121,9 @@ def _heading(
 ) -> None:
     """The name of a kind of layers, and the numbers of its heads."""
     width, height = sheet.width, sheet.height
-    figure.text(_LEFT / width, 1 - (down + 0.16) / height, name, fontsize=7.5, va="top",
-                color=colours.ink)  # fmt: skip
+    letters = lettering([name])
+    figure.text(_LEFT / width, 1 - (down + 0.16) / height, letters.text(name), fontsize=7.5,
+                va="top", color=colours.ink, family=list(letters.families))  # fmt: skip
     for head in range(heads):
         figure.text(
             (sheet.across(head) + sheet.tile / 2) / width, 1 - (down + _HEADING - 0.06) / height,

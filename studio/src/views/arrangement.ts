@@ -77,7 +77,7 @@ export function arrange(
       const bands: Group[][] = [];
       for (let start = 0; start < groups.length; start += across)
         bands.push(groups.slice(start, start + across));
-      for (const [from, widest] of GAPS) {
+      for (const [n, [from, widest]] of GAPS.entries()) {
         const near = Math.min(gap, widest);
         const wide = Math.min(
           ...bands.map((band) => {
@@ -90,13 +90,20 @@ export function arrange(
           (sum, band) => sum + Math.max(...band.map((group) => Math.ceil(group.rows / split))),
           0,
         );
-        const { away, high: strip } = stripOf(from);
-        const under = caption || away + strip + (from >= 20 ? 2 : 0);
-        const between = from >= 38 ? GAP : near;
-        const high = (height - bands.length * TITLE - (bands.length - 1) * 16) / rows - between;
-        const tile = Math.floor(Math.min(wide, Math.max(high - under, least), most));
+        /** How high tiles may be that have what tiles of a size have under and between them. */
+        const highest = (size: number) => {
+          const { away, high: strip } = stripOf(size);
+          const under = caption || away + strip + (size >= 20 ? 2 : 0);
+          const between = size >= 38 ? GAP : near;
+          return (height - bands.length * TITLE - (bands.length - 1) * 16) / rows - between - under;
+        };
+        const high = highest(from);
+        let tile = Math.floor(Math.min(wide, Math.max(high, least), most));
+        const larger = n ? GAPS[n - 1][0] : Infinity;
+        if (tile >= larger)
+          tile = Math.min(tile, Math.max(larger - 1, Math.floor(highest(larger))));
         if (tile < from && from > least) continue;
-        const spare = Number.isFinite(high) ? Math.max(high - under - tile, 0) : 0;
+        const spare = Number.isFinite(high) ? Math.max(high - tile, 0) : 0;
         if (tile > best.tile) best = { tile, across, parts: split, gap: near, spare };
         break;
       }

@@ -1,6 +1,6 @@
 // Every head in groups of rows: each kind apart, or all of them in one order.
 
-import { KINDS, type Heads, type Kind, type Layer } from "../model";
+import { KINDS, noteOf, type Heads, type Kind, type Layer } from "../model";
 import { measureOf, placeOf, roleBar, roleOf } from "../sentences";
 
 export interface Cell {
@@ -20,15 +20,18 @@ export interface HeadGroup {
 export const headsOf = (layer: Layer): Cell[] =>
   Array.from({ length: layer.heads }, (_, head) => ({ layer: layer.number, head }));
 
-/** Layers as rows, each kind apart. several: whether the trace has more than one sequence. */
-export function groupsByKind(layers: Layer[], several: boolean): HeadGroup[] {
+/** What layers of a kind do: one sentence, or one for each sequence. */
+export const notesOf = (kind: Kind, layers: { queries: string; keys: string }[]) =>
+  [...new Set(layers.map(({ queries, keys }) => noteOf(kind, queries, keys)))].join("; ");
+
+/** Layers as rows, each kind apart. */
+export function groupsByKind(layers: Layer[]): HeadGroup[] {
   return (Object.keys(KINDS) as Kind[])
     .map((kind) => {
       const rows = layers.filter((layer) => layer.kind === kind);
-      const [title, two, one] = KINDS[kind];
       return {
-        title,
-        note: several ? two : one,
+        title: KINDS[kind],
+        note: notesOf(kind, rows),
         columns: Math.max(0, ...rows.map((layer) => layer.heads)),
         rows: rows.map((layer) => ({ label: `L${layer.index}`, cells: headsOf(layer) })),
         numbered: true,
@@ -59,10 +62,9 @@ export function neighbour(groups: HeadGroup[], from: Cell, key: string): Cell | 
 export function groupsInOrder(
   order: "layer" | "role" | "entropy",
   layers: Layer[],
-  several: boolean,
   heads: Heads,
 ): HeadGroup[] {
-  if (order === "layer") return groupsByKind(layers, several);
+  if (order === "layer") return groupsByKind(layers);
   const entropy = ({ layer, head }: Cell) => measureOf(heads, layer, head, "entropy") ?? 0;
   if (order === "entropy")
     return groupInOrder(
