@@ -1,6 +1,7 @@
 """Plant small faults in a module, one at a time, and see whether its tests notice each.
 
     python scripts/mutants.py src/weft/mechanism/masks.py tests/mechanism/test_mask.py ...
+    python scripts/mutants.py MODULE TESTS... --sample 30   # so many, drawn by a fixed seed
     python scripts/mutants.py MODULE TESTS... --only 12     # one of them, with what pytest says
 
 A fault is a comparison, a sign, a number, a condition or a word of logic made another one, or an
@@ -15,8 +16,12 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import importlib
 import importlib.util
+import math
 import os
+import random
+import resource
 import signal
 import sys
 import time
@@ -28,8 +33,9 @@ from types import CodeType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: A child that takes so many times as long as the tests without a fault hangs: noticed too.
-PATIENCE = 6
+#: A child that takes so many times the processor time of the tests without a fault hangs: noticed
+#: too; so does one that takes so many times as long as that on the clock, on a busy machine.
+PATIENCE, BUSY = 6, 40
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -38,6 +44,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
     ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin")
 #: Parts of the syntax that do nothing when a program runs.
 SILENT = {"annotation", "returns", "decorator_list", "type_params"}
 
@@ -148,21 +155,23 @@ def tested(tree: ast.Module, module: Path, tests: list[str], seconds: float, lou
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, 1)
                 os.dup2(nowhere, 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
             loader = Loader(".".join(module.relative_to(ROOT / "src").with_suffix("").parts), "")
             loader.path, loader.tree = str(module), tree
             sys.meta_path.insert(0, loader)  # type: ignore[arg-type]
             import pytest
 
-            # What a fault makes of a test may not depend on chance.
+            # What a fault makes of a test may not depend on chance. Of pytest's plugins only those
+            # that the tests use, and asserts as they stand, which is quicker.
             options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-            code = int(pytest.main([*options, *tests]))
+            code = int(pytest.main([*options, "--assert=plain", *PLUGINS, *tests]))
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + BUSY * seconds
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -178,6 +187,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="+")
+    parser.add_argument("--sample", type=int, help="how many faults; all without it")
     parser.add_argument("--only", type=int, help="the number of one fault")
     options = parser.parse_args()
     module = options.module.resolve()
@@ -186,18 +196,20 @@ def main() -> int:
     listed = list(enumerate(faults(tree)))
     if options.only is not None:
         listed = [listed[options.only]]
+    elif options.sample is not None and options.sample < len(listed):
+        listed = sorted(random.Random(0).sample(listed, options.sample), key=lambda one: one[0])
 
-    import numpy
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in ("numpy", "scipy.sparse", "pyarrow", "hypothesis.extra.numpy", "_pytest.doctest"):
+        importlib.import_module(name)  # once, as torch is
     import torch
 
-    assert numpy  # loaded once, as torch is
     torch.set_num_threads(1)
-    start = time.monotonic()
     loud = options.only is not None
     if not tested(tree, module, options.tests, 3600, loud):
         print("the tests fail without any fault: mend that first", file=sys.stderr)
         return 2
-    seconds = PATIENCE * (time.monotonic() - start) + 5
+    seconds = PATIENCE * sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + 5
     unnoticed = 0
     for number, fault in listed:
         if tested(fault.planted(tree), module, options.tests, seconds, loud):

@@ -234,3 +234,26 @@ def test_a_graph_is_true_and_keeps_float64() -> None:
     _, graph = weft.attend(one, one, one)
     assert bool(graph)
     assert graph.adjacency(0).dtype == np.float64
+
+
+def test_one_head_of_a_graph() -> None:
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = torch.randn(3, 3, 4, 2, generator=generator)
+    _, graph = weft.attend(q, k, v, keep=weft.Top(2), received=weft.LastQueries(2))
+    names = ("keys", "scores", "weights", "lse", "entropy", "rest", "count")
+    asked = ("received", "received_most", "received_last")
+    for head in range(3):
+        _, alone = weft.attend(
+            *(part[head][None] for part in (q, k, v)),
+            keep=weft.Top(2), received=weft.LastQueries(2),
+        )  # fmt: skip
+        own = graph.of_head(head)
+        assert own.shape == (1, 4, 4)
+        for name in (*names, *asked):
+            torch.testing.assert_close(getattr(own, name), getattr(alone, name))
+
+
+def test_how_much_is_kept_where_nobody_says() -> None:
+    assert weft.Top() == weft.Top(32)
+    q = torch.randn(1, 2, 40, 4)
+    assert weft.attend(q, q, q)[1].k == 32

@@ -178,3 +178,16 @@ def test_angles_kept_in_one_mode_serve_in_another() -> None:
     assert torch.equal(turned, again)
     (gradient,) = torch.autograd.grad(again.sum(), learned, create_graph=True)
     assert gradient.isfinite().all()
+
+
+def test_distances_count_from_the_first_key_where_nobody_says() -> None:
+    """The first query stands where the first key does."""
+    cpu, slopes = torch.device("cpu"), torch.tensor([0.5])
+    expected = torch.tensor([[-0.0, -0.5, -1.0], [-0.5, -0.0, -0.5]])
+    assert torch.equal(weft.ALiBi(slopes).bias(range(2), 3, cpu)[0], expected)
+    table = torch.arange(8.0)[:, None]
+    moved = weft.Buckets(table, offset=0).bias(range(2), 3, cpu)
+    assert torch.equal(weft.Buckets(table).bias(range(2), 3, cpu), moved)
+    key_table = torch.arange(5.0)[:, None]  # distances -2 to 2
+    scores = weft.Shaw(key_table).key_scores(torch.ones(1, 1, 2, 1), range(2), 3)
+    assert scores.tolist() == [[[[2.0, 3.0, 4.0], [1.0, 2.0, 3.0]]]]

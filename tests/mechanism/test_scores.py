@@ -169,3 +169,80 @@ def test_default_scale_and_cost(score: scores.Score, scale: float, cells: int) -
 
 def test_depth_zero_has_a_scale() -> None:
     assert weft.ScaledDot().default_scale(0) == 1.0
+
+
+def test_a_bilinear_form_for_each_head() -> None:
+    torch.manual_seed(3)
+    queries, keys = torch.randn(2, 3, 4, 5).double(), torch.randn(2, 3, 6, 7).double()
+    A = torch.randn(3, 5, 7).double()
+    expected = torch.stack([queries[:, h] @ A[h] @ keys[:, h].mT for h in range(3)], 1)
+    torch.testing.assert_close(scores.bilinear(queries, keys, A), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("score", "field", "by_head"),
+    [
+        (lambda heads: weft.Bilinear(torch.randn(heads, 4, 4)), "matrix", True),
+        (lambda heads: weft.Bilinear(torch.randn(4, 4)), "matrix", False),
+        (lambda heads: weft.GraphAttentionV2(torch.randn(heads, 4)), "vector", True),
+        (lambda heads: weft.GraphAttentionV2(torch.randn(heads)), "vector", False),
+    ],
+)
+def test_the_score_of_one_head(score: Any, field: str, by_head: bool) -> None:
+    for heads in (1, 2, 5):
+        whole = score(heads)
+        parameter = getattr(whole, field)
+        for head in range(5 if heads == 1 else heads):
+            own = getattr(whole.of_head(head), field)
+            # One for all heads stays; of several, that of the head, which keeps its dimension.
+            assert torch.equal(own, parameter[head][None] if by_head and heads > 1 else parameter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_of_half_precision(dtype: torch.dtype) -> None:
+    queries = torch.zeros(1, 2, 3, 4, dtype=dtype)
+    for taken in (torch.float16, torch.bfloat16, torch.float32):
+        weft.Bilinear(torch.zeros(4, 4, dtype=taken)).check(queries)
+    with pytest.raises(weft.InputError, match=r"matrix is torch.float64, the queries are"):
+        weft.Bilinear(torch.zeros(4, 4, dtype=torch.float64)).check(queries)
+    with pytest.raises(weft.InputError, match=f"matrix is {dtype}, the queries are torch.float32"):
+        weft.Bilinear(torch.zeros(4, 4, dtype=dtype)).check(queries.float())
+    with pytest.raises(weft.InputError, match="matrix is list, the queries are"):
+        weft.Bilinear([[1.0]]).check(queries)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        weft.Bilinear(torch.randn(3, 5)),
+        weft.Additive(torch.randn(7, 3), torch.randn(7, 5), torch.randn(7)),
+        weft.GraphAttention(torch.randn(3), torch.randn(5)),
+    ],
+)
+def test_queries_and_keys_of_two_depths(score: scores.Score) -> None:
+    queries, keys, values = torch.randn(1, 2, 3), torch.randn(1, 4, 5), torch.randn(1, 4, 2)
+    expected = torch.stack(
+        [
+            sum(
+                weight * value
+                for weight, value in zip(
+                    torch.stack([score(q[None], k[None])[0, 0] for k in keys[0]]).softmax(0),
+                    values[0],
+                    strict=True,
+                )
+            )
+            for q in queries[0]
+        ]
+    )
+    torch.testing.assert_close(
+        weft.attention(queries, keys, values, score=score)[0], expected, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_the_slope_of_the_papers() -> None:
+    """LeakyReLU with a negative slope of 0.2 (Velickovic et al. 2018; Brody et al. 2022)."""
+    one = torch.ones(1)
+    assert weft.GraphAttention(one, one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
+    assert weft.GraphAttentionV2(one)(-one[None], -one[None]).item() == pytest.approx(-0.4)
+    assert scores.graph_attention(-one[None], -one[None], one, one).item() == pytest.approx(-0.4)
+    assert scores.graph_attention_v2(-one[None], -one[None], one).item() == pytest.approx(-0.4)
