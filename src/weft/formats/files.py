@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gzip
 import json
 import math
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.errors import DataError
+from weft.formats.locks import FOLDERS, lock
 
 __all__ = [
     "MARK",
@@ -47,6 +47,10 @@ JsonMapping = Mapping[str, Any]
 MARK = ".weft-part-"
 #: What to do where nothing can be made.
 NOT_WRITABLE = "Choose a folder that exists and is writable."
+#: How a file is opened that only a regular file is to be read from; what a system knows of that.
+_CAREFULLY = os.O_RDONLY
+for _flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    _CAREFULLY |= getattr(os, _flag, 0)
 #: Where the shell hands over what it has opened.
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
@@ -58,7 +62,10 @@ def reason_of(error: OSError) -> str:
 
 def sync(path: Path) -> None:
     """Wait until a file or a folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if not FOLDERS and path.is_dir():
+        return
+    # Windows waits only for files that are open for writing.
+    descriptor = os.open(path, os.O_RDONLY if FOLDERS else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -103,8 +110,12 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
         _remove_begun(path)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_start(path))
     temporary = Path(name)
+    open_descriptor: int | None = descriptor
+    if not _lock(descriptor) and not FOLDERS:
+        # Windows renames no file that is open.
+        os.close(descriptor)
+        open_descriptor = None
     try:
-        _lock(descriptor)
         with disk_errors(path, remedy):
             yield temporary
             temporary.chmod(0o644)
@@ -113,13 +124,16 @@ def atomic_file(path: Path | str, remedy: str = "") -> Iterator[Path]:
             sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-        os.close(descriptor)
+        if open_descriptor is not None:
+            os.close(open_descriptor)
 
 
 def _lock(descriptor: int) -> bool:
     """Lock a file while it is written; the system takes the lock back when the process ends."""
+    if not FOLDERS:  # a lock of Windows would keep the writer itself out
+        return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except OSError:  # another process has it, or the file system has no locks
         return False
     return True
@@ -140,7 +154,7 @@ def _remove_begun(path: Path) -> None:
         if not leftover.name.startswith(_start(path)):
             continue
         try:
-            descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(leftover, _CAREFULLY | getattr(os, "O_NOFOLLOW", 0))
         except OSError:
             continue
         try:
@@ -188,7 +202,7 @@ def open_file(path: Path | str, what: str = "file") -> BinaryIO:
     Raises: DataError: it is missing, no file, or not readable; each by its name.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, _CAREFULLY)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such {what}. Check the path.") from None
     except OSError as error:
@@ -204,7 +218,8 @@ def open_file(path: Path | str, what: str = "file") -> BinaryIO:
         is_file = stat.S_ISREG(status.st_mode) and status.st_dev != _system_device()
         if not is_file and not str(path).startswith(_HANDED_OVER):
             raise DataError(f"{path}: {_no_file(what)}")
-        os.set_blocking(descriptor, True)
+        if hasattr(os, "O_NONBLOCK"):
+            os.set_blocking(descriptor, True)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +21,7 @@ from pathlib import Path
 
 from weft.errors import DataError
 from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, is_there, reason_of, sync
+from weft.formats.locks import FOLDERS, lock, open_folder
 
 __all__ = ["Leftovers", "atomic_folder", "check_there", "leftovers", "own_folder"]
 
@@ -49,7 +50,7 @@ def atomic_folder(
     with disk_errors(path, NOT_WRITABLE):
         _put_right(path)
         _check_replaceable(path, replaceable)
-        temporary, lock = _locked_folder(path)
+        temporary, locked = _locked_folder(path)
     try:
         with disk_errors(path):
             yield temporary
@@ -65,30 +66,32 @@ def atomic_folder(
             sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        if locked is not None:
+            os.close(locked)
 
 
 def _locked_folder(path: Path) -> tuple[Path, int | None]:
     """A new temporary folder for a path, and the descriptor that holds its lock, if it has one."""
     while True:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
-        lock = _lock(temporary)
+        locked = _lock(temporary)
         # Another writer may have taken it for a leftover before it was locked.
         if temporary.exists():
-            return temporary, lock
-        if lock is not None:
-            os.close(lock)
+            return temporary, locked
+        if locked is not None:
+            os.close(locked)
 
 
 def _lock(folder: Path) -> int | None:
     """The descriptor of a folder with its lock; None: another process has it, or it is gone."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = open_folder(folder)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    if descriptor is None:
+        return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -110,9 +113,12 @@ def own_folder(path: Path | str, purpose: str) -> Iterator[Path]:
     path = Path(path)
     with disk_errors(path, "Choose another folder."):
         path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = open_folder(path)
+    if descriptor is None:
+        yield path
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         raise DataError(
@@ -144,11 +150,11 @@ class Leftovers:
             return
         for folder in beside:
             if folder.name.startswith(f".{path.name}{MARK}") and folder.is_dir():
-                lock = _lock(folder)
-                if lock is None:
+                locked = _lock(folder)
+                if locked is None:
                     self.written = True
                 else:
-                    os.close(lock)
+                    os.close(locked)
                     self.parts.append(folder)
             elif folder.name.startswith(f".{path.name}{_OLD}") and folder.is_dir():
                 self.old.append(folder)
@@ -193,6 +199,8 @@ def _put_right(path: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Let two folders change places in one step; False: this system or file system cannot."""
+    if sys.platform != "linux":
+        return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -221,11 +229,14 @@ def _swap(new: Path, path: Path) -> None:
         _remove_old(new, path)
         return
     old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{_OLD}"))
+    if not FOLDERS:  # Windows renames onto nothing that is there
+        old.rmdir()
     try:
         # A rename onto an empty folder replaces it.
         path.rename(old)
     except BaseException:
-        old.rmdir()
+        if old.exists():
+            old.rmdir()
         raise
     try:
         new.rename(path)

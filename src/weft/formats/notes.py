@@ -10,7 +10,6 @@ which version of it they saw; where that is not the last one, nothing is changed
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 from weft.errors import DataError, InputError
 from weft.formats.files import is_there, read_json, write_json
+from weft.formats.locks import lock, open_folder
 
 __all__ = ["LONGEST", "MOST", "ChangedMeanwhileError", "Note", "NotesFile"]
 
@@ -159,14 +159,17 @@ class NotesFile:
     def _lock(self) -> Iterator[None]:
         """Other processes wait meanwhile. The trace's folder has the lock: the file is replaced."""
         try:
-            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = open_folder(self._folder)
         except OSError:
             raise DataError(f"{self._folder}: this trace is no longer there.") from None
+        if descriptor is None:
+            yield
+            return
         try:
             end = time.monotonic() + _PATIENCE
             while True:
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(descriptor)
                     break
                 except BlockingIOError:
                     if time.monotonic() > end:

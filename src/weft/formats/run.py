@@ -20,7 +20,6 @@ the fixed input that is measured.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from weft.formats.files import (
     remove_leftovers,
     write_json,
 )
+from weft.formats.locks import lock
 from weft.formats.reports import Reports
 from weft.formats.shards import Shards, latest_shards
 from weft.formats.tensors import read_notes
@@ -231,7 +231,7 @@ class RunFolder:
             ) from error
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor)
             except BlockingIOError:
                 raise InputError(
                     f"{path}: is being trained already, by another process or in this one. Let "
