@@ -60,6 +60,21 @@ def test_rich_may_command_the_terminal_and_text_may_not() -> None:
     assert not (UNSAFE - {"\x1b"}) & set(capture.get())
 
 
+def test_colours_in_a_pipe_are_no_reason_for_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as notebooks do for what they start
+    monkeypatch.setenv("TERM", "xterm")
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        console = safe_console()
+        assert console.is_terminal
+        assert not console.is_interactive
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert safe_console().is_interactive
+
+
 @pytest.fixture
 def evil_trace(tmp_path: Path) -> Path:
     queries, keys, values = torch.randn(3, 1, 4, 2)

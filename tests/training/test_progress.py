@@ -17,7 +17,9 @@ from weft.training.progress import ConsoleListener
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, terminal: bool) -> None:
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=200, color_system=None)
+    console = Console(
+        file=text, force_terminal=terminal, force_interactive=terminal, width=200, color_system=None
+    )
     with ConsoleListener(console) as listener:
         train(tiny(), tmp_path / "run", listener)
     shown = text.getvalue()

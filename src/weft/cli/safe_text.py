@@ -154,4 +154,12 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     while (below := getattr(stream, "rich_proxied_file", None)) is not None:
         stream = below
-    return SafeConsole(file=stream, stderr=stderr, highlight=False, width=width)
+    # Bars are drawn anew where somebody watches. For FORCE_COLOR, which notebooks set for what they
+    # start, rich takes a pipe for a terminal: colours are right there, hundreds of bars are not.
+    try:
+        watched = stream.isatty()
+    except (AttributeError, ValueError):  # a stream of somebody else's; a closed one
+        watched = False
+    return SafeConsole(
+        file=stream, stderr=stderr, highlight=False, width=width, force_interactive=watched
+    )

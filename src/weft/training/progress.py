@@ -108,7 +108,7 @@ class ConsoleListener(SilentListener):
         )
         self._tokens = position.tokens
         self._clock = time.perf_counter()
-        if self.console.is_terminal:
+        if self.console.is_interactive:
             self._progress = Progress(
                 TextColumn("training"),
                 BarColumn(),
