@@ -71,7 +71,8 @@ def main() -> None:
         help="Packages that are there already: a torch for the CPU.",
     )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    # On Windows a program that ends late keeps its files.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         newcomer = Newcomer(Path(folder))
         if arguments.before:
             newcomer.run("pip", "install", "--quiet", *arguments.before)

@@ -97,13 +97,13 @@ def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Resu
 def weft_process() -> Iterator[Command]:
     """A function that runs a command in a process of its own.
 
-    A forked one, which has torch loaded already; where its environment is to differ, one that
-    starts anew.
+    A forked one, which has torch loaded already; where its environment is to differ, and on systems
+    other than Linux, one that starts anew.
     """
     loaded: list[Loaded] = []
 
     def call(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
-        if environment:
+        if environment or sys.platform != "linux":
             return run_weft(*arguments, stdin=stdin, **environment)
         if not loaded:
             loaded.append(Loaded())
