@@ -5,11 +5,14 @@ Each twice: cold, with an empty cache of pip, and warm, with what that left. The
 `weft steps --picture`. Prints seconds; last the ratio weft / peer, cold and warm.
 
     make wheel && python benchmarks/bench_first_picture.py [dist/weft-....whl]
+    python benchmarks/bench_first_picture.py --torch torch==2.13.0+cpu    # not the one with CUDA
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,19 +26,24 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> None:
     """Run and print."""
-    wheels = [Path(word).resolve() for word in sys.argv[1:]] or sorted(
-        (ROOT / "dist").glob(f"weft-*-cp3{sys.version_info[1]}-*.whl")
-    )
-    if not wheels:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("wheel", type=Path, nargs="?", help="if not the one in dist")
+    parser.add_argument("--torch", default="torch", help="what pip is to take as torch")
+    arguments = parser.parse_args()
+    found = sorted((ROOT / "dist").glob(f"weft-*-cp3{sys.version_info[1]}-*.whl"))
+    found += sorted((ROOT / "dist").glob("weft-*-abi3-*.whl"))
+    wheel = arguments.wheel or next(iter(found), None)
+    if wheel is None:
         raise InputError("dist has no wheel for this Python. Run make wheel.")
-    wheel = wheels[0]
+    wheel = wheel.resolve()
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ratios = []
         for temperature in ("cold", "warm"):
-            peer, _ = install(folder, f"peer-{temperature}", "torch", picture=False)
-            ours, drawn = install(folder, f"weft-{temperature}", f"{wheel}[pictures]", picture=True)
+            peer, _ = install(folder, f"peer-{temperature}", [arguments.torch], picture=False)
+            both = [f"{wheel}[pictures]", arguments.torch]
+            ours, drawn = install(folder, f"weft-{temperature}", both, picture=True)
             print(
                 f"{temperature}: torch alone {peer:.1f} s; weft {ours:.1f} s, "
                 f"and its first picture {drawn:.1f} s",
@@ -45,7 +53,7 @@ def main() -> None:
     print(f"from pip install to the first picture, ratio cold {ratios[0]:.2f} warm {ratios[1]:.2f}")
 
 
-def install(folder: Path, name: str, what: str, *, picture: bool) -> tuple[float, float]:
+def install(folder: Path, name: str, what: list[str], *, picture: bool) -> tuple[float, float]:
     """Seconds of an installation in an empty environment, and of the first picture there."""
     environment = folder / name
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
@@ -62,10 +70,12 @@ def install(folder: Path, name: str, what: str, *, picture: bool) -> tuple[float
         return time.perf_counter() - start
 
     quiet = ("--quiet", "--quiet", "--disable-pip-version-check")
-    installed = run(str(programs / "python"), "-m", "pip", "install", *quiet, what)
-    if not picture:
-        return installed, 0.0
-    return installed, run(str(programs / "weft"), "steps", "--picture", str(folder / "steps.png"))
+    installed = run(str(programs / "python"), "-m", "pip", "install", *quiet, *what)
+    drawn = 0.0
+    if picture:
+        drawn = run(str(programs / "weft"), "steps", "--picture", str(folder / "steps.png"))
+    shutil.rmtree(environment)  # gigabytes, where torch has CUDA
+    return installed, drawn
 
 
 if __name__ == "__main__":

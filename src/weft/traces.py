@@ -57,8 +57,8 @@ class Trace(TraceData):
     def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
         """What each head is for: one row a head, a column a measure, beside what chance scores.
 
-        exact: True: every measure exactly; False: from the kept edges alone; None: exactly where
-            that is cheap. See `weft.analysis.heads.roles.heads`.
+        Args: exact: True: every measure exactly; False: from the kept edges alone; None: exactly
+        where that is cheap. See `weft.analysis.heads.roles.heads`.
         """
         from weft.analysis.heads.roles import heads
 
