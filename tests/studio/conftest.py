@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,9 +160,9 @@ def history_of() -> Callable[[Trace], list[dict[str, Any]]]:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serving() -> Iterator[Callable[[Collection], Viewer]]:
-    """A function that serves a collection until the tests end."""
+    """A function that serves a collection until the tests of the file end."""
     viewers = []
 
     def serve(collection: Collection) -> Viewer:
@@ -171,8 +172,10 @@ def serving() -> Iterator[Callable[[Collection], Viewer]]:
         return viewer
 
     yield serve
-    for viewer in viewers:
-        viewer.close()
+    if viewers:
+        # Each looks ten times a second whether it is to end: all at once.
+        with ThreadPoolExecutor(len(viewers)) as threads:
+            list(threads.map(Viewer.close, viewers))
 
 
 @pytest.fixture(scope="session")

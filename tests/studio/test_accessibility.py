@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.studio.windows import themes
 
 from weft.studio.page import collect
 from weft.traces import Trace
@@ -220,7 +221,7 @@ def texts(minilm_trace: Trace, minilm: Callable[..., Trace]) -> list[Trace]:
     return [minilm_trace, minilm(LONG)]
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@themes("light")
 def test_texts_in_every_view(studio, texts: list[Trace], theme: str) -> None:
     page = studio.file(collect(texts, names=["short", "long"]), theme=theme)
     settle(page)
@@ -228,7 +229,7 @@ def test_texts_in_every_view(studio, texts: list[Trace], theme: str) -> None:
     assert dialogs(page) == {}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@themes("dark")
 def test_a_run_in_every_view(studio, pair_trace, history_of, theme: str) -> None:
     collection = collect([pair_trace], history=history_of(pair_trace), summary={"exact": "99 %"})
     page = studio.file(collection, theme=theme)
@@ -251,7 +252,7 @@ def test_at_every_width(
     assert findings(page, RUN) == {}
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@themes("dark")
 def test_text_on_the_matrix(studio, minilm_page: str, theme: str) -> None:
     page = studio.file(minilm_page, "#view=heads", theme)
     settle(page)

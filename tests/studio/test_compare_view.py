@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
+from tests.studio.windows import until, windows
 
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
@@ -88,20 +89,20 @@ def test_cursors_and_windows_are_linked(studio, two) -> None:
     page.locator(READY).wait_for()
     page.wait_for_timeout(300)
     before = page.evaluate(PICTURES)
+
+    def changed(since: list[str]) -> bool:
+        return all(one != other for one, other in zip(since, page.evaluate(PICTURES), strict=True))
+
     box = page.locator(".pair-canvas canvas").nth(1).bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 40)
     page.locator(".cell-value tr.sum").wait_for()
-    page.wait_for_timeout(200)
+    until(page, lambda: changed(before))
     hovered = page.evaluate(PICTURES)
-    assert all(one != other for one, other in zip(before, hovered, strict=True))
     page.mouse.wheel(0, -600)
-    page.wait_for_timeout(400)
-    zoomed = page.evaluate(PICTURES)
-    assert all(one != other for one, other in zip(hovered, zoomed, strict=True))
-    assert "window=" in page.url
+    until(page, lambda: changed(hovered))
+    until(page, lambda: "window=" in page.url)
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] - 60)
-    page.wait_for_timeout(300)
-    assert "query=" in page.url and "key=" in page.url
+    until(page, lambda: "query=" in page.url and "key=" in page.url)
 
 
 def test_heads_are_ranked_and_open(studio, serving, drawn, language_model) -> None:
@@ -193,10 +194,14 @@ def test_what_was_not_kept_stands_as_bounds(studio, serving, drawn) -> None:
         }; }""")
     page.evaluate("location.hash = '#view=compare&window=24,24,3&query=29&key=29&lock=1'")
     page.locator(".cell-value", has_text="row 29, column 29").wait_for()
+
+    def texts(part: str) -> list[str]:
+        written = page.evaluate("window.written")
+        return [text for label, text in written if label and part in label]
+
+    until(page, lambda: any("." in text for text in texts("a:")) and bool(texts("what is sure")))
     page.wait_for_timeout(300)
-    written = page.evaluate("window.written")
-    in_first = [text for label, text in written if label and label.startswith("a:")]
-    in_third = [text for label, text in written if label and "what is sure" in label]
+    in_first, in_third = texts("a:"), texts("what is sure")
     assert any("." in text for text in in_first)
     assert in_third and not any("." in text for text in in_third)
 
@@ -237,13 +242,12 @@ def test_keys_links_and_one_trace(studio, two, serving, drawn) -> None:
     assert float(value[1]) == pytest.approx(after[0][1, 1], abs=6e-5)
     page.keyboard.press("+")
     page.keyboard.press("l")
+    until(page, lambda: "scale=linear" in page.url and "window=" in page.url)
     page.wait_for_timeout(200)
     link = page.url
-    assert "scale=linear" in link and "window=" in link
     page.keyboard.press("s")
     page.locator(".pair-canvas figcaption", has_text="after").first.wait_for()
-    page.wait_for_timeout(200)
-    assert "example=after" in page.url and "other=before" in page.url
+    until(page, lambda: "example=after" in page.url and "other=before" in page.url)
     assert page.locator(".pair-canvas figcaption").first.inner_text() == "after"
     page.keyboard.press("Escape")
     page.locator(".stage.heads").wait_for()
@@ -276,8 +280,7 @@ def test_a_long_text_makes_no_dense_matrix(studio, serving, long_trace) -> None:
     assert sizes and max(sizes) <= 2 * 256 * 256 and sum(sizes) < 4_000_000
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+@windows(390, 768, 1024, 1440)
 def test_every_width_and_theme(studio, serving, drawn, theme: str, width: int) -> None:
     (first, _), (second, _) = drawn(5, 30, 4, False), drawn(6, 30, 4)
     viewer = serving(collect([first, second], names=["a" * 70, "wide"]))

@@ -13,6 +13,7 @@ import pytest
 from tests.studio.test_accessibility import AXE, faint_texts
 from tests.studio.test_layout import CUT
 from tests.studio.test_neuron import ask
+from tests.studio.windows import themes, until, widths
 
 import weft
 from weft.errors import DataError
@@ -54,7 +55,7 @@ def viewer(serving: Serving, folder: Path) -> Viewer:
 
 
 def whole(viewer: Viewer, path: str) -> Any:
-    for _ in range(600):
+    for _ in range(2400):
         status, found = ask(viewer, path)
         if status == 200:
             return found
@@ -165,8 +166,7 @@ def test_on_the_screen(studio: Any, viewer: Viewer) -> None:
     assert page.get_by_label("Example", exact=True).last.input_value() == str(STRONGEST)
     page.locator('.queries .word[aria-selected="true"]').wait_for()
     assert page.locator(".queries .word").nth(6).get_attribute("aria-selected") == "true"
-    page.wait_for_timeout(200)
-    assert "example=017" in page.url and "query=6" in page.url and "key=4" in page.url
+    until(page, lambda: all(part in page.url for part in ("example=017", "query=6", "key=4")))
     page.keyboard.press("n")
     page.locator(".edge h2", has_text=f"w{(STRONGEST + 4) % 12}").wait_for()
     page.go_back()
@@ -191,7 +191,7 @@ def test_by_the_keyboard(studio: Any, viewer: Viewer) -> None:
     page.locator(".stage.heads").wait_for()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@themes("dark")
 def test_for_every_eye(studio: Any, viewer: Viewer, theme: str) -> None:
     page = studio.served(viewer, "#view=texts&layer=0&head=1&sinks=1", theme=theme)
     page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()
@@ -201,7 +201,7 @@ def test_for_every_eye(studio: Any, viewer: Viewer, theme: str) -> None:
     assert faint_texts(page) == []
 
 
-@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+@widths(390, 768, 1024, 1440)
 def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
     page = studio.served(viewer, "#view=texts&layer=0&head=1", width=width)
     page.locator(".corpus[aria-busy=false] .exemplars li").first.wait_for()

@@ -17,6 +17,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 from tests.studio.sheet import sheet_dots
+from tests.studio.windows import until_right
 
 from weft.pictures.palette import palette
 from weft.studio.overviews import Overviews
@@ -26,6 +27,20 @@ from weft.traces import Trace
 
 Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"
+
+
+def places(*fast: tuple[int, str]) -> pytest.MarkDecorator:
+    """Some lengths, exported as a page and served; these are in `make test`, the others in
+    `make test-all`.
+    """
+    return pytest.mark.parametrize(
+        ("length", "where"),
+        [
+            pytest.param(length, where, marks=() if (length, where) in fast else pytest.mark.slow)
+            for length, _ in fast
+            for where in ("page", "server")
+        ],
+    )
 
 
 def places_on_the_ramp(pixels: np.ndarray, theme: str = "light") -> np.ndarray:
@@ -44,13 +59,11 @@ def block_of(length: int) -> int:
 def expected_places(weights: torch.Tensor) -> np.ndarray:
     """Where the means of blocks are to lie on the ramp: the square root of a row's share."""
     size = block_of(len(weights))
-    means = torch.stack(
-        [
-            torch.stack([block.mean() for block in band.split(size, 1)])
-            for band in weights.split(size, 0)
-        ]
-    )
-    return 255 * (means * size).clamp(0, 1).sqrt().numpy()
+    starts = np.arange(0, len(weights), size)
+    sums = np.add.reduceat(np.add.reduceat(weights.numpy(), starts, 0), starts, 1)
+    lengths = np.diff(starts, append=len(weights))
+    means = sums / np.outer(lengths, lengths)
+    return 255 * np.sqrt((means * size).clip(0, 1))
 
 
 def data_of(canvas: Any) -> np.ndarray:
@@ -64,7 +77,7 @@ def pixels_of(png: bytes) -> np.ndarray:
 
 def painted(page: Any, canvas: Any, rows: int) -> np.ndarray:
     """The pixels of a canvas once it has been painted."""
-    for _ in range(400):
+    for _ in range(2400):
         pixels = data_of(canvas)
         if len(pixels) == rows and pixels[..., 3:].all():
             return pixels
@@ -88,8 +101,7 @@ def dots(pixels: np.ndarray, left: float, top: float, step: float, count: int) -
     return pixels[rows.astype(int)[:, None], columns.astype(int)[None]]
 
 
-@pytest.mark.parametrize("length", [2, 3, 100, 480])
-@pytest.mark.parametrize("where", ["page", "server"])
+@places((2, "page"), (3, "server"), (100, "page"), (480, "server"))
 def test_tiles_and_rail_are_the_block_means(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:
@@ -115,8 +127,7 @@ def test_tiles_and_rail_are_the_block_means(
     assert "not shown" not in page.locator("body").inner_text()
 
 
-@pytest.mark.parametrize("length", [100, 480])
-@pytest.mark.parametrize("where", ["page", "server"])
+@places((100, "page"), (480, "server"))
 def test_minimap_and_matrix_are_the_whole_on_the_screen(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:
@@ -129,11 +140,8 @@ def test_minimap_and_matrix_are_the_whole_on_the_screen(
         if where == "page"
         else studio.served(serving(collection), address)
     )
-    for head in range(3):
-        page.locator(".panel h2", has_text=f"L0 H{head}").wait_for()
-        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
-        page.locator(".panel", has_text="The whole:").wait_for()
-        page.wait_for_timeout(200)
+
+    def check(head: int) -> None:
         # What is seen, not what the canvas says of itself.
         screen = pixels_of(page.locator(".minimap canvas").screenshot())
         step = (screen.shape[1] - 6) / length * block_of(length)
@@ -146,6 +154,12 @@ def test_minimap_and_matrix_are_the_whole_on_the_screen(
             assert zoom >= 1  # cells, each at least a pixel
             found = places_on_the_ramp(dots(stage, left, top, zoom, length))
             assert np.abs(found - 255 * weights[head].sqrt().numpy()).max() <= 2
+
+    for head in range(3):
+        page.locator(".panel h2", has_text=f"L0 H{head}").wait_for()
+        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+        page.locator(".panel", has_text="The whole:").wait_for()
+        until_right(page, lambda head=head: check(head))  # type: ignore[misc]
         page.keyboard.press("PageDown")
 
 

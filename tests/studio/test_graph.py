@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.studio.test_accessibility import findings
 from tests.studio.test_layout import CUT
+from tests.studio.windows import until, windows
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
@@ -236,8 +237,7 @@ def test_keys_alone(studio: Any) -> None:
     page.locator(".mass output", has_text="100").wait_for()
     ready(page)
     assert page.evaluate(PAINTED) > few * 1.2
-    page.wait_for_timeout(200)
-    assert "mass=1" in page.url
+    until(page, lambda: "mass=1" in page.url)
 
 
 def test_a_server_and_a_page_say_the_same(studio: Any, serving: Callable[..., Viewer]) -> None:
@@ -259,7 +259,9 @@ def test_two_sequences(studio: Any, pair_trace: Trace) -> None:
     assert f"It receives {weights[:, 2].sum():.2f}" in ready(page)
 
 
-@pytest.mark.parametrize("length", [10, 60, 200])
+@pytest.mark.parametrize(
+    "length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (10, 60)), 200]
+)
 @pytest.mark.parametrize("form", ["", "circle", "line"])
 def test_labels_do_not_lie_on_each_other(
     studio: Any, make_trace: Callable[..., Trace], length: int, form: str
@@ -285,8 +287,7 @@ def test_labels_do_not_lie_on_each_other(
     assert corners[:, 0].max() <= sheet["x"] + sheet["width"] + 1
 
 
-@pytest.mark.parametrize("width", [390, 720, 1440])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@windows(390, 720, 1440)
 def test_for_every_eye_at_every_width(studio: Any, width: int, theme: str) -> None:
     """720 pixels are a window of 1,440 at a zoom of 200 %."""
     page = studio.file(collect([dense_trace(weights_of(3, 12, True), True)]), "", theme, width)

@@ -13,6 +13,7 @@ from tests.analysis.test_patch_map import COLUMNS, ROWS, grid_trace
 from tests.studio.test_accessibility import AXE, faint_texts
 from tests.studio.test_layout import CUT
 from tests.studio.test_neuron import ask
+from tests.studio.windows import themes, until, widths
 
 import weft
 from weft.studio.page import collect
@@ -129,8 +130,7 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
     box = page.locator(".image-map canvas").bounding_box()
     at = {"x": box["width"] * 2.5 / COLUMNS, "y": box["height"] * 1.5 / ROWS}
     page.locator(".image-map canvas").click(position=at)
-    page.wait_for_timeout(300)
-    assert page.get_by_label("Who looks").input_value() == "7"
+    until(page, lambda: page.get_by_label("Who looks").input_value() == "7")
     best = page.locator(".panel .words-table tbody tr").first.locator("td").all_inner_texts()
     row = dense[1, 7, 1:]
     assert [int(best[1]), int(best[2])] == list(divmod(int(row.argmax()), COLUMNS))
@@ -160,9 +160,9 @@ def test_the_picture_stays_in_the_page(
     page.on("request", lambda request: sent.append(f"{request.method} {request.url}"))
     page.locator("input[type=file]").set_input_files(tmp_path / "halves.png")
     page.locator(".panel", has_text="original picture").wait_for()
+    until(page, lambda: any(one.endswith("/37/61") for one in sent))
     page.wait_for_timeout(300)
     assert all(one.startswith("GET ") for one in sent)
-    assert any(one.endswith("/37/61") for one in sent)
     canvas = page.locator(".image-map canvas")
     wide, high = canvas.evaluate("canvas => [canvas.width, canvas.height]")
     assert wide / high == pytest.approx(61 / 37, rel=0.01)
@@ -182,7 +182,7 @@ def test_the_picture_stays_in_the_page(
     page.locator("[role=alert]", has_text="none.png is no picture that this browser").wait_for()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@themes("light")
 def test_for_every_eye(studio: Any, viewer: Viewer, words: Any, theme: str) -> None:
     for of, address in (
         (viewer, "#view=image&query=5"),
@@ -196,7 +196,7 @@ def test_for_every_eye(studio: Any, viewer: Viewer, words: Any, theme: str) -> N
         assert faint_texts(page) == []
 
 
-@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+@widths(390, 768, 1024, 1440)
 def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
     page = studio.served(viewer, "#view=image&query=5", width=width)
     page.locator(".image-map canvas").wait_for()

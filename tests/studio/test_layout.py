@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.studio.windows import widths
 
 from weft.studio.page import collect, page_html
 
@@ -47,7 +48,7 @@ def two_texts(minilm_trace) -> str:
     return page_html(collect([minilm_trace, minilm_trace]))
 
 
-@pytest.mark.parametrize("width", [360, 768, 1024, 1440])
+@widths(360, 768, 1024, 1440)
 def test_nothing_is_cut_in_any_view(studio, two_texts, pair_trace, history_of, width) -> None:
     run = collect([pair_trace], history=history_of(pair_trace), summary={"exact": "99 %"})
     for collection, views in (

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.studio.test_accessibility import AXE, faint_texts
 from tests.studio.test_layout import CUT
+from tests.studio.windows import themes, widths
 from torch import nn
 
 import weft
@@ -308,7 +309,7 @@ def test_the_plane_names_what_is_pointed_at(studio: Any, viewer: Viewer) -> None
     page.locator("[role=status]", has_text="Query 2: w2").wait_for(state="attached")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@themes("dark")
 def test_for_every_eye(studio: Any, viewer: Viewer, reading: Viewer, theme: str) -> None:
     for shown, address in (
         (viewer, "#view=neuron&head=1&query=9&key=3"),
@@ -323,7 +324,7 @@ def test_for_every_eye(studio: Any, viewer: Viewer, reading: Viewer, theme: str)
         assert faint_texts(page) == []
 
 
-@pytest.mark.parametrize("width", [390, 768, 1024, 1440])
+@widths(390, 768, 1024, 1440)
 def test_nothing_is_cut(studio: Any, viewer: Viewer, width: int) -> None:
     page = studio.served(viewer, "#view=neuron&head=1&query=9&key=3", width=width)
     page.locator(".keys-of-row").wait_for()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
+from tests.studio.windows import until, windows
 
 from weft.studio.page import collect
 from weft.traces import Trace
@@ -56,8 +57,7 @@ def test_a_note_is_text_where_the_head_is_shown(studio, serving, stored: Trace) 
     assert f"{target[3]} → {source[5]}" in items.nth(1).inner_text()
     items.nth(1).locator("button").click()
     page.locator(".notes article").nth(1).wait_for()
-    page.wait_for_timeout(200)
-    assert all(part in page.url for part in ("layer=2", "head=1", "query=3", "key=5"))
+    until(page, lambda: all(part in page.url for part in ("layer=2", "head=1", "query=3", "key=5")))
     # Changed, removed, and read again.
     page.locator(".notes article").first.locator("button", has_text="Change").click()
     page.locator(".notes textarea").fill("short")
@@ -130,8 +130,7 @@ def test_notes_by_the_keyboard(studio, serving, stored: Trace) -> None:
     assert "scale=" not in page.url
 
 
-@pytest.mark.parametrize("width", [390, 1440])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@windows(390, 1440)
 def test_notes_for_every_eye(studio, serving, stored: Trace, theme: str, width: int) -> None:
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in studio/ (scripts/studio does it)")

@@ -17,6 +17,7 @@ from tests.studio.test_accessibility import findings
 from tests.studio.test_figures import exported, texts
 from tests.studio.test_graph import WORDS, dense_trace, weights_of
 from tests.studio.test_layout import CUT
+from tests.studio.windows import windows
 
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -238,8 +239,7 @@ def test_a_hover_names_what_flows(studio: Any) -> None:
     assert said == f"“tired” after L2 ← “tired”: {100 * own:.0f} % of the token"
 
 
-@pytest.mark.parametrize("width", [390, 720, 1440])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@windows(390, 720, 1440)
 def test_for_every_eye_at_every_width(studio: Any, width: int, theme: str) -> None:
     """720 pixels are a window of 1,440 at a zoom of 200 %."""
     weights = [weights_of(seed, 12, True) for seed in range(LAYERS)]
