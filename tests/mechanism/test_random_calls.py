@@ -30,9 +30,10 @@ def script() -> Iterator[tuple[Callable[..., Any], Callable[..., list[str]]]]:
         torch.set_num_threads(threads)
 
 
-def test_random_calls_are_those_of_float64(script: Any) -> None:
+@pytest.mark.parametrize("calls", [80, pytest.param(250, marks=pytest.mark.slow)])
+def test_random_calls_are_those_of_float64(script: Any, calls: int) -> None:
     draw, problems = script
-    for number in range(250):
+    for number in range(calls):
         case = draw(11, number, native.instruction_sets())
         assert problems(case) == [], f"call {number} of seed 11: {case}"
 
