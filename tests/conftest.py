@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import Loaded
 from torch import Tensor, nn
 
 import weft
@@ -21,6 +23,17 @@ WIDTH, HEADS, VOCABULARY = 16, 4, 50
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+# All that is loaded while the tests are collected stays: Python is not to look through its million
+# objects for garbage, neither meanwhile nor in the tests.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 #: Folders whose files take long: they come first, so that at the end no process is left alone with
@@ -157,6 +170,14 @@ def hostile_tokens() -> list[str]:
         "月曜日",
         "'; drop table edges; --",
     ]
+
+
+@pytest.fixture(scope="session")
+def loaded() -> Iterator[Loaded]:
+    """A process that has loaded weft and torch, and forks processes of the command line."""
+    process = Loaded()
+    yield process
+    process.end()
 
 
 @pytest.fixture

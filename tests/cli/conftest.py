@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,25 +94,20 @@ def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Resu
 
 
 @pytest.fixture(scope="session")
-def weft_process() -> Iterator[Command]:
+def weft_process(loaded: Loaded) -> Command:
     """A function that runs a command in a process of its own.
 
     A forked one, which has torch loaded already; where its environment is to differ, and on systems
     other than Linux, one that starts anew.
     """
-    loaded: list[Loaded] = []
 
     def call(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
         if environment or sys.platform != "linux":
             return run_weft(*arguments, stdin=stdin, **environment)
-        if not loaded:
-            loaded.append(Loaded())
-        code, out, err = loaded[0].run([str(argument) for argument in arguments], stdin)
+        code, out, err = loaded.run(*arguments, stdin=stdin)
         return Result(code, out.decode(), err.decode())
 
-    yield call
-    for process in loaded:
-        process.end()
+    return call
 
 
 @pytest.fixture(scope="session")

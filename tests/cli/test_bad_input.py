@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import Loaded
 
 from weft.formats import files
 from weft.formats.run import RunFolder
@@ -332,10 +331,13 @@ def test_numbers_out_of_range(weft_process: Command, runs: Path) -> None:
     assert "use --split valid" in result.err.splitlines()[-1]
 
 
-def test_output_that_cannot_be_written(runs: Path) -> None:
-    command = [sys.executable, "-m", "weft", "generate", str(runs / "language"), "--prompt", "a"]
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.decode().splitlines()
+def test_output_that_cannot_be_written(loaded: Loaded, runs: Path) -> None:
+    command = ("generate", runs / "language", "--prompt", "a")
+    with (
+        Path("/dev/full").open("wb") as full,
+        loaded.start(*command, stdout=full.fileno()) as process,
+    ):
+        _, errors = process.communicate()
+    assert process.returncode == 2
+    (line,) = errors.decode().splitlines()
     assert line.startswith("weft: cannot write the output: no space left")

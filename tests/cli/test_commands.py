@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from tests.forked import Loaded
 
 import weft
 import weft.cli
@@ -112,18 +111,15 @@ def test_translate_nothing(weft_process: Command, runs: Path) -> None:
         assert (result.code, result.out) == (0, "\n" * lines)
 
 
-def test_translate_into_a_reader_that_leaves(runs: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "weft", "translate", str(runs / "translation"), "--beam", "1"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    process.stdout.close()
-    process.stdout = None
-    _, errors = process.communicate(b"the cat\n" * 50)
-    assert errors == b""
-    assert process.returncode == 0
+def test_translate_into_a_reader_that_leaves(loaded: Loaded, runs: Path) -> None:
+    ours, theirs = os.pipe()
+    with loaded.start("translate", runs / "translation", "--beam", 1, stdin=ours) as process:
+        process.stdout.close()
+        os.write(theirs, b"the cat\n" * 50)
+        os.close(theirs)
+        assert process.wait() == 0
+        assert process.errors() == b""
+    os.close(ours)
 
 
 def test_generate(weft_main: Command, runs: Path) -> None:
@@ -214,22 +210,15 @@ def test_export(weft_main: Command, trace_path: Path, tmp_path: Path) -> None:
     assert files["--picture"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_ctrl_c_says_that_a_training_goes_on(data: Path, tmp_path: Path) -> None:
+def test_ctrl_c_says_that_a_training_goes_on(loaded: Loaded, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "weft", "train", str(data / "language.toml"), "--run", str(run),
-            "--set", "training.max_steps=1000000",
-        ],
-        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        # A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    while not (run / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate()
+    command = ("train", data / "language.toml", "--run", run)
+    with loaded.start(*command, "--set", "training.max_steps=1000000") as process:
+        while not (run / "checkpoint.safetensors").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
     assert process.returncode == 130
     assert errors.decode().splitlines()[-1] == (
         "weft: stopped. A training goes on from its last checkpoint."

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
+from tests.forked import Loaded
 
 import weft
 
@@ -73,34 +72,6 @@ def test_a_corpus_of_files(weft_main: Command, writer: Path, tmp_path: Path) -> 
     assert traces_in(folder) == ["deep-two.weft", "one.weft"]
 
 
-def test_a_corpus_that_is_killed_goes_on(weft_main: Command, writer: Path, tmp_path: Path) -> None:
-    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
-    corpus.write_text("\n".join(["a b c d e f g"] * 60) + "\n")
-    arguments = ("trace", writer, "--corpus", corpus, "-o", folder, "--json")
-    command = [sys.executable, "-m", "weft", *map(str, arguments), "--workers", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, start_new_session=True, **quiet) as process:
-        until = time.monotonic() + 400
-        while len(traces_in(folder)) < 3:
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        # The command and its workers, all of which it started.
-        os.killpg(process.pid, signal.SIGKILL)
-    there = traces_in(folder)
-    assert 3 <= len(there) < 60
-    for name in there:
-        assert weft.open(folder / name).deviation < 1e-5
-    done = weft_main(*arguments)
-    assert done.code == 0, done.err
-    said = json.loads(done.out.splitlines()[-1])
-    assert said["there"] >= len(there)
-    assert said["traced"] + said["there"] == 60
-    left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".weft"))
-    assert left == ["corpus.json"]
-
-
 def _children(process: int) -> set[int]:
     """The processes that a process has started, and those that they have."""
     found: set[int] = set()
@@ -120,32 +91,37 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_workers_end_with_the_process_that_started_them(writer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", ["the command", pytest.param("all", marks=pytest.mark.slow)])
+def test_a_corpus_that_is_killed_goes_on(
+    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path, killed: str
+) -> None:
+    """Where the command alone is killed, its workers learn of it by themselves, and end."""
     corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
-    corpus.write_text("\n".join(["a b c d e f g"] * 400) + "\n")
-    command = [
-        sys.executable, "-m", "weft", "trace", str(writer), "--corpus", str(corpus),
-        "-o", str(folder), "--workers", "2",
-    ]  # fmt: skip
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet) as process:
-        until = time.monotonic() + 400
+    corpus.write_text("\n".join(["a b c d e f g"] * 100) + "\n")
+    arguments = ("trace", writer, "--corpus", corpus, "-o", folder, "--json")
+    with loaded.start(*arguments, "--workers", 2, session=True) as process:
         while len(traces_in(folder)) < 3:
-            assert process.poll() is None
-            assert time.monotonic() < until
+            assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         workers = _children(process.pid)
         assert len(workers) >= 2
-        # The command alone: its workers learn of it by themselves.
-        process.kill()
-    until = time.monotonic() + 60
+        if killed == "all":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     while any(map(_lives, workers)):
-        assert time.monotonic() < until
         time.sleep(0.05)
     there = traces_in(folder)
-    time.sleep(0.5)
-    assert traces_in(folder) == there
-    assert len(there) < 400
+    assert 3 <= len(there) < 100
+    for name in there:
+        assert weft.open(folder / name).deviation < 1e-5
+    done = weft_main(*arguments)
+    assert done.code == 0, done.err
+    said = json.loads(done.out.splitlines()[-1])
+    assert (said["there"], said["traced"]) == (len(there), 100 - len(there))
+    left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".weft"))
+    assert left == ["corpus.json"]
 
 
 def test_a_trace_that_came_meanwhile_is_there(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
+from tests.forked import Loaded, script
 
 from weft.version import __version__
 
@@ -25,23 +26,23 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
     "OMP_NUM_THREADS": "1",
 }
-#: What the programs of these tests are given, after the path of weft's tests.
+#: As a program begins where nothing is set for Ray.
+FORGET = """
+import os
+for name in [name for name in os.environ if name.startswith("RAY_")]:
+    del os.environ[name]
+"""
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
-def program(*arguments: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False,
-        env=ENVIRONMENT, timeout=seconds,
-    )  # fmt: skip
-
-
-def scenarios(folder: Path, *names: str) -> dict[str, object]:
+def scenarios(loaded: Loaded, folder: Path, *names: str) -> dict[str, object]:
     """What each scenario of ray_work.py gives; Ray says nothing on the console meanwhile."""
-    done = program(Path(__file__).with_name("ray_work.py"), folder, *names)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert done.stdout.count("\n") == 1, done.stdout
-    return json.loads(done.stdout)
+    work = script(Path(__file__).with_name("ray_work.py"))
+    with loaded.start(folder, *names, program=FORGET + work) as process:
+        out, errors = process.communicate()
+        assert (process.wait(), errors) == (0, b"")
+    assert out.count(b"\n") == 1, out
+    return json.loads(out)
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -81,8 +82,8 @@ def check_written(folder: Path, results: object, killers: set[str]) -> dict[str,
     return failed
 
 
-def test_an_actor_that_is_killed_is_replaced(tmp_path: Path) -> None:
-    results = scenarios(tmp_path, "killed")["killed"]
+def test_an_actor_that_is_killed_is_replaced(loaded: Loaded, tmp_path: Path) -> None:
+    results = scenarios(loaded, tmp_path, "killed")["killed"]
     folder = tmp_path / "killed"
     assert check_written(folder, results, {"017"}) == {"050": "a bad text"}
     # Two actors, and one more for the death at most: not one for each text.
@@ -90,8 +91,8 @@ def test_an_actor_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_that_kills_every_actor_ends(tmp_path: Path) -> None:
-    results = scenarios(tmp_path, "poisoned")["poisoned"]
+def test_a_text_that_kills_every_actor_ends(loaded: Loaded, tmp_path: Path) -> None:
+    results = scenarios(loaded, tmp_path, "poisoned")["poisoned"]
     folder = tmp_path / "poisoned"
     assert check_written(folder, results, {"017", "018"}) == {
         "040": "its Ray actor died 3 times, perhaps for want of memory"
@@ -100,8 +101,8 @@ def test_a_text_that_kills_every_actor_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_errors_of_actors_are_one_line(tmp_path: Path) -> None:
-    said = scenarios(tmp_path, "full", "unseen", "never")
+def test_errors_of_actors_are_one_line(loaded: Loaded, tmp_path: Path) -> None:
+    said = scenarios(loaded, tmp_path, "full", "unseen", "never")
     machine = socket.gethostname()
     assert said["full"] == f"{machine}: no space left on device."
     assert said["unseen"] == (
@@ -134,14 +135,14 @@ def test_what_keeps_a_machine_from_the_work(tmp_path: Path) -> None:
     assert f"does not see the folder {tmp_path}, that this one writes to." in unseen
 
 
-def test_a_machine_without_weft_can_say_so(tmp_path: Path) -> None:
+def test_a_machine_without_weft_can_say_so(loaded: Loaded, tmp_path: Path) -> None:
     code = (
         "import sys, ray.cloudpickle as pickle; from weft.jobs.ray_actors import _actor_class; "
         "sys.stdout.buffer.write(pickle.dumps(_actor_class()))"
     )
-    actor = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=True, env=ENVIRONMENT
-    ).stdout
+    with loaded.start(program=FORGET + code) as process:
+        actor, errors = process.communicate()
+        assert process.wait() == 0, errors
     (tmp_path / "actor").write_bytes(actor)
     code = (
         "import sys, json; sys.modules['weft'] = None; import ray.cloudpickle as pickle; "
@@ -160,42 +161,48 @@ def test_a_machine_without_weft_can_say_so(tmp_path: Path) -> None:
 
 
 REACH = """
-import sys
+import os, sys
 from weft.errors import WeftError
 from weft.jobs.ray_cluster import cluster
-try:
-    with cluster(sys.argv[1] or None, 1):
-        print("reached")
-except WeftError as error:
-    print(error)
+for address in sys.argv[1:]:
+    if address.startswith("RAY_ADDRESS="):
+        os.environ["RAY_ADDRESS"], address = address.partition("=")[2], None
+    try:
+        with cluster(address, 1):
+            print("reached")
+    except WeftError as error:
+        print(error)
 """
 
 
-def reached(address: str, seconds: float, **environment: str) -> str:
-    """What reaching a cluster gives, on one line, in so many seconds."""
+def reached(*addresses: str, seconds: float, **environment: str) -> list[str]:
+    """What reaching each cluster gives, on one line, in so many seconds."""
     done = subprocess.run(
-        [sys.executable, "-c", REACH, address], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", REACH, *addresses], capture_output=True, text=True, check=True,
         env={**ENVIRONMENT, **environment}, timeout=seconds,
     )  # fmt: skip
     assert done.stderr == ""
-    (line,) = done.stdout.splitlines()
-    return line
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(addresses)
+    return lines
 
 
 def test_a_cluster_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    refused = reached(f"127.0.0.1:{port}", 60)
-    assert refused.startswith(f"the Ray cluster at 127.0.0.1:{port} cannot be reached: connection")
-    assert reached("", 60, RAY_ADDRESS=f"127.0.0.1:{port}") == refused
-    assert "expected HOST:PORT" in reached("ray://127.0.0.1:10001", 60)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    refused, of_environment, other = reached(
+        address, f"RAY_ADDRESS={address}", "ray://127.0.0.1:10001", seconds=180
+    )
+    assert refused.startswith(f"the Ray cluster at {address} cannot be reached: connection")
+    assert of_environment == refused
+    assert "expected HOST:PORT" in other
 
 
 @pytest.mark.slow
 def test_a_port_that_is_not_a_cluster() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        line = reached(address, 120)
+        (line,) = reached(address, seconds=120)
     assert line.startswith(f"the Ray cluster at {address} cannot be reached: Failed to connect")
 
 
@@ -325,7 +332,7 @@ def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_pa
     environment = {**ENVIRONMENT, **token}
     head = subprocess.Popen(command, env=environment, start_new_session=True, **QUIET)
     try:
-        until(lambda: reached(address, 120, **token) == "reached", head)
+        until(lambda: reached(address, seconds=120, **token) == ["reached"], head)
         arguments = (
             "trace",
             writer,
@@ -341,7 +348,7 @@ def test_a_cluster_that_runs_already(weft_process: Command, writer: Path, tmp_pa
         assert done.code == 0, done.err
         assert json.loads(done.out.splitlines()[-1])["traced"] == 3
         # It runs still.
-        assert reached(address, 120, **token) == "reached"
+        assert reached(address, seconds=120, **token) == ["reached"]
     finally:
         os.killpg(head.pid, signal.SIGTERM)
         head.wait(60)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,19 +12,21 @@ import pytest
 import torch
 from tests.cli.conftest import Command
 from tests.cli.hub_stand_in import TOKEN, Hub, stand_in
+from tests.forked import Loaded
 
 import weft
 from weft.formats.trace_writer import manifest_digest
 
 pytest.importorskip("huggingface_hub")
 
-#: Loads a table of a data set, as its card says where it is; prints rows and columns.
+#: Prints the names of the tables of a data set; loads each as the card says where it is, and prints
+#: its rows and columns.
 READER = """
 import sys, datasets
-table = datasets.load_dataset(sys.argv[1], sys.argv[2], split="train")
-print(table.num_rows, *table.column_names)
-names = datasets.get_dataset_config_names(sys.argv[1])
-print(*names)
+print(*datasets.get_dataset_config_names(sys.argv[1]))
+for name in sys.argv[2:]:
+    table = datasets.load_dataset(sys.argv[1], name, split="train")
+    print(table.num_rows, *table.column_names)
 """
 
 
@@ -85,7 +85,7 @@ def test_a_trace_goes_and_comes_back(
 
 
 def test_the_viewer_reads_every_table_that_the_card_names(
-    weft_main: Command, hub: Hub, made: Path, tmp_path: Path
+    loaded: Loaded, weft_main: Command, hub: Hub, made: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("datasets", reason="needs datasets, of Hugging Face")
     assert weft_main("push", made, "me/traces").code == 0
@@ -97,14 +97,14 @@ def test_the_viewer_reads_every_table_that_the_card_names(
         name: pq.read_table(tmp_path / "clone" / "made.weft" / f"{name}.parquet")
         for name in ("edges", "rows", "layers", "tokens")
     }
-    for name, table in rows.items():
-        done = subprocess.run(
-            [sys.executable, "-c", READER, str(tmp_path / "clone"), name],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        first, names = done.stdout.splitlines()
-        assert first == " ".join([str(table.num_rows), *table.column_names])
-        assert names.split() == list(rows)
+    with loaded.start(tmp_path / "clone", *rows, program=READER) as process:
+        out, errors = process.communicate()
+        assert process.wait() == 0, errors
+    names, *tables = out.decode().splitlines()
+    assert names.split() == list(rows)
+    assert tables == [
+        " ".join([str(table.num_rows), *table.column_names]) for table in rows.values()
+    ]
     assert rows["tokens"]["token"].to_pylist() == ["a", "ü", "`|", "<b>", "", "?"]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tests.cli.conftest import Command, assert_one_line
+from tests.forked import Loaded
 
 import weft
 
@@ -194,16 +193,12 @@ def test_ctrl_c_says_what_is_left_of_a_trace(
     assert not (tmp_path / "none.weft").exists()
 
 
-def test_a_bar_stands_on_a_terminal_only(writer: Path, tmp_path: Path) -> None:
+def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path: Path) -> None:
     import pty
 
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "weft", "trace", str(writer), "--text", "a b", "--json",
-               "-o", str(tmp_path / "t")]  # fmt: skip
-    environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stderr=theirs, stdout=subprocess.PIPE, env=environment
-    ) as process:
+    command = ("trace", writer, "--text", "a b", "--json", "-o", tmp_path / "t")
+    with loaded.start(*command, stderr=theirs, TERM="xterm") as process:
         os.close(theirs)
         said = b""
         try:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.cli.conftest import Command
+from tests.forked import Loaded
 from torch import nn
 
 import weft
@@ -334,24 +333,20 @@ def test_of_a_long_line_only_what_is_asked_for_is_held(
     assert set(kept) == {"cross"}
 
 
-def test_each_window_is_written_before_the_next_is_read(runs: Path) -> None:
+def test_each_window_is_written_before_the_next_is_read(loaded: Loaded, runs: Path) -> None:
     """A program on the other end of the pipes gets its answer before it asks on."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "weft", "translate", str(runs / "dates"), "--beam", "1",
-         "--lines-at-once", "1"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    for text in ("de: 1", "de: 2"):
-        process.stdin.write(f"{text}\n".encode())
-        process.stdin.flush()
-        assert process.stdout.readline().endswith(b"\n")
-    process.stdout.close()
-    process.stdout = None
-    # The reader leaves, as head does: the rest is not translated, and nothing is said of it.
-    _, errors = process.communicate(b"de: 3\n" * 20)
-    assert (process.returncode, errors) == (0, b"")
+    ours, theirs = os.pipe()
+    command = ("translate", runs / "dates", "--beam", 1, "--lines-at-once", 1)
+    with loaded.start(*command, stdin=ours) as process:
+        for text in ("de: 1", "de: 2"):
+            os.write(theirs, f"{text}\n".encode())
+            assert process.stdout.readline().endswith(b"\n")
+        process.stdout.close()
+        # The reader leaves, as head does: the rest is not translated, and nothing is said of it.
+        os.write(theirs, b"de: 3\n" * 20)
+        os.close(theirs)
+        assert (process.wait(), process.errors()) == (0, b"")
+    os.close(ours)
 
 
 def test_products_are_chosen(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
+from tests.forked import Loaded
 
 import weft
 
@@ -58,21 +57,17 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
                     "--overlap needs --window")  # fmt: skip
 
 
-def test_windows_that_are_killed_go_on(weft_main: Command, writer: Path, tmp_path: Path) -> None:
+def test_windows_that_are_killed_go_on(
+    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
     folder, text = tmp_path / "windows", tmp_path / "text.txt"
     text.write_text(" ".join(LETTERS[i % 10] for i in range(640)))
     arguments = ("trace", writer, "--file", text, "-o", folder, "--window", 16, "--overlap", 0,
                  "--json")  # fmt: skip
-    command = [sys.executable, "-m", "weft", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=environment, **quiet) as process:
-        until = time.monotonic() + 400
+    with loaded.start(*arguments) as process:
         while len(traces_in(folder)) < 3:
-            assert process.poll() is None
-            assert time.monotonic() < until
+            assert process.poll() is None, process.communicate()
             time.sleep(0.005)
-        process.kill()
     there = traces_in(folder)
     assert 3 <= len(there) < 40
     times = [(folder / name / "trace.json").stat().st_mtime_ns for name in there]

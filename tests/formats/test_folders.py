@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from tests.forked import Loaded
 
 import weft
 from weft.errors import DataError
@@ -163,18 +162,13 @@ WRITER = """
     ],
 )
 def test_killed_at_any_moment_the_trace_is_whole_or_says_how_to_resume(
-    make_trace, tmp_path: Path, moment: str, found: str | None
+    loaded: Loaded, make_trace, tmp_path: Path, moment: str, found: str | None
 ) -> None:
     path = tmp_path / "t"
     make_trace(["old", "trace"]).save(path)
 
-    def write(moment: str) -> int:
-        code = textwrap.dedent(WRITER)
-        return subprocess.run(
-            [sys.executable, "-c", code, moment, str(path), "the new one"], check=False
-        ).returncode
-
-    assert write(moment) == -signal.SIGKILL
+    with loaded.start(moment, path, "the new one", program=textwrap.dedent(WRITER)) as process:
+        assert process.wait() == -signal.SIGKILL
     assert len(names(tmp_path)) > 1
     if found is None:
         line = r"a kill came while it was replaced\. What was there is \.t\.old\.\w+; give the same"
@@ -191,11 +185,13 @@ def test_killed_at_any_moment_the_trace_is_whole_or_says_how_to_resume(
     assert weft.open(path).tokens == ["the", "new", "one"]
 
 
-def test_a_first_trace_that_is_killed_says_how_to_resume(make_trace, tmp_path: Path) -> None:
+def test_a_first_trace_that_is_killed_says_how_to_resume(
+    loaded: Loaded, make_trace, tmp_path: Path
+) -> None:
     path = tmp_path / "t"
-    code = textwrap.dedent(WRITER)
-    command = [sys.executable, "-c", code, "before the manifest", str(path), "a b"]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    program = textwrap.dedent(WRITER)
+    with loaded.start("before the manifest", path, "a b", program=program) as process:
+        assert process.wait() == -signal.SIGKILL
     with pytest.raises(DataError, match=r"was interrupted, and left \.t\.weft-part-\w+\. Give the"):
         weft.open(path)
     (part,) = tmp_path.iterdir()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from tests.forked import Loaded
 
 from weft.errors import DataError, InputError
 from weft.formats.notes import LONGEST, MOST, ChangedMeanwhileError, NotesFile
@@ -58,14 +57,12 @@ def test_what_somebody_else_changed_is_not_overwritten(folder: Path) -> None:
     assert one.read() == []
 
 
-def test_threads_and_processes_at_once_lose_nothing(folder: Path) -> None:
+def test_threads_and_processes_at_once_lose_nothing(loaded: Loaded, folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from weft.formats.notes import NotesFile\n"
         "for n in range(25): NotesFile(Path(sys.argv[1])).add(f'{sys.argv[2]} {n}', 0, n)"
     )
-    others = [
-        subprocess.Popen([sys.executable, "-c", program, str(folder), name]) for name in ("a", "b")
-    ]
+    others = [loaded.start(folder, name, program=program) for name in ("a", "b")]
     file = NotesFile(folder)
 
     def write(name: str) -> None:
@@ -77,7 +74,9 @@ def test_threads_and_processes_at_once_lose_nothing(folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [process.wait(120) for process in others] == [0, 0]
+    for process in others:
+        with process:
+            assert process.wait() == 0
     texts = [note.text for note in file.read()]
     assert sorted(texts) == sorted(f"{name} {n}" for name in "abcd" for n in range(25))
     assert len({note.id for note in file.read()}) == 100

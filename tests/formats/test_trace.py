@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from tests.forked import Loaded
 from tests.formats.conftest import assert_same
 
 import weft
@@ -102,11 +101,12 @@ def test_a_tile_needs_no_edges(pair_trace, tmp_path) -> None:
         _ = layer.graph
 
 
-def test_a_fresh_process_reads_it(pair_trace, tmp_path) -> None:
+def test_another_process_reads_it(loaded: Loaded, pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     code = f"import weft; print(weft.open({str(tmp_path / 't')!r}).layers[2].graph)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == "AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", result.stderr
+    with loaded.start(program=code) as process:
+        out, errors = process.communicate()
+    assert out == b"AttentionGraph(shape=(4, 4, 7), k=7, edges=112)\n", errors
 
 
 def test_one_row_group_a_layer(pair_trace, tmp_path) -> None:
@@ -219,7 +219,7 @@ def test_nothing_is_left_of_a_trace_that_failed(pair_trace, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path) -> None:
+def test_a_writer_killed_half_way_leaves_nothing_that_opens(loaded: Loaded, tmp_path) -> None:
     code = textwrap.dedent(f"""
         import time, torch, weft
         from weft.formats.trace_writer import writing_trace
@@ -231,11 +231,12 @@ def test_a_writer_killed_half_way_leaves_nothing_that_opens(tmp_path) -> None:
                 writer.append("a", "encoder", number, graph, queries_from="tokens",
                               keys_from="tokens", scale=1.0, queries_keys=(queries, queries))
             print("written", flush=True)
-            time.sleep(60)
+            time.sleep(600)
     """)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with loaded.start(program=code) as process:
         assert process.stdout.readline() == b"written\n"
         process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
     with pytest.raises(weft.DataError, match="no such trace"):
         weft.open(tmp_path / "t")
     (left,) = tmp_path.iterdir()

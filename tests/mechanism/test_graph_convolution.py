@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import Loaded
 from torch import Tensor
 
 import weft
@@ -217,9 +216,10 @@ def test_double_precision_agrees_with_pyg_to_the_last_digits(layer_class: Any) -
     torch.testing.assert_close(mine(x, EDGES), theirs(x, EDGES), rtol=1e-12, atol=1e-12)
 
 
-def test_weft_does_not_import_pyg() -> None:
+def test_weft_does_not_import_pyg(loaded: Loaded) -> None:
     code = (
         "import sys, torch, weft; weft.GATConv(2, 2)(torch.ones(2, 2), torch.tensor([[0], [1]])); "
         "assert 'torch_geometric' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with loaded.start(program=code) as process:
+        assert process.wait() == 0, process.errors()

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.image import AxesImage, imread
 from matplotlib.text import Text
+from tests.forked import Loaded
 
 import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
@@ -221,17 +222,15 @@ def test_each_kind_of_file_and_the_same_bytes_twice(pair_trace, tmp_path) -> Non
     assert np.allclose(ground, 1)
 
 
-def test_pictures_leave_matplotlib_as_it_was(pair_trace, tmp_path) -> None:
-    import subprocess
-    import sys
-
+def test_pictures_leave_matplotlib_as_it_was(loaded: Loaded, pair_trace, tmp_path) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
     save_picture(heads(pair_trace), tmp_path / "a.svg")
     assert dict(matplotlib.rcParams) == before
     code = "import sys, weft.pictures; assert 'matplotlib.pyplot' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    with loaded.start(program=code) as process:
+        assert process.wait() == 0, process.errors()
 
 
 def test_wrong_requests(pair_trace, tmp_path) -> None:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forked import Loaded, script
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "damaged_inputs.py"
 
 
-def _run(*options: str) -> tuple[int, str]:
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, check=False
-    )
-    return result.returncode, result.stderr + result.stdout
+def _run(loaded: Loaded, *options: object) -> tuple[int, str]:
+    with loaded.start(*options, program=script(SCRIPT)) as process:
+        out, errors = process.communicate()
+        return process.wait(), (errors + out).decode()
 
 
 @pytest.mark.parametrize("cases", [60, pytest.param(240, marks=pytest.mark.slow)])
-def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were(cases: int) -> None:
-    code, output = _run("--cases", str(cases), "--seed", "2026")
+def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were(
+    loaded: Loaded, cases: int
+) -> None:
+    code, output = _run(loaded, "--cases", cases, "--seed", 2026)
     assert code == 0, output
     last = output.splitlines()[-1]
     counted = re.match(
@@ -37,7 +37,7 @@ def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were(cases: int)
 
 
 @pytest.mark.slow
-def test_faults_planted_in_weft_are_seen() -> None:
-    code, output = _run("--self-check")
+def test_faults_planted_in_weft_are_seen(loaded: Loaded) -> None:
+    code, output = _run(loaded, "--self-check")
     assert code == 0, output
     assert re.search(r"(\d+) faults planted: \1 seen, 0 not seen", output), output

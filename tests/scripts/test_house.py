@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.forked import Loaded, script
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_walks_of_contributing_are_those_of_the_code() -> None:
-    drawn = subprocess.run(
-        [sys.executable, "scripts/house.py", "--walks"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+def test_the_walks_of_contributing_are_those_of_the_code(loaded: Loaded) -> None:
+    program = script(ROOT / "scripts" / "house.py")
+    with loaded.start("--walks", program=program, folder=ROOT) as process:
+        out, errors = process.communicate()
+        assert process.wait() == 0, errors
+    drawn = out.decode()
     assert drawn.count("the kernel") == 2
     remedy = "print them by scripts/house.py --walks"
     assert drawn in (ROOT / "CONTRIBUTING.md").read_text("utf-8"), remedy

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked import Forked, Loaded
 
 import weft
 from weft.studio.page import collect
@@ -28,45 +26,36 @@ def trace_path(pair_trace: Trace, tmp_path: Path) -> Path:
     return path
 
 
-def weft_view(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "weft", "view", *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+def test_weft_view_prints_its_address_serves_and_stops(loaded: Loaded, trace_path: Path) -> None:
+    def weft_view(port: object) -> Forked:
+        return loaded.start("view", trace_path, "--port", port, "--no-browser")
 
-
-def test_weft_view_prints_its_address_serves_and_stops(trace_path: Path) -> None:
-    process = weft_view(trace_path, "--port", 0, "--no-browser")
-    try:
-        address = process.stdout.readline().strip()
+    with weft_view(0) as process:
+        address = process.stdout.readline().decode().strip()
         assert address.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(f"{address}api/open", timeout=20) as response:
             assert json.load(response)["title"] == "pair"
         # A second one on the same port: one clear line.
         port = address.rsplit(":", 1)[1].strip("/")
-        second = weft_view(trace_path, "--port", port, "--no-browser")
-        out, err = second.communicate(timeout=60)
-        assert second.returncode == 2 and out == ""
+        with weft_view(port) as second:
+            out, errors = second.communicate()
+            assert second.returncode == 2 and out == b""
+        err = errors.decode()
         assert err.count("\n") == 1 and f"port {port} is in use" in err and "--port 0" in err
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        assert (process.returncode, out, err) == (0, "", "")
-    finally:
-        process.kill()
+        out, errors = process.communicate()
+        assert (process.returncode, out, errors) == (0, b"", b"")
 
 
 #: Roles that keep a native kernel busy, for so many calls.
 BUSY = """
-import signal, sys, torch, weft
+import os, sys, torch, weft
 import weft.studio.heads
 
-# A shell starts jobs in the background with Ctrl-C ignored, and children inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 q = torch.randn(8, 1024, 32)
 
 def busy(trace):
-    print("busy", file=sys.stderr, flush=True)
+    os.write(1, b"busy\\n")
     for _ in range({calls}):
         weft.attend(q, q, q)
     return [[]]
@@ -75,32 +64,22 @@ weft.studio.heads.head_roles = busy
 """
 
 
-def run_busy(calls: int, rest: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", BUSY.format(calls=calls) + rest, *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def test_ctrl_c_ends_at_once_what_still_computes(trace_path: Path) -> None:
-    main = "from weft.__main__ import main\nmain()"
-    process = run_busy(10**9, main, "view", trace_path, "--port", 0, "--no-browser")
-    try:
-        assert process.stderr.readline() == "busy\n"
-        assert process.stdout.readline().startswith("http://127.0.0.1:")
+def test_ctrl_c_ends_at_once_what_still_computes(loaded: Loaded, trace_path: Path) -> None:
+    program = BUSY.format(calls=10**9) + "from weft.__main__ import main\nmain()"
+    command = ("view", trace_path, "--port", 0, "--no-browser")
+    with loaded.start(*command, program=program) as process:
+        said = {process.stdout.readline().decode().partition("1:")[0] for _ in range(2)}
+        assert said == {"busy\n", "http://127.0.0."}
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, out, err) == (0, "", "")
-    finally:
-        process.kill()
+        out, errors = process.communicate()
+        assert (process.returncode, out, errors) == (0, b"", b"")
 
 
-def test_a_program_that_ends_lets_its_viewer_finish(trace_path: Path) -> None:
+def test_a_program_that_ends_lets_its_viewer_finish(loaded: Loaded, trace_path: Path) -> None:
     rest = "from weft.studio.serving import view\nview(sys.argv[1], port=0, browser=False)"
-    process = run_busy(100, rest, trace_path)
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err) == (0, "", "busy\n")
+    with loaded.start(trace_path, program=BUSY.format(calls=100) + rest) as process:
+        out, errors = process.communicate()
+        assert (process.returncode, out, errors) == (0, b"busy\n", b"")
 
 
 def test_what_cannot_be_opened_is_one_line(trace_path: Path, tmp_path: Path) -> None:
@@ -155,12 +134,12 @@ def test_a_damaged_trace_does_not_close_its_folder(part_damaged: Path) -> None:
         open_collection(part_damaged)
 
 
-def test_the_page_and_the_terminal_name_a_damaged_trace(studio: Any, part_damaged: Path) -> None:
-    process = weft_view(part_damaged, "--port", 0, "--no-browser")
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        address = process.stdout.readline().strip()
-        first, second = process.stderr.readline(), process.stderr.readline()
+def test_the_page_and_the_terminal_name_a_damaged_trace(
+    loaded: Loaded, studio: Any, part_damaged: Path
+) -> None:
+    with loaded.start("view", part_damaged, "--port", 0, "--no-browser") as process:
+        address = process.stdout.readline().decode().strip()
+        first, second = process.errors().decode().splitlines()
         assert "left out" in first and "a-damaged.weft" in first
         assert "newer.weft" in second and "version 99" in second
         page = studio.open(address, address)
@@ -172,9 +151,6 @@ def test_the_page_and_the_terminal_name_a_damaged_trace(studio: Any, part_damage
         names = page.locator("#weft-example option").all_inner_texts()
         assert names == ["good", "other"]
         studio.close()  # the roles of the heads are asked for, still
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_trace_damaged_within_leaves_the_others(

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Never
 
 import pytest
 import torch
+from tests.forked import Loaded
 from tests.tracing.conftest import as_list, dense_weights, largest_difference
 
 import weft
@@ -174,7 +173,7 @@ def test_nothing_is_left_where_a_run_breaks_while_it_is_saved(family_named, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_leaves_no_trace(tmp_path) -> None:
+def test_a_killed_run_leaves_no_trace(loaded: Loaded, tmp_path) -> None:
     program = f"""
 import os, signal, torch, transformers, weft
 config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=3, n_head=2, n_positions=16)
@@ -182,8 +181,8 @@ model = transformers.GPT2Model(config)
 model.h[2].register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 weft.trace(model, torch.tensor([1, 2, 3]), save={str(tmp_path / "killed")!r}, verify=False)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL
+    with loaded.start(program=program) as process:
+        assert process.wait() == -signal.SIGKILL
     (part,) = tmp_path.iterdir()  # what it had written, under a temporary name
     with pytest.raises(weft.DataError, match=r"half-written|not a trace"):
         weft.open(part)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.forked import Loaded
 
 import weft
 from weft.cli import main
@@ -196,21 +195,19 @@ def test_an_empty_name_is_no_model() -> None:
         load_pretrained("")
 
 
-def test_a_name_in_the_cache_is_read_without_the_hub(small, tmp_path) -> None:
+def test_a_name_in_the_cache_is_read_without_the_hub(loaded: Loaded, small, tmp_path) -> None:
     snapshot = tmp_path / "hub" / "models--somebody--small" / "snapshots" / ("0" * 40)
     snapshot.parent.mkdir(parents=True)
     small.rename(snapshot)
     refs = snapshot.parent.parent / "refs"
     refs.mkdir()
     (refs / "main").write_text("0" * 40)
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "weights", "somebody/small", "--csv"],
-        capture_output=True, text=True, check=False,
-        # Port 9 of this machine: who asks the hub fails.
-        env={**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 3
+    # Port 9 of this machine: who asks the hub fails.
+    where = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    with loaded.start("weights", "somebody/small", "--csv", **where) as process:
+        out, errors = process.communicate()
+        assert process.wait() == 0, errors
+    assert len(out.splitlines()) == 3
 
 
 def test_a_configuration_that_the_library_cannot_take(small) -> None:

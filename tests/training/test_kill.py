@@ -1,88 +1,62 @@
 """kill -9 at any moment, start again: the same bits as a run that was never killed.
 
-Real processes and real SIGKILLs. One process imports weft and forks a child for each start, so
-that a start costs no import; the child does what the command ``weft train`` does.
+Real processes and real SIGKILLs, forked from one that has loaded weft (tests/forked.py).
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.forked import Loaded
 from tests.training.conftest import toml
 
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors
 from weft.training.config import RunConfig
 
-#: Reads lines "KIND NUMBER" and answers each with the child's exit status. KIND "seconds": killed
-#: after so long; "writing": killed at the n-th time that a file or folder is synced to the disk,
-#: before and after its renaming by turns; "never": left alone.
-PARENT = """
-import os, signal, sys, time
-import weft.training.loop, weft.training.progress
+#: `weft train`, killed at the n-th time that a file or folder is synced to the disk, before and
+#: after its renaming by turns; at 0 never.
+PROGRAM = """
+import os, signal, sys, warnings
 from weft.cli import main
 from weft.formats import files
 
-config, run = sys.argv[1:]
+warnings.simplefilter("error")
+left, synced = [int(sys.argv.pop(1))], files.sync
 
-def start(kind, number):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if kind == "writing":
-        synced, left = files.sync, [int(number)]
-        def sync(path):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            synced(path)
-        files.sync = sync
-    main(["train", config, "--run", run, "--threads", "1"])
+def sync(path):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    synced(path)
 
-for line in sys.stdin:
-    kind, number = line.split()
-    child = os.fork()
-    if child == 0:
-        try:
-            start(kind, number)
-        except SystemExit as stop:
-            sys.stderr.flush()
-            os._exit(stop.code or 0)
-        except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
-        os._exit(1)
-    if kind == "seconds":
-        time.sleep(float(number))
-        os.kill(child, signal.SIGKILL)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+files.sync = sync
+main(sys.argv[1:])
 """
 
 
 class Starter:
     """Starts a training again and again, and kills it."""
 
-    def __init__(self, config: Path, run: Path) -> None:
-        command = [sys.executable, "-W", "error", "-c", PARENT, str(config), str(run)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+    def __init__(self, loaded: Loaded, config: Path, run: Path) -> None:
+        self._loaded, self._command = loaded, ("train", config, "--run", run, "--threads", "1")
+        self.errors = ""
 
-    def start(self, kind: str, number: float = 0) -> int:
-        """The exit status: 0, or -9 where it was killed in time."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{kind} {number}\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def end(self) -> str:
-        """What was written to standard error."""
-        return self.process.communicate()[1]
+    def start(self, *, writing: int = 0, seconds: float | None = None) -> int:
+        """The exit status: 0, or -9 where it was killed in time; neither given, it is not."""
+        with self._loaded.start(writing, *self._command, program=PROGRAM) as process:
+            if seconds is not None:
+                time.sleep(seconds)
+                process.send_signal(signal.SIGKILL)
+            _, errors = process.communicate()
+        self.errors += errors.decode()
+        return process.wait()
 
 
 def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
@@ -114,7 +88,11 @@ def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
     ],
 )
 def test_killed_at_any_moment(
-    tiny: Callable[..., RunConfig], tmp_path: Path, writes: Sequence[int], moments: Sequence[float]
+    loaded: Loaded,
+    tiny: Callable[..., RunConfig],
+    tmp_path: Path,
+    writes: Sequence[int],
+    moments: Sequence[float],
 ) -> None:
     settings = tiny(
         model={"dropout": 0.2, "attention_dropout": 0.1}, average=0.9, max_steps=24,
@@ -123,18 +101,16 @@ def test_killed_at_any_moment(
     config = tmp_path / "config.toml"
     config.write_text(toml(settings))
 
-    whole = Starter(config, tmp_path / "whole")
-    status, errors = whole.start("never"), whole.end()
-    assert status == 0, errors
-    assert "Trained 24 steps" in errors
+    whole = Starter(loaded, config, tmp_path / "whole")
+    assert whole.start() == 0, whole.errors
+    assert "Trained 24 steps" in whole.errors
 
-    pieces = Starter(config, tmp_path / "pieces")
+    pieces = Starter(loaded, config, tmp_path / "pieces")
     # First writes of a new folder; then among checkpoints, weights and snapshots.
-    statuses = [pieces.start("writing", number) for number in writes]
-    statuses += [pieces.start("seconds", seconds) for seconds in moments]
-    statuses.append(pieces.start("never"))
-    errors = pieces.end()
-    assert set(statuses) <= {-9, 0}, errors
+    statuses = [pieces.start(writing=number) for number in writes]
+    statuses += [pieces.start(seconds=seconds) for seconds in moments]
+    statuses.append(pieces.start())
+    assert set(statuses) <= {-9, 0}, pieces.errors
     assert statuses.count(-9) >= (len(writes) + len(moments)) // 2
     assert statuses[-1] == 0
 
@@ -146,18 +122,19 @@ def test_killed_at_any_moment(
     assert [name for name in tensors if not torch.equal(tensors[name], found[name])] == []
 
 
-def test_a_checkpoint_is_never_half_written(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_checkpoint_is_never_half_written(
+    loaded: Loaded, tiny: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     """Whenever a training is killed, each file that is there can be read."""
     config = tmp_path / "config.toml"
     config.write_text(toml(tiny(max_steps=30, checkpoint_every=1, validate_every=1)))
-    starter = Starter(config, tmp_path / "run")
+    starter = Starter(loaded, config, tmp_path / "run")
     for number in (9, 12, 15, 18):
-        starter.start("writing", number)
+        assert starter.start(writing=number) == -signal.SIGKILL, starter.errors
         files = list((tmp_path / "run").rglob("[!.]*.safetensors"))
         for file in files:
             load_tensors(file, "file")
     assert files
-    starter.end()
 
 
 @pytest.mark.parametrize("content", [b"", b"half"])

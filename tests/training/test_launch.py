@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.forked import Forked, Loaded
 from tests.training.conftest import TEXT, toml
 
 from weft.errors import InputError
@@ -39,71 +40,77 @@ def config_of(folder: Path, **training: object) -> RunConfig:
     )  # fmt: skip
 
 
-def start(config: RunConfig, folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(loaded: Loaded, config: RunConfig, folder: Path, *options: str) -> Forked:
     file = folder / "config.toml"
     file.write_text(toml(config))
-    command = [sys.executable, "-m", "weft", "train", str(file), "--run", str(folder / "run")]
-    return subprocess.Popen(
-        [*command, "--processes", "2", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    return loaded.start("train", file, "--run", folder / "run", "--processes", "2", *options)
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
+def ended(process: Forked) -> tuple[str, str]:
+    """Standard output and error, as soon as there are all of them."""
+    out, errors = process.communicate()
+    return out.decode(), errors.decode()
+
+
+def children(process: Forked) -> list[int]:
     listing = subprocess.run(
         ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
     )
     return [int(line) for line in listing.stdout.split()]
 
 
-def until(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def until(done: Callable[[], bool], process: Forked) -> None:
     """Wait until something is there, as long as the process lives."""
     while not done():
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, ended(process)
         time.sleep(0.02)
 
 
-def test_a_killed_process_makes_all_go_on_from_the_checkpoint(tmp_path: Path) -> None:
-    config = config_of(tmp_path, max_steps=800, checkpoint_every=50, validate_every=400)
+def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, max_steps=400, checkpoint_every=20, validate_every=200)
     run = RunFolder(tmp_path / "run")
-    process = start(config, tmp_path, "--json")
-    until(run.checkpoint.exists, process)
-    first = children(process)
-    assert len(first) == 2
-    os.kill(first[1], signal.SIGKILL)
-    out, errors = process.communicate(timeout=300)
+    with start(loaded, config, tmp_path, "--json") as process:
+        until(run.checkpoint.exists, process)
+        first = children(process)
+        assert len(first) == 2
+        os.kill(first[1], signal.SIGKILL)
+        out, errors = ended(process)
     assert process.returncode == 0, errors
     assert "as learned in" in errors  # the second start
-    assert errors.count("Trained 800 steps") == 1
+    assert errors.count("Trained 400 steps") == 1
     assert "Traceback" not in errors
-    assert json.loads(out.splitlines()[-1])["steps"] == 800
+    assert json.loads(out.splitlines()[-1])["steps"] == 400
     steps = [report["step"] for report in run.read_metrics() if "loss" in report]
-    assert steps == list(range(20, 801, 20))
+    assert steps == list(range(20, 401, 20))
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+def test_twenty_kills_at_random_moments_change_no_bit(loaded: Loaded, tmp_path: Path) -> None:
     numbers, left = random.Random(5), 20
     settings = {"max_steps": 4_000, "checkpoint_every": 25, "validate_every": 500, "average": 0.9}
     for name in ("whole", "pieces"):
         (tmp_path / name).mkdir()
-    whole = start(config_of(tmp_path / "whole", **settings), tmp_path / "whole")
-    _, errors = whole.communicate(timeout=600)
+    with start(loaded, config_of(tmp_path / "whole", **settings), tmp_path / "whole") as whole:
+        _, errors = ended(whole)
     assert whole.returncode == 0, errors
-    pieces = start(config_of(tmp_path / "pieces", **settings), tmp_path / "pieces")
-    metrics = RunFolder(tmp_path / "pieces" / "run").metrics
-    while left:
-        size = metrics.stat().st_size if metrics.exists() else 0
-        # While it starts, or a little later than the first report after the start.
-        if numbers.random() < 0.75:
-            until(lambda size=size: metrics.exists() and metrics.stat().st_size != size, pieces)  # type: ignore[misc]
-        time.sleep(numbers.uniform(0, 1))
-        ranks = children(pieces)
-        if ranks:
-            os.kill(numbers.choice(ranks), signal.SIGKILL)
-            left -= 1
-    _, errors = pieces.communicate(timeout=600)
+    config, metrics = (
+        config_of(tmp_path / "pieces", **settings),
+        tmp_path / "pieces/run/metrics.jsonl",
+    )
+    with start(loaded, config, tmp_path / "pieces") as pieces:
+        while left:
+            size = metrics.stat().st_size if metrics.exists() else 0
+            # While it starts, or a little later than the first report after the start.
+            if numbers.random() < 0.75:
+                until(lambda size=size: metrics.exists() and metrics.stat().st_size != size, pieces)  # type: ignore[misc]
+            time.sleep(numbers.uniform(0, 1))
+            ranks = children(pieces)
+            if ranks:
+                os.kill(numbers.choice(ranks), signal.SIGKILL)
+                left -= 1
+        _, errors = ended(pieces)
     assert pieces.returncode == 0, errors
     one, two = (
         load_tensors(tmp_path / name / "run" / "checkpoint.safetensors", "checkpoint")[0]
@@ -113,23 +120,23 @@ def test_twenty_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
-def test_an_error_is_one_line_and_is_not_tried_again(tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     (tmp_path / "text.txt").unlink()
-    process = start(config, tmp_path)
-    out, errors = process.communicate(timeout=300)
+    with start(loaded, config, tmp_path) as process:
+        out, errors = ended(process)
     assert process.returncode == 2
     assert out == ""
     assert errors.count("\n") == 1, errors
     assert "text.txt: no such text" in errors
 
 
-def test_stopped_by_a_person_no_process_is_left(tmp_path: Path) -> None:
-    process = start(config_of(tmp_path, max_steps=100_000), tmp_path)
-    until(RunFolder(tmp_path / "run").checkpoint.exists, process)
-    ranks = children(process)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+def test_stopped_by_a_person_no_process_is_left(loaded: Loaded, tmp_path: Path) -> None:
+    with start(loaded, config_of(tmp_path, max_steps=100_000), tmp_path) as process:
+        until(RunFolder(tmp_path / "run").checkpoint.exists, process)
+        ranks = children(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = ended(process)
     assert process.returncode == 130
     assert errors.splitlines()[-1].startswith("weft: stopped. A training goes on")
     assert errors.count("stopped") == 1
@@ -137,28 +144,26 @@ def test_stopped_by_a_person_no_process_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_where_the_launcher_dies_the_processes_end(tmp_path: Path) -> None:
-    process = start(config_of(tmp_path, max_steps=100_000), tmp_path)
-    until(RunFolder(tmp_path / "run").checkpoint.exists, process)
-    ranks = children(process)
-    process.kill()
-    process.communicate()
+def test_where_the_launcher_dies_the_processes_end(loaded: Loaded, tmp_path: Path) -> None:
+    with start(loaded, config_of(tmp_path, max_steps=100_000), tmp_path) as process:
+        until(RunFolder(tmp_path / "run").checkpoint.exists, process)
+        ranks = children(process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     end = time.monotonic() + 60
     while any(Path(f"/proc/{rank}").exists() for rank in ranks):
         assert time.monotonic() < end
         time.sleep(0.1)
 
 
-def test_processes_inside_of_torchruns_are_refused(tmp_path: Path) -> None:
+def test_processes_inside_of_torchruns_are_refused(loaded: Loaded, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(toml(config_of(tmp_path)))
-    ended = subprocess.run(
-        [sys.executable, "-m", "weft", "train", str(file), "--processes", "2"],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2"},
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "torchrun has started processes already" in ended.stderr
+    torchruns = {"RANK": "0", "WORLD_SIZE": "2"}
+    with loaded.start("train", file, "--processes", "2", **torchruns) as process:
+        _, errors = ended(process)
+    assert process.returncode == 2
+    assert "torchrun has started processes already" in errors
 
 
 @pytest.mark.slow
@@ -169,15 +174,15 @@ def test_the_documented_lines_of_torchrun_work(dashes: bool, tmp_path: Path) -> 
     arguments = (
         ["--", "train", str(file), "--run"] if dashes else ["train", str(file), "--run-folder"]
     )
-    ended = subprocess.run(
+    done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
             "-m", "weft", *arguments, str(run),
         ],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("Trained 40 steps") == 1
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Trained 40 steps") == 1
     assert RunFolder(run).state == "finished"
 
 

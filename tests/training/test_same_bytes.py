@@ -1,6 +1,7 @@
 """Two equal commands leave equal files, byte for byte, but for what the clock says.
 
-In two processes whose hashes of strings differ, so that the order of a set is another one.
+In two processes whose hashes of strings differ, so that the order of a set is another one: one that
+starts anew, and one forked from a process whose hashes are what they happen to be.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from tests.forked import Loaded
 from tests.training.conftest import toml
 
 from weft.formats.tensors import read_notes
@@ -24,6 +26,7 @@ COMMANDS = """
 import sys
 from weft.cli import main
 
+print(hash("a string"), file=sys.stderr)
 for line in sys.stdin:
     try:
         main(line.rstrip("\\n").split("\\t"))
@@ -57,24 +60,29 @@ def commands(config: Path, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def pair(tiny: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def pair(
+    loaded: Loaded, tiny: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory
+) -> list[Path]:
     """What the same commands left in two processes."""
     content = tiny(average=0.9).model_dump(mode="json")
     content["task"] |= {"tokens": "pieces", "vocabulary": 300}
     folder = tmp_path_factory.mktemp("equal")
     config = folder / "config.toml"
     config.write_text(toml(RunConfig.model_validate_json(json.dumps(content))))
-    folders = []
-    for seed in ("1", "2"):
-        # Equal names, so that nothing differs but the process.
-        work = folder / seed / "work"
+    # Equal names, so that nothing differs but the process.
+    new, forked = folders = [folder / name / "work" for name in ("new", "forked")]
+    for work in folders:
         work.mkdir(parents=True)
-        done = subprocess.run(
-            [sys.executable, "-c", COMMANDS], cwd=work, text=True, capture_output=True,
-            input=commands(config, Path()), env={**os.environ, "PYTHONHASHSEED": seed},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        folders.append(work)
+    lines = commands(config, Path()).encode()
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS], cwd=new, input=lines, capture_output=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with loaded.start(program=COMMANDS, stdin=lines, folder=forked) as process:
+        _, errors = process.communicate()
+        assert process.wait() == 0, errors
+    assert done.stderr.splitlines()[0] != errors.splitlines()[0]
     return folders
 
 
