@@ -3,7 +3,8 @@
 One process loads torch and the command line, and forks a child for each command. The child has
 files of its own for standard input, output and error, the folder and the environment of who asks,
 and ends as any process does: only what it would have imported is there already. What a command
-imports, and when, is a question for a process that starts anew.
+imports, and when, is a question for a process that starts anew; on systems other than Linux, where
+what has loaded torch cannot be forked, each starts anew.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+FORKS = sys.platform == "linux"
 #: Each child has a parent of its own, which waits for it and says how it ended: several may run.
 LOADED = """
 import json, os, runpy, signal, socket, sys
@@ -136,10 +139,26 @@ class Forked:
             file.close()
 
 
+class Anew(Forked):
+    """The same of a process that was started anew."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: int, errors: int) -> None:
+        self._process, self.pid, self.returncode = process, process.pid, None
+        self._said = self.stdout = os.fdopen(output, "rb")
+        self._errors = os.fdopen(errors, "rb")
+
+    def _wait(self, seconds: float | None) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.returncode = self._process.wait(seconds)
+        return self.returncode
+
+
 class Loaded:
     """A process that has loaded weft, and forks."""
 
     def __init__(self) -> None:
+        if not FORKS:
+            return
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-c", LOADED, str(theirs.fileno())],
@@ -167,13 +186,11 @@ class Loaded:
             session: whether it leads a process group of its own, which can be killed with it.
             environment: what is set beside the environment of this process.
         """
-        asked = {
-            "program": program,
-            "arguments": [str(argument) for argument in arguments],
-            "folder": str(folder or Path.cwd()),
-            "session": session,
-            "environment": {**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        }
+        words = [str(argument) for argument in arguments]
+        place = str(folder or Path.cwd())
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        asked = {"program": program, "arguments": words, "folder": place, "session": session}
+        asked["environment"] = environment
         (output, its_output), (said, its_said) = os.pipe(), os.pipe()
         with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as errors:
             if isinstance(stdin, bytes):
@@ -181,7 +198,19 @@ class Loaded:
                 read.seek(0)
                 stdin = read.fileno()
             stdout = its_output if stdout is None else stdout
-            files = [stdin, stdout, errors.fileno() if stderr is None else stderr, its_said]
+            stderr = errors.fileno() if stderr is None else stderr
+            if not FORKS:
+                what = ("-m", "weft") if program is None else ("-c", program)
+                process = subprocess.Popen(
+                    [sys.executable, *what, *words],
+                    stdin=stdin, stdout=stdout, stderr=stderr, cwd=place, env=environment,
+                    start_new_session=session,
+                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                )  # fmt: skip
+                for file in (its_output, said, its_said):
+                    os.close(file)
+                return Anew(process, output, os.dup(errors.fileno()))
+            files = [stdin, stdout, stderr, its_said]
             socket.send_fds(self._requests, [json.dumps(asked).encode()], files)
             os.close(its_output)
             os.close(its_said)
@@ -195,5 +224,7 @@ class Loaded:
 
     def end(self) -> None:
         """End the process that forks."""
+        if not FORKS:
+            return
         self._requests.close()
         self._process.wait()

@@ -97,12 +97,12 @@ def run_weft(*arguments: object, stdin: bytes = b"", **environment: str) -> Resu
 def weft_process(loaded: Loaded) -> Command:
     """A function that runs a command in a process of its own.
 
-    A forked one, which has torch loaded already; where its environment is to differ, and on systems
-    other than Linux, one that starts anew.
+    A forked one, which has torch loaded already; where its environment is to differ, one that
+    starts anew.
     """
 
     def call(*arguments: object, stdin: bytes = b"", **environment: str) -> Result:
-        if environment or sys.platform != "linux":
+        if environment:
             return run_weft(*arguments, stdin=stdin, **environment)
         code, out, err = loaded.run(*arguments, stdin=stdin)
         return Result(code, out.decode(), err.decode())
