@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import subprocess
@@ -33,6 +34,8 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
+    # At the end all goes: else libraries tell what is left of them.
+    atexit.register(gc.unfreeze)
     gc.enable()
 
 
