@@ -196,7 +196,7 @@ def print_frame(frame: pandas.DataFrame, as_csv: bool = False) -> None:
 
 def print_arrow(table: pa.Table, limit: int) -> None:
     """The first rows of a table of PyArrow, and how many there are more."""
-    from weft.analysis.sql.query import cells
+    from weft.analysis.sql.answer import cells
 
     header, rows, words = cells(table, limit)
     print_table(header, rows, left=words)

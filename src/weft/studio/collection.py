@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.analysis.heads.roles import special_keys
 from weft.analysis.patch_map import has_patches
+from weft.analysis.sql.bounded import BoundedQueries
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject, finite
 from weft.formats.notes import Note, NotesFile
@@ -270,6 +271,7 @@ class Collection:
     asking: a model that reads new texts, where one is open: see `weft.studio.asking`.
     read_only: whether notes are shown and not written.
     ending: what else is to be ended with it.
+    queries: answers questions in SQL, by a process of its own.
     """
 
     title: str
@@ -280,6 +282,7 @@ class Collection:
     asking: Asking | None = None
     read_only: bool = False
     ending: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    queries: BoundedQueries = field(default_factory=BoundedQueries, repr=False)
 
     def __post_init__(self) -> None:
         if not self.examples or not all(example.trace.layers for example in self.examples):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from weft.analysis.sql.bounded import LONGEST as LONGEST_QUERY
-from weft.analysis.sql.bounded import QUESTIONS, ask_bounded
+from weft.analysis.sql.questions import QUESTIONS
 from weft.errors import DataError, WeftError
 from weft.formats.files import JsonObject
 from weft.studio.asking import LONGEST, SupersededError
@@ -82,6 +83,9 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
     @app.get("/api/questions", responses=_ANSWER, response_class=Response)
     def questions() -> Response:
         """Questions in SQL that are ready: what each asks, and its query."""
+        # Whoever reads them will ask one.
+        with suppress(WeftError):
+            collection.queries.start()
         return answered({"questions": [list(question) for question in QUESTIONS]})
 
     @app.post("/api/sql", responses=_ANSWER, response_class=Response)
@@ -91,7 +95,7 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
         if not answering.acquire(timeout=10):
             raise HTTPException(409, "another question is being answered: ask again")
         try:
-            found = ask_bounded(trace, asked.query)
+            found = collection.queries.ask(trace, asked.query)
         except DataError:
             raise
         except WeftError as error:

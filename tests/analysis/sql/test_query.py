@@ -20,8 +20,9 @@ pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from weft.analysis.sql.query import ask, cells, open_traces  # noqa: E402
-from weft.analysis.sql.views import VIEWS  # noqa: E402
+from weft.analysis.sql.answer import cells  # noqa: E402
+from weft.analysis.sql.database import VIEWS  # noqa: E402
+from weft.analysis.sql.query import ask, open_traces  # noqa: E402
 from weft.cli import main  # noqa: E402
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "analysis.md"

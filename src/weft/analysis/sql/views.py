@@ -22,10 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from weft.analysis.sql.database import VIEWS, Part
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_files import edge_table, key_table, received_table, row_table
@@ -39,20 +40,7 @@ from weft.formats.trace_writer import (
     ROWS,
 )
 
-if TYPE_CHECKING:
-    import duckdb
-
-__all__ = ["VIEWS", "make_views", "stored_folder"]
-
-VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
-
-_NAMED = """
-    select e.*, q.token as query_token, k.token as key_token,
-        q.text as query_text, k.text as key_text, l.kind
-    from edges e join layers l on {same}l.layer = e.layer
-    left join tokens q on {q_same}q.sequence = l.queries_from and q.position = e.query
-    left join tokens k on {k_same}k.sequence = l.keys_from and k.position = e.key
-"""
+__all__ = ["stored_folder", "view_parts"]
 
 
 def stored_folder(trace: TraceData) -> Path | None:
@@ -65,29 +53,24 @@ def stored_folder(trace: TraceData) -> Path | None:
     return folders.pop() if len(folders) == 1 else None
 
 
-def make_views(
-    connection: duckdb.DuckDBPyConnection,
-    traces: Mapping[str, TraceData],
-    *,
-    column: bool,
+def view_parts(
+    trace: TraceData | Mapping[str, TraceData],
     asked: Collection[str],
-) -> None:
-    """Give a database in memory the views, and close it to everything else.
-
-    Saved traces are read straight from their Parquet files, unsaved ones from their memory, and
-    only what a query needs of them. No other file can be read, none can be written, no extension
-    loaded, and none of that be turned on again.
+    made: Collection[str] = VIEWS,
+) -> dict[str, list[Part]]:
+    """What the views hold: the Parquet files of saved traces, tables of unsaved ones.
 
     Args:
-        connection: a new one.
-        traces: by name.
-        column: whether the views have the column `trace`.
+        trace: one; or several by name, and then every view has a column `trace`.
         asked: the views that will be read: their files are held against their digests first, and
             `heads` is made, which has to be computed.
+        made: of unsaved traces, the views whose tables are made, besides `heads`.
 
     Raises: DataError: a file that will be read is not as it was written.
     """
-    files: list[str] = []
+    column = not isinstance(trace, TraceData)
+    traces = {"trace": trace} if isinstance(trace, TraceData) else trace
+    views: dict[str, list[Part]] = {}
     tables: tuple[tuple[str, str, Callable[[int, TraceLayer], pa.Table | None]], ...] = (
         ("edges", EDGES, lambda number, layer: edge_table(number, layer.graph)),
         ("rows", ROWS, lambda number, layer: row_table(number, layer.graph)),
@@ -97,27 +80,18 @@ def make_views(
     for view, file, table in tables:
         if view in asked:
             _verify(traces, file)
-        _make_view(connection, traces, view, file, table, column, files)
-    _register(connection, "tokens", _stack(traces, _tokens, column))
-    _register(connection, "layers", _stack(traces, _layers, column))
-    if "heads" in asked:
-        _register(connection, "heads", _stack(traces, _heads, column))
-    same = {"same": "l", "q_same": "q", "k_same": "k"}
-    joins = {
-        name: f"{alias}.trace = e.trace and " if column else "" for name, alias in same.items()
-    }
-    connection.execute("create view named as" + _NAMED.format(**joins))
-    allowed = ", ".join(files)
-    for setting in (
-        f"allowed_paths = [{allowed}]",
-        "python_enable_replacements = false",
-        "autoinstall_known_extensions = false",
-        "autoload_known_extensions = false",
-        "temp_directory = ''",
-        "enable_external_access = false",
-        "lock_configuration = true",
-    ):
-        connection.execute(f"set {setting}")
+        parts = _parts(traces, file, table if view in made else None, column)
+        if view in made and not parts:
+            parts = [Part("" if column else None, _EMPTY[view])]
+        if parts:
+            views[view] = parts
+    whole: tuple[tuple[str, Callable[[TraceData], pa.Table], Collection[str]], ...] = (
+        ("tokens", _tokens, made), ("layers", _layers, made), ("heads", _heads, asked),
+    )  # fmt: skip
+    for view, whole_table, needed in whole:
+        if view in needed:
+            views[view] = [Part(None, _stack(traces, whole_table, column))]
+    return views
 
 
 def _verify(traces: Mapping[str, TraceData], file: str) -> None:
@@ -128,62 +102,25 @@ def _verify(traces: Mapping[str, TraceData], file: str) -> None:
             data.verify(file)
 
 
-def _make_view(
-    connection: Any,
+def _parts(
     traces: Mapping[str, TraceData],
-    view: str,
     file: str,
-    table: Callable[[int, TraceLayer], pa.Table | None],
+    table: Callable[[int, TraceLayer], pa.Table | None] | None,
     column: bool,
-    files: list[str],
-) -> None:
-    """One view over a Parquet file of each saved trace and a table of each other one."""
-    saved, parts = {}, []
-    for number, (name, trace) in enumerate(traces.items()):
+) -> list[Part]:
+    """The Parquet file of each saved trace, and a table of each other one; None: no tables."""
+    parts = []
+    for name, trace in traces.items():
         folder = stored_folder(trace)
-        if folder is None:
+        if folder is not None:
+            if (folder / file).exists():
+                parts.append(Part(name, str((folder / file).absolute())))
+        elif table is not None:
             tables = [table(place, layer) for place, layer in enumerate(trace.layers)]
-            there = [part for part in tables if part is not None]
+            there = [one for one in tables if one is not None]
             if there:
-                _register(connection, f"{view}_{number}", pa.concat_tables(there))
-                named = f"{_text(name)} as trace, " if column else ""
-                parts.append(f"select {named}* from {view}_{number}")
-        elif (folder / file).exists():
-            saved[str((folder / file).absolute())] = name
-    if saved:
-        names = pa.table({"file": list(saved), "trace": list(saved.values())})
-        _register(connection, f"{view}_files", names)
-        # A path is a pattern to DuckDB, which asks for permission by both.
-        patterns = [_text(_pattern(path)) for path in saved]
-        files += {*patterns, *map(_text, saved)}
-        read = f"read_parquet([{', '.join(patterns)}], filename = 'file')"
-        parts.append(
-            f"select n.trace, e.* exclude (file) from {read} e join {view}_files n on n.file = "
-            "e.file"
-            if column
-            else f"select * exclude (file) from {read}"
-        )
-    if not parts:
-        empty = _EMPTY[view]
-        if column:
-            empty = empty.add_column(0, "trace", pa.array([], pa.string()))
-        _register(connection, f"{view}_none", empty)
-        parts = [f"select * from {view}_none"]
-    connection.execute(f"create view {view} as {' union all by name '.join(parts)}")
-
-
-def _register(connection: Any, name: str, table: pa.Table) -> None:
-    connection.register(name, table)
-
-
-def _text(value: str) -> str:
-    """A string as SQL writes it."""
-    return "'" + value.replace("'", "''") + "'"
-
-
-def _pattern(path: str) -> str:
-    """A file pattern that matches this path and no other."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
+                parts.append(Part(name if column else None, pa.concat_tables(there)))
+    return parts
 
 
 def _stack(

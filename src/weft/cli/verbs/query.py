@@ -26,7 +26,8 @@ def query(
     as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
-    from weft.analysis.sql.query import WRITERS, ask, open_traces
+    from weft.analysis.sql.answer import WRITERS
+    from weft.analysis.sql.query import ask, open_traces
 
     if output is not None and output.suffix.lower() not in WRITERS:
         raise InputError(f"{output}: expected a file name that ends in {', '.join(WRITERS)}.")

@@ -1,0 +1,149 @@
+"""`Answer`: what a question in SQL gives, as a table, a file, or the texts of its cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weft.analysis.sql.database import one_line
+from weft.errors import InputError
+from weft.formats.files import atomic_file, finite
+from weft.formats.tokens import visible
+
+__all__ = ["WRITERS", "Answer", "cells"]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The answer to a query: read it once, by one of its methods."""
+
+    reader: pa.RecordBatchReader
+    connection: Any
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names; of ``select a.layer, b.layer`` layer and layer_2."""
+        seen: dict[str, int] = {}
+        names = []
+        for name in self.reader.schema.names:
+            seen[name] = seen.get(name, 0) + 1
+            names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        return names
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types."""
+        return self.reader.schema.empty_table().rename_columns(self.columns).schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Some rows at a time."""
+        schema = self.schema
+        with one_line():
+            for batch in self.reader:
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    def table(self) -> pa.Table:
+        """The whole of it."""
+        return pa.Table.from_batches(self.batches(), self.schema)
+
+    def write(self, path: Path | str) -> int:
+        """Write it to a file whose suffix chooses the format: .csv, .parquet or .json.
+
+        Returns: how many rows.
+
+        Raises: InputError: another suffix; DataError: the file cannot be written.
+        """
+        path = Path(path)
+        writer = WRITERS.get(path.suffix.lower())
+        if writer is None:
+            raise InputError(f"{path}: expected a file name that ends in {', '.join(WRITERS)}.")
+        with atomic_file(path) as temporary:
+            return writer(self, temporary)
+
+
+def _write_csv(answer: Answer, path: Path) -> int:
+    import pyarrow.csv
+    import pyarrow.types as types
+
+    # Lists and the like have no form of their own in CSV: they are written as JSON.
+    nested = [types.is_nested(field.type) for field in answer.schema]
+    schema = pa.schema(
+        [
+            pa.field(field.name, pa.string()) if is_nested else field
+            for field, is_nested in zip(answer.schema, nested, strict=True)
+        ]
+    )
+    count = 0
+    with one_line(), pyarrow.csv.CSVWriter(path, schema) as writer:
+        for batch in answer.batches():
+            columns = [
+                pa.array(
+                    [None if cell is None else _json(cell) for cell in column.to_pylist()],
+                    pa.string(),
+                )
+                if is_nested
+                else column
+                for column, is_nested in zip(batch.columns, nested, strict=True)
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            count += batch.num_rows
+    return count
+
+
+def _write_parquet(answer: Answer, path: Path) -> int:
+    count = 0
+    with pq.ParquetWriter(path, answer.schema, compression="zstd") as writer:
+        for batch in answer.batches():
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _write_json(answer: Answer, path: Path) -> int:
+    rows = answer.table().to_pylist()
+    path.write_text(_json(rows, indent=1) + "\n", encoding="utf-8")
+    return len(rows)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON, which has no number that is none."""
+    return json.dumps(
+        finite(value), ensure_ascii=False, default=str, indent=indent, allow_nan=False
+    )
+
+
+#: How an answer is written, by the suffix of the file.
+WRITERS = {".csv": _write_csv, ".parquet": _write_parquet, ".json": _write_json}
+
+
+def cells(table: pa.Table, limit: int) -> tuple[list[str], list[list[str]], list[str]]:
+    """The headings, the first rows as texts, and the headings of columns that are no numbers.
+
+    >>> cells(pa.table({"token": ["dog", " cat"], "weight": [0.25, 1e-9]}), 10)
+    (['token', 'weight'], [['dog', '0.25'], ['␣cat', '1e-09']], ['token'])
+    """
+    import pyarrow.types as types
+
+    header = [visible(name) for name in table.column_names]
+    words = [
+        name
+        for name, column in zip(header, table.columns, strict=True)
+        if not (types.is_integer(column.type) or types.is_floating(column.type))
+    ]
+    columns = (column.to_pylist() for column in table.slice(0, limit).columns)
+    rows = [[_cell(value) for value in row] for row in zip(*columns, strict=True)]
+    return header, rows, words
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return visible(value, 60) if isinstance(value, str) else str(value)

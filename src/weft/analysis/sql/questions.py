@@ -1,0 +1,38 @@
+"""Questions in SQL that fit every trace."""
+
+__all__ = ["QUESTIONS"]
+
+#: What each asks, and its SQL.
+QUESTIONS = (
+    ("The strongest edges between different tokens",
+     "select layer, head, query_token, key_token, round(weight, 3) as weight\n"
+     "from named where query <> key order by weight desc limit 20"),
+    ("The keys that get most, over all heads",
+     "select key_token, key, round(sum(weight), 2) as received\n"
+     "from named group by all order by received desc limit 20"),
+    ("The sharpest heads: least entropy",
+     "select layer, head, round(avg(entropy), 3) as nats\n"
+     "from rows group by all order by nats limit 20"),
+    ("The broadest heads: most entropy",
+     "select layer, head, round(avg(entropy), 3) as nats\n"
+     "from rows group by all order by nats desc limit 20"),
+    ("How far each head looks back",
+     "select layer, head, round(sum(weight * (query - key)) / sum(weight), 2) as tokens_back\n"
+     "from edges group by all order by tokens_back desc limit 20"),
+    ("What the first key gets, by head",
+     "select layer, head, round(sum(weight) / count(distinct query), 3) as share\n"
+     "from edges where key = 0 group by all order by share desc limit 20"),
+    ("What the token before gets, by head",
+     "select layer, head, round(avg(weight), 3) as weight\n"
+     "from edges where key = query - 1 group by all order by weight desc limit 20"),
+    ("Pairs of tokens that look at each other",
+     "select a.layer, a.head, a.query, a.key, round(a.weight, 3) as there,\n"
+     "    round(b.weight, 3) as back\n"
+     "from edges a join edges b on a.layer = b.layer and a.head = b.head\n"
+     "    and a.query = b.key and a.key = b.query and a.query < a.key\n"
+     "order by least(a.weight, b.weight) desc limit 20"),
+    ("Roles: how many heads have each",
+     "select role, count(*) as heads from heads group by role order by heads desc"),
+    ("What the kept edges leave out, by layer",
+     "select layer, round(avg(rest), 4) as left_out from rows group by layer order by layer"),
+)  # fmt: skip
