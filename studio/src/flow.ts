@@ -279,6 +279,33 @@ export async function followerOf(example: Example, kind: FlowKind): Promise<Foll
   };
 }
 
+/** What the likeliest prediction at an output comes from: src/weft/studio/relevance.py. Shares are
+ * of all that layers add, edges and sums beside the layer that adds most. */
+export interface Relevance extends TokenFlow {
+  predicted: string;
+  logit: number | null;
+  /** The position that it comes after; null: of a classifier, which may pool all positions. */
+  position: number | null;
+  pooling: string | null;
+  /** Of each token of the input, as `weft relevance` says it; and the sums of the levels. */
+  relevance: number[];
+  totals: number[];
+}
+
+let turn = 0;
+const asker = crypto.randomUUID?.() ?? String(Math.random());
+
+/** Asks the model that is open; null: another position was asked meanwhile. */
+export function relevanceOf(
+  example: Example,
+  kind: FlowKind,
+  output: number,
+  stop: AbortSignal,
+): Promise<Relevance | { problem: string } | null> {
+  const asked = { example: example.number, kind: kind.kind, position: output };
+  return example.source.ask!("relevance", { ...asked, window: asker, turn: ++turn }, stop);
+}
+
 /** The largest flow between the two; why: the reason that it is not known. Of a server alone. */
 export type LargestFlow = { least: number; most: number } | { why: string };
 

@@ -69,7 +69,8 @@ export function diagramOf(
   let held = 1;
   const marks = flow.edges.flatMap((edges, layer) => {
     const part = strongestOf(edges, share * flow.sums[layer + 1]);
-    held = Math.min(held, part.held / (flow.sums[layer + 1] || 1));
+    // Of a layer that adds no relevance there is nothing to draw.
+    if (flow.sums[layer + 1] > 0) held = Math.min(held, part.held / flow.sums[layer + 1]);
     return part.drawn.map(([above, below, of]): FlowMark => {
       return { layer, above, below, share: of, curve: curveOf(layer + 1, above, below) };
     });

@@ -33,6 +33,8 @@ export const START = {
   kind: "" as "" | "encoder" | "decoder" | "cross",
   output: -1,
   input: -1,
+  /** What is followed: half of each layer's mean, or what a prediction comes from. */
+  flow: "" as "" | "relevance",
   scale: "root" as "root" | "linear" | "log",
   /** What a block of cells shows when the matrix is seen from afar. */
   blocks: "max" as "max" | "mass",
@@ -53,6 +55,7 @@ const CHOICES: Partial<Record<keyof State, readonly string[]>> = {
   of: ["weights", "scores"],
   layout: ["", "circle", "line"],
   kind: ["", "encoder", "decoder", "cross"],
+  flow: ["", "relevance"],
   scale: ["root", "linear", "log"],
   blocks: ["max", "mass"],
   order: ["layer", "role", "entropy"],

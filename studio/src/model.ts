@@ -67,6 +67,8 @@ export interface Description {
   local: boolean;
   /** Through which layers a token can be followed. */
   flows: FlowKind[];
+  /** Whether a model that is open read the text. */
+  read?: boolean;
   /** How the whole trace was held against the model: see src/weft/formats/verification.py. */
   verification: {
     unverified?: string;

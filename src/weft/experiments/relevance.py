@@ -35,7 +35,7 @@ from weft.tracing.inputs import token_limit
 from weft.tracing.recording.sequences import on_device_of
 from weft.tracing.sources.transformers import is_transformers_model
 
-__all__ = ["Target", "relevance", "weighted_layers"]
+__all__ = ["Target", "first_rows", "relevance", "weighted_layers"]
 
 #: Which logit is asked about: its number, or a function from the model's output to one number.
 Target = int | Callable[[Any], Tensor]
@@ -86,7 +86,7 @@ def relevance(
         pair = any(layer.kind == "cross" for layer in layers)
         if not pair:
             _check_one_sequence(layers)
-        held = _start(asked if rows is None else rows, layers[-1].shape[0])
+        held = first_rows(asked if rows is None else rows, layers[-1].shape[0])
         return score
 
     def receive(number: int, reached: Reached, gradient: Tensor) -> None:
@@ -108,7 +108,7 @@ def relevance(
     return held.T
 
 
-def _start(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
+def first_rows(rows: int | Sequence[int] | Tensor, length: int) -> Tensor:
     """What is asked for, (length, wanted): a column for each row of R."""
     if isinstance(rows, Tensor):
         if rows.shape != (length,):

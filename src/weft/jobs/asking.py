@@ -11,10 +11,12 @@ from weft.formats.trace import TraceData
 from weft.jobs.layer_numbers import ModelLayers
 from weft.jobs.model import Model, TraceOptions, check_text
 from weft.jobs.opening import open_model
+from weft.jobs.relevance import relevance_of_levels
 from weft.studio.asking import Asking
 from weft.studio.collection import Collection
 from weft.studio.neuron import LayerNumbers
 from weft.studio.page import collect
+from weft.studio.relevance import RelevanceShown
 from weft.studio.runs import open_collection, open_traces
 from weft.tracing.packaged import PACKAGED
 
@@ -29,6 +31,7 @@ class Reader:
 
     def __init__(self, name: str, model: Model | None = None) -> None:
         self._name, self._model = name, model
+        self._predicting: Model | None = None
         self._opening = threading.Lock()
         self._layers = ModelLayers()
 
@@ -38,6 +41,19 @@ class Reader:
         Of one text at a time: `Asking` sees to it.
         """
         return self._layers.numbers(self.model(), text, layer)
+
+    def relevance(self, text: str, position: int) -> RelevanceShown:
+        """See `weft.jobs.relevance.relevance_of_levels`. Raises: WeftError: there is none.
+
+        Of one text at a time, as `through`.
+        """
+        with self._opening:
+            # A model that reads texts may have been opened without what predicts.
+            if self._predicting is None and not is_run(self._name):
+                self._predicting = open_model(
+                    self._name, predicting=True, labelling=True, quiet=True
+                )
+        return relevance_of_levels(self._predicting or self.model(), text, position)
 
     def __call__(self, text: str) -> TraceData:
         """Trace a text. Raises: WeftError: it cannot be read."""
@@ -78,7 +94,7 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
     if is_run(path):
         collection = open_collection(path)
         reader = Reader(name)
-        collection.asking = Asking(path.resolve().name, reader, reader.through)
+        collection.asking = Asking(path.resolve().name, reader, reader.through, reader.relevance)
         return collection
     if not _is_model(path):
         if text is not None:
@@ -89,7 +105,7 @@ def open_studio(path: Path, text: str | None = None, *others: Path) -> Collectio
     title = name if not path.exists() else path.resolve().name
     collection = collect([reader(text)], title, names=[text])
     collection.examples[0].text = text
-    collection.asking = Asking(title, reader, reader.through)
+    collection.asking = Asking(title, reader, reader.through, reader.relevance)
     return collection
 
 

@@ -12,12 +12,17 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.experiments.relevance import relevance
+from weft.experiments.relevance_levels import relevance_levels
 from weft.formats.tokens import shown
-from weft.jobs.model import Prediction, one_token
+from weft.jobs.model import Model, Prediction, one_token
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
+from weft.studio.relevance import RelevanceShown
 
-__all__ = ["Relevance", "relevance_of_tokens"]
+__all__ = ["Relevance", "relevance_of_levels", "relevance_of_tokens"]
+
+#: Tokens, and tokens times parameters of a model, whose relevance is shown by layers: seconds.
+_LONGEST, _LARGEST = 1024, 2**37
 
 
 @dataclass(frozen=True)
@@ -71,33 +76,91 @@ def relevance_of_tokens(
     place = _place(prediction, position)
     chosen = None if logit is None else one_token("--logit", prediction.numbers(logit))
     other = None if against is None else one_token("--against", prediction.numbers(against))
-    answer: dict[str, Any] = {}
-
-    def score(output: Any) -> Tensor:
-        logits = _logits(prediction, output, place)
-        number = int(logits.argmax()) if chosen is None else chosen
-        value = logits[number] if other is None else logits[number] - logits[other]
-        answer.update(number=number, logit=float(value.detach()))
-        return value
-
-    inputs = _inputs(prediction, place)
-    parts = _parts(prediction, chosen, other)
-    # The pooling is one more layer, of one query and one head, whose values are what positions add
-    # to the logit: like every layer it is weighed, and what is negative counts nothing.
-    rows: int | Tensor = (place or 0) if parts is None else parts.clamp(min=0)
-    (values,) = relevance(prediction.network, inputs, score, rows=rows).tolist()
-
+    asked = _Asked(prediction, place, chosen, other)
+    (values,) = relevance(
+        prediction.network, _inputs(prediction, place), asked.score, rows=asked.rows()
+    ).tolist()
     return Relevance(
-        _name(prediction, answer["number"]),
+        _name(prediction, asked.number),
         None if other is None else _name(prediction, other),
-        answer["logit"],
+        asked.logit,
         place,
         None if place is None else shown(prediction.read)[place],
         list(prediction.tokens),
         values,
         None if prediction.pooling is None else prediction.pooling.name,
-        None if parts is None else parts.tolist(),
+        None if asked.parts is None else asked.parts.tolist(),
     )
+
+
+def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShown:
+    """How the relevance of a text's tokens for the likeliest prediction arrives at each layer.
+
+    Args:
+        model: opened to predict.
+        position: of the token that the prediction comes after; of a classifier nothing.
+
+    Raises: InputError: a text or a model that is too large for that, one that predicts nothing, or
+    an encoder-decoder.
+    """
+    prediction = model.prediction(text, None, position)
+    count = len(prediction.tokens)
+    size = sum(parameter.numel() for parameter in prediction.network.parameters())
+    if count > _LONGEST or count * size > _LARGEST:
+        raise InputError(
+            f"relevance: {count:,} tokens are too many to show by layers with {size:,} parameters; "
+            f"expected {min(_LONGEST, _LARGEST // max(size, 1)):,} at most. Shorten the text, or "
+            "ask weft relevance."
+        )
+    place = _place(prediction, position if prediction.read else None)
+    asked = _Asked(prediction, place)
+    found = relevance_levels(
+        prediction.network, _inputs(prediction, place), asked.score, rows=asked.rows()
+    )
+    return RelevanceShown(
+        shown(list(prediction.tokens)),
+        shown([_name(prediction, asked.number)])[0],
+        asked.logit,
+        place,
+        None if prediction.pooling is None else prediction.pooling.name,
+        found.levels,
+        tuple(found.added()),
+    )
+
+
+class _Asked:
+    """The logit that is asked about.
+
+    number, logit: which it is and what it is, once the model has run.
+    parts: what each position adds to it, of a model that pools; None: it comes from one position.
+    """
+
+    def __init__(
+        self,
+        prediction: Prediction,
+        place: int | None,
+        chosen: int | None = None,
+        other: int | None = None,
+    ) -> None:
+        self._prediction, self._place = prediction, place
+        self._chosen, self._other = chosen, other
+        self.number, self.logit = -1, 0.0
+        self.parts = _parts(prediction, chosen, other)
+
+    def score(self, output: Any) -> Tensor:
+        """The logit, of a model's output."""
+        logits = _logits(self._prediction, output, self._place)
+        self.number = int(logits.argmax()) if self._chosen is None else self._chosen
+        value = logits[self.number]
+        value = value if self._other is None else value - logits[self._other]
+        self.logit = float(value.detach())
+        return value
+
+    def rows(self) -> int | Tensor:
+        """The rows of R that are asked for."""
+        # The pooling is one more layer, of one query and one head, whose values are what positions
+        # add to the logit: like every layer it is weighed, and what is negative counts nothing.
+        return (self._place or 0) if self.parts is None else self.parts.clamp(min=0)
 
 
 def _parts(prediction: Prediction, number: int | None, other: int | None) -> Tensor | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from weft.formats.trace import TraceData
 from weft.studio.collection import Example
 from weft.studio.heads import head_roles
 from weft.studio.neuron import LayerNumbers, Through
+from weft.studio.relevance import RelevanceShown
 
 __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
 
@@ -33,11 +35,14 @@ class Asking:
     name: what it is called.
     read: a text into a trace; raises a WeftError where it cannot.
     through: a text and the path of a layer into what that layer read and made; None: not known.
+    relevance: a text and a position into the relevance for the likeliest prediction there; raises a
+    WeftError where the model has none; None: not known.
     """
 
     name: str
     read: Callable[[str], TraceData]
     through: Callable[[str, str], LayerNumbers] | None = None
+    relevance: Callable[[str, int], RelevanceShown] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
     _count: int = 0
@@ -59,6 +64,30 @@ class Asking:
         with self._counting:
             self._count += 1
             number = FIRST + self._count
+        with self._in_turn(window, turn):
+            example = Example(text, self.read(text), head_roles, text)
+        with self._counting:
+            self._held[number] = example
+            while len(self._held) > _HELD:
+                self._held.popitem(last=False)
+        return number, example
+
+    def relevant(self, window: str, turn: int, text: str, position: int) -> RelevanceShown | None:
+        """The relevance for the likeliest prediction at a position; None: not known of this model.
+
+        window, turn: as of `ask`, apart from the texts.
+
+        Raises: as `ask`.
+        """
+        if self.relevance is None:
+            return None
+        with self._in_turn(f"relevance {window}", turn):
+            return self.relevance(text, position)
+
+    @contextmanager
+    def _in_turn(self, window: str, turn: int) -> Iterator[None]:
+        """One at a time; raises SupersededError where a newer one of the window came meanwhile."""
+        with self._counting:
             self._latest[window] = max(turn, self._latest.get(window, 0))
             self._latest.move_to_end(window)
             while len(self._latest) > _WINDOWS:
@@ -66,12 +95,7 @@ class Asking:
         with self._reading:
             if self._latest.get(window, 0) > turn:
                 raise SupersededError
-            example = Example(text, self.read(text), head_roles, text)
-        with self._counting:
-            self._held[number] = example
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
-        return number, example
+            yield
 
     def example(self, number: int) -> Example | None:
         """The example of a text that is still held."""

@@ -125,6 +125,7 @@ class Example:
             "small": self.small is not None,
             "local": self.local,
             "flows": self.flows.kinds(),
+            "read": self.text is not None,
             "verification": None if trace.verification is None else dict(trace.verification),
             "layers": [
                 {

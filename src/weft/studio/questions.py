@@ -1,6 +1,6 @@
-"""What the studio's page sends: a text for the model to read, a question in SQL.
+"""What the studio's page sends: a text for the model to read, a prediction of it, SQL.
 
-Both are POST requests with JSON, which no page of another site can send: see
+All are POST requests with JSON, which no page of another site can send: see
 `weft.studio.server`.
 A question reads the views of one example, and nothing else: see `weft.analysis.sql.bounded`.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel, BeforeValidator, Field
@@ -21,6 +21,7 @@ from weft.errors import DataError, WeftError
 from weft.formats.files import JsonObject
 from weft.studio.asking import LONGEST, SupersededError
 from weft.studio.collection import Collection, Example, as_json
+from weft.studio.pieces import within
 
 __all__ = ["add_questions"]
 
@@ -47,6 +48,16 @@ class Text(BaseModel, strict=True, extra="forbid"):
     """A text, which window sends it, and its number there: of those that wait, the last is read."""
 
     text: Annotated[str, Field(max_length=LONGEST)]
+    window: Annotated[str, Field(max_length=64)] = ""
+    turn: Annotated[int, Field(ge=0, lt=2**53), Whole] = 0
+
+
+class Predicted(BaseModel, strict=True, extra="forbid"):
+    """A position of an example's text, which window asks, and its number there: as of `Text`."""
+
+    example: Annotated[int, Field(ge=0, lt=10**9), Whole]
+    kind: Literal["encoder", "decoder", "cross"]
+    position: Annotated[int, Field(ge=0, lt=10**9), Whole]
     window: Annotated[str, Field(max_length=64)] = ""
     turn: Annotated[int, Field(ge=0, lt=2**53), Whole] = 0
 
@@ -79,6 +90,26 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
         except WeftError as error:
             return answered({"problem": str(error)})
         return answered({"example": number, "description": found.description()})
+
+    @app.post("/api/relevance", responses=_ANSWER, response_class=Response)
+    def relevance(asked: Predicted) -> Response:
+        """What the likeliest prediction at a position comes from, layer by layer, or the problem in
+        one line.
+        """
+        of, asking = example(str(asked.example)), collection.asking
+        if asking is None or asking.relevance is None or of.text is None:
+            raise HTTPException(404, "no model is open here that read this text: weft view MODEL")
+        try:
+            above, _ = of.flows.sizes(asked.kind)
+            within("position", str(asked.position), above)
+            found = asking.relevant(asked.window, asked.turn, of.text, asked.position)
+        except SupersededError:
+            raise HTTPException(409, "another position was asked meanwhile") from None
+        except WeftError as error:
+            return answered({"problem": str(error)})
+        if found is None or len(found.tokens) != above:
+            return answered({"problem": "relevance: the model that predicts cuts this text apart."})
+        return answered(found.as_drawn(of.flows.sequence(asked.kind)))
 
     @app.get("/api/questions", responses=_ANSWER, response_class=Response)
     def questions() -> Response:

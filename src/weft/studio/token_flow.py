@@ -71,6 +71,10 @@ class TokenFlows:
         _, queries, keys, sizes = chosen_layers(self._trace, kind)
         return sizes[queries], sizes[keys]
 
+    def sequence(self, kind: str) -> str:
+        """The sequence of the last layer's positions."""
+        return str(chosen_layers(self._trace, kind)[1])
+
     def flow(self, kind: str, position: int) -> JsonObject:
         """How much of a position comes through each token of each layer.
 

@@ -1,0 +1,148 @@
+"""The view Paths by relevance: what is on screen against `relevance`, and who can have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.experiments.test_relevance import positive
+from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
+from tests.studio.test_asking import post
+from tests.studio.test_figures import exported
+from tests.studio.test_paths import PAINTED, three_digits
+
+from weft.errors import InputError
+from weft.jobs import relevance as job
+from weft.jobs.asking import open_studio
+from weft.jobs.opening import open_model
+from weft.studio.asking import Asking
+from weft.studio.page import collect
+from weft.studio.serving import Viewer
+from weft.traces import Trace
+
+Serving = Callable[..., Viewer]
+WORDS = list("abcadab")
+TEXT = " ".join(WORDS)
+CHOICE = "What is followed"
+LINE = "which no trace holds"
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of large random weights over letters, saved as its library saves it."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder = tmp_path_factory.mktemp("models") / "letters"
+    words = {"[UNK]": 0, **{letter: number for number, letter in enumerate("abcdefghij", 1)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]"
+    ).save_pretrained(folder)
+    torch.manual_seed(5)
+    config = transformers.GPT2Config(
+        vocab_size=11, n_embd=24, n_layer=3, n_head=4, n_positions=32,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def by_hand(folder: Path, output: int) -> tuple[int, list[float]]:
+    """The likeliest token after one of the text, and the relevance of each: by the library's own
+    dense weights and their gradients.
+    """
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    found = model(input_ids=ids, output_attentions=True)
+    logits = found.logits[0, output]
+    held = torch.eye(ids.shape[1])
+    for weights in found.attentions:
+        held = held + positive(weights, logits.max()) @ held
+    return int(logits.argmax()), held[output].tolist()
+
+
+def shown(page: Any) -> list[list[str]]:
+    page.locator(".predicted").wait_for()
+    rows = page.locator(".panel tbody tr").all_inner_texts()
+    return [row.split() for row in rows]
+
+
+def test_the_panel_says_what_relevance_says(
+    studio: Any, serving: Serving, writer: Path, tmp_path: Path
+) -> None:
+    viewer = serving(open_studio(writer, TEXT))
+    page = studio.served(viewer, "#view=paths")
+    page.locator(".relevance", has_text="choose “relevance” above").wait_for()
+    page.get_by_label(CHOICE).select_option("relevance")
+    for output in (6, 4):
+        page.locator(".outputs .end").nth(output).click()
+        predicted, values = by_hand(writer, output)
+        page.locator(".predicted", has_text=f"after “{WORDS[output]}”").wait_for()
+        order = sorted(range(7), key=lambda place: -values[place])
+        expected = [
+            [WORDS[place], three_digits(values[place])] for place in order if values[place] > 0
+        ]
+        assert shown(page) == expected
+        name = open_model(str(writer), predicting=True).tokenizer.convert_ids_to_tokens(predicted)
+        assert f"“{name}”" in page.locator(".panel h2").first.inner_text()
+        assert page.evaluate(PAINTED) > 200
+    assert "flow=relevance" in page.url
+    page.evaluate(AXE.read_text("utf-8"))
+    assert not axe_findings(page) + faint_texts(page)
+    said = exported(page, tmp_path, "svg").read_text("utf-8")
+    assert f"relevance for “{name}”" in said and "of each layer" in said
+    page.get_by_label(CHOICE).select_option("")
+    page.locator(".panel th", has_text="rollout").wait_for()
+
+
+def test_without_a_model_the_line_stays(studio: Any, pair_trace: Trace) -> None:
+    """Of an exported page; a link that asks for it there is none the worse."""
+    page = studio.file(collect([pair_trace]), "#view=paths&flow=relevance")
+    page.locator(".relevance", has_text=LINE).wait_for()
+    assert page.get_by_label(CHOICE).count() == 0
+
+
+def test_what_has_no_relevance_says_so(studio: Any, serving: Serving, make_trace: Any) -> None:
+    def none(text: str, position: int) -> Any:
+        raise InputError("a BertModel predicts nothing that a token could be relevant for.")
+
+    collection = collect([make_trace(["a", "b"])])
+    collection.examples[0].text = "a b"
+    collection.asking = Asking("m", lambda text: make_trace(text.split()), relevance=none)
+    viewer = serving(collection)
+    page = studio.served(viewer, "#view=paths&flow=relevance")
+    page.locator(".why", has_text="a BertModel predicts nothing").wait_for()
+    assert page.locator(".stage.paths canvas").count() == 0
+    page.get_by_label(CHOICE).select_option("")
+    page.locator(".panel th", has_text="rollout").wait_for()
+    kind = collection.examples[0].flows.kinds()[0]["kind"]
+    asked = {"example": 0, "kind": kind, "position": 2}
+    assert post(viewer, "/api/relevance", asked)[0] == 404
+    assert post(viewer, "/api/relevance", {**asked, "position": -1})[0] == 422
+    status, said = post(viewer, "/api/relevance", {**asked, "position": 1})
+    assert (status, list(said)) == (200, ["problem"])
+    collection.asking.relevance = None
+    assert post(viewer, "/api/relevance", {**asked, "position": 1})[0] == 404
+
+
+def test_a_long_text_is_refused_before_anything_runs(
+    writer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = open_studio(writer, TEXT).asking
+    assert reader is not None and reader.relevance is not None
+    monkeypatch.setattr(job, "_LONGEST", 6)
+    with pytest.raises(InputError, match=r"7 tokens are too many.*6 at most.*weft relevance"):
+        reader.relevance(TEXT, 3)
+    monkeypatch.setattr(job, "_LONGEST", 7)
+    assert reader.relevance(TEXT, 3).levels.shape[1] == 7
