@@ -20,9 +20,9 @@ It ends where standard input does, so with the process that started it, in whate
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import queue
-import resource
 import signal
 import sys
 import threading
@@ -154,10 +154,14 @@ class _Worker:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has; on macOS, that it had at most."""
+    """Bytes of memory that this process has; on macOS, that it had at most; on Windows, 0."""
     if _STATM.exists():
         # Not the most so far, which begins with that of the program that started this process.
-        return int(_STATM.read_text("ascii").split()[1]) * resource.getpagesize()
+        return int(_STATM.read_text("ascii").split()[1]) * mmap.PAGESIZE
+    try:
+        import resource
+    except ImportError:
+        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
