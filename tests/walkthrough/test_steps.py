@@ -118,6 +118,32 @@ def test_no_line_is_wider_than_eighty_columns(
     assert "\x1b" not in str(walk) and "\u202e" not in str(walk)
 
 
+def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
+    """Matrices that stand beside each other too: W_K has as many rows as W_Q, and as few lines."""
+    text = str(walk_of("a b", width=96, heads=3))
+    project = text[text.index("1. Project") : text.index("2. Score")].splitlines()
+    tops = [place for place, line in enumerate(project) if "W_" in line and "(96×32)" in line]
+    assert sum(project[place].count("(96×32)") for place in tops) == 3
+    for place in tops:
+        # The name, four rows, an ellipsis for each matrix, the last row, an empty line.
+        side_by_side = project[place].count("(96×32)")
+        assert project[place + 5].count("⋮") == side_by_side
+        assert project[place + 7] == ""
+    walk = walk_of("a b", width=96, heads=3)
+    last = [float(cell) for cell in re.findall(r"-?\d\.\d\d", project[tops[0] + 6])]
+    W_Q, W_K = walk.W_Q[0, -1].tolist(), walk.W_K[0, -1].tolist()
+    assert last == [*W_Q[:5], W_Q[-1], *W_K[:5], W_K[-1]]
+
+
+def test_what_the_softmax_takes_is_what_was_scaled_and_masked() -> None:
+    """S, the raw scores, never stands in the exponent: its softmax would be another one."""
+    formulas = {step.name: step.formula for step in walk_of(kind="decoder").steps}
+    assert formulas["Score"].startswith("S = ") and formulas["Scale"].startswith("s = S / √")
+    assert formulas["Mask"].startswith("s_ij") and "e^s_ij" in formulas["Softmax"]
+    alone = walk_of("a", **ONE_HEAD, embeddings=[[1.0, 2.0]])
+    assert "over 1 head × 1 word × 1 number of Z" in str(alone)
+
+
 def test_the_same_word_has_the_same_embedding_and_the_same_seed_the_same_walk() -> None:
     first, second = walk_of("the cat saw the dog"), walk_of("dog the")
     assert first.queries.E is not None and second.queries.E is not None

@@ -3,8 +3,8 @@
     before  X = E + P                  each word becomes a vector
     1       Q = X W_Q, K = Y W_K, ...  project
     2       S = Q K^T                  score
-    3       S / sqrt(d)                scale
-    4       S_ij = -inf                mask
+    3       s = S / sqrt(d)            scale
+    4       s_ij = -inf                mask
     5       A = softmax(S)             softmax
     6       Z = A V                    weigh
     after   output = [Z_0 ... Z_h] W_O join
@@ -111,13 +111,13 @@ def score(*, shaw: bool) -> Wording:
 def scale(depth: int, digits: int, *, alibi: bool) -> Wording:
     """Scaled scores. alibi: whether a bias by distance is added."""
     root = f"√{depth}"
-    formula = f"S / √d = S / {root}"
+    formula = f"s = S / √d = S / {root}"
     sentence = (
         f"Long vectors give large products. Over {root} = {depth**0.5:.{digits}f} they keep "
         "their size, whatever the depth."
     )
     if alibi:
-        formula = f"S / √d + B = S / {root} + B"
+        formula = f"s = S / √d + B = S / {root} + B"
         sentence += (
             " ALiBi (Press et al. 2022) then adds B: the further away a key, the less its score."
         )
@@ -135,7 +135,7 @@ def mask(hidden: Hidden) -> Wording:
         if hidden == "later"
         else "Some keys may not be looked at. Their scores become −∞."
     )
-    return Wording(4, "Mask", "S_ij = −∞ where i may not look at j", sentence)
+    return Wording(4, "Mask", "s_ij = −∞ where i may not look at j", sentence)
 
 
 def softmax() -> Wording:
@@ -144,7 +144,7 @@ def softmax() -> Wording:
         "Row by row, e to the power of each score is divided by the sum of the row: the weights "
         "of a row are 0 or more, and add up to 1."
     )
-    return Wording(5, "Softmax", "A_ij = e^S_ij / Σ_k e^S_ik", sentence)
+    return Wording(5, "Softmax", "A_ij = e^s_ij / Σ_k e^s_ik", sentence)
 
 
 def weigh(*, shaw: bool) -> Wording:

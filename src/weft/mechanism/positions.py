@@ -51,7 +51,10 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
     if width % 2:
-        raise InputError(f"sinusoidal: width {width} is odd; sines and cosines come in pairs.")
+        raise InputError(
+            f"sinusoidal: width {width} is odd; sines and cosines come in "
+            "pairs. Choose an even width, or no positions."
+        )
     position = torch.arange(length, dtype=torch.float64)[:, None]
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = position * frequency

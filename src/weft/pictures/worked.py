@@ -214,6 +214,7 @@ def _bands(
         _Panel("Q Aᵀ", worked.by_position[head].numpy(), (), keys, "+")]  # fmt: skip
     bias = [] if worked.bias is None else [_Panel("B", worked.bias[head].numpy(), (), keys, "+")]
     hidden = not bool(worked.allowed.all())
+    ready = "masked" if hidden else "s"
     masked, weights = worked.masked[head].numpy(), worked.weights[head].numpy()
     heads = len(worked.Z)
     joined = {1: "Z", 2: "[Z₀ Z₁]"}.get(heads, f"[Z₀ … Z{_low(heads - 1)}]")
@@ -225,12 +226,12 @@ def _bands(
         _Band("2  Score", "S = Q Kᵀ" + (" + Q Aᵀ" if added else ""), [
             *turned, *added,
             _Panel("S", worked.scores[head].numpy(), queries, keys, "=")]),
-        _Band("3  Scale,  4  Mask", f"S / √{depth}" + (" + B" if bias else ""), [
+        _Band("3  Scale,  4  Mask", f"s = S / √{depth}" + (" + B" if bias else ""), [
             _Panel(f"S / √{depth}", worked.scaled[head].numpy(), queries, keys), *bias,
-            *([_Panel("masked", masked, (), keys, "→")] if hidden or bias else [])],
+            *([_Panel(ready, masked, (), keys, "→")] if hidden or bias else [])],
             "" if hidden else "nothing is hidden"),
         _Band("5  Softmax", "A = eˢ / sum of the row", [
-            _Panel("masked" if hidden else "S", masked, queries, keys),
+            _Panel(ready, masked, queries, keys),
             _Panel("A", weights, queries, keys, "→", of_weights=True)], "each row adds up to 1"),
         _Band("6  Weigh", "Z = A V" + (" + Σ A a" if moved else ""), [
             _Panel("A", weights, queries, keys, of_weights=True),

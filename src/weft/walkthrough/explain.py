@@ -249,11 +249,14 @@ def _alone(walk: Walk) -> Step:
 
 def _equal(walk: Walk) -> Step:
     heads, queries, depth = walk.Z.shape
-    count = f"{heads} heads × {queries} words × {depth} numbers of Z"
+    count = " × ".join(
+        f"{many} {what}{'s' * (many != 1)}"
+        for many, what in ((heads, "head"), (queries, "word"), (depth, "number"))
+    )
     return Step(
         None, "Both are equal", "A V = z, row by row", "",
         "All words at once, with matrices, or one word at a time, with sums: the same numbers.",
-        result=f"Largest difference over {count}: {walk.difference:.1e}",
+        result=f"Largest difference over {count} of Z: {walk.difference:.1e}",
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ def _row(row: Row, digits: int) -> list[Line]:
     beside: _Block = []
     named: tuple[str, ...] = ()
     for table in row:
-        if beside and table.rows == named:
+        if beside and named and table.rows == named:
             (block, *more) = _blocks(replace(table, rows=(), of_tokens=True), digits)
             if not more and _fits(beside, block):
                 beside = _joined(beside, block, table.before)
