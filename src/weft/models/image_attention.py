@@ -120,7 +120,8 @@ class ImageSelfAttention(AttentionLayer):
             grids=(places, looked_at),
         )
         seen = output[:, 0].transpose(1, 2).reshape(len(images), -1, rows, columns)
-        return torch.add(images, self.gamma * self.v(seen))
+        # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
+        return torch.sub(images, 0.0 - self.gamma * self.v(seen))
 
     def matrices(self, gradients: bool = False) -> dict[str, Tensor]:
         """W_Q = W_g^T, W_K = W_f^T, W_V = W_h^T, W_O = W_v^T, each of one head; without gamma.
