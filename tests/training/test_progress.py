@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
+import weft
 from weft.training.config import RunConfig
 from weft.training.loop import train
 from weft.training.progress import ConsoleListener
@@ -30,6 +32,22 @@ def test_what_is_written(tiny: Callable[..., RunConfig], tmp_path: Path, termina
     assert lines[0].endswith("kept")
     # The bar is for people only.
     assert ("tokens/s" in shown.replace(" ".join(lines), "")) and ("━" in shown) == terminal
+
+
+def test_every_kind_of_model_says_what_attends_in_it() -> None:
+    from weft.models.graph_attention import GraphAttentionNetwork
+    from weft.training.progress import _attention_of
+
+    graph = GraphAttentionNetwork(features=5, classes=3, layers=2, heads=8, depth=2)
+    # Eight heads of the hidden layer and one of the last.
+    assert _attention_of(graph) == (
+        "2 graph attention layers, 9 heads, each with its own matrix and score"
+    )
+    block = weft.ImageSelfAttention(8)
+    assert _attention_of(block) == (
+        "1 attention layer, 1 head, each with its own W_Q, W_K, W_V, W_O"
+    )
+    assert _attention_of(torch.nn.Linear(2, 2)) == "no attention layer"
 
 
 def test_a_run_that_goes_on_says_so(tiny: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
         raise
     except _UNREADABLE as error:
         reason = " ".join(str(error).split())[:120].rstrip(".") or type(error).__name__
+        if "pickle" in reason:  # NumPy's own advice is to unpickle it.
+            reason = "it is no archive of arrays, or holds Python objects, which are not unpickled"
         raise DataError(
             f"{path}: this file cannot be read as arrays of numbers: {reason}. Write it with "
             "numpy.savez."

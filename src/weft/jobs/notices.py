@@ -15,9 +15,10 @@ def tell_unknown(what: str, parts: Sequence[str]) -> None:
     """Name the characters, or words, of a text that the vocabulary of a run lacks, if any."""
     if parts:
         shown = " ".join(map(visible, parts[:10])) + (" ..." if len(parts) > 10 else "")
-        kind = "characters" if all(len(part) == 1 for part in parts) else "words"
+        kind = "character" if all(len(part) == 1 for part in parts) else "word"
+        said = f"{kind} that is" if len(parts) == 1 else f"{kind}s that are"
         print(
-            f"weft: {what} has {len(parts)} {kind} that are not in the vocabulary of this run, and "
+            f"weft: {what} has {len(parts)} {said} not in the vocabulary of this run, and "
             f"that the model reads as unknown: {shown}",
             file=sys.stderr,
         )

@@ -69,7 +69,9 @@ def relevance_of_tokens(
     if text is None:
         raise InputError("relevance: give the text that the model reads, by --text or --file.")
     if against is not None and logit is None:
-        raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
+        raise InputError(
+            "--against needs --logit, the token or label from whose logit it is subtracted."
+        )
     model = open_model(name, predicting=True, labelling=True)
     prediction = model.prediction(text, target, position)
     tell_unknown("the text", model.unknown_parts(text + (target or "")))

@@ -87,7 +87,9 @@ def run_trace(request: TraceRequest, options: TraceOptions, show: Show) -> Repor
         if graph is not None:
             return report_of(trace_graph(*graph, request.output, options), request.output, "nodes")
     if request.text is None and (request.image is None or request.window is not None):
-        raise InputError("trace: give the text by one of --text, --file and --stdin.")
+        raise InputError(
+            "trace: give the text by one of --text, --file and --stdin, or an image by --image."
+        )
     if request.window is not None:
         if (request.image, options.generate, options.target) != (None, None, None):
             raise InputError("--window splits one text: leave out --image, --generate, --target.")

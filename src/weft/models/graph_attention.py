@@ -41,6 +41,8 @@ class GraphAttentionNetwork(Predictor):
             of its neighbours: the baseline without attention.
     """
 
+    purpose = "classifies the nodes of a graph"
+
     def __init__(
         self,
         features: int,

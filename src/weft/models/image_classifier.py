@@ -41,6 +41,8 @@ class ImageClassifier(Predictor):
     Raises: InputError: fewer than two classes.
     """
 
+    purpose = "classifies images"
+
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()
         if classes < 2:

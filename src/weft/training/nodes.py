@@ -99,6 +99,14 @@ class NodeData:
                     f"{source}: node {self.names[node]} is in {name!r}, and its label is unknown. "
                     "Give its class, or take it out."
                 )
+        tested = set(self.splits["test"].tolist()) if "test" in self.splits else set()
+        for name in SPLITS[:-1]:
+            both = tested.intersection(self.splits[name].tolist())
+            if both:
+                raise InputError(
+                    f"{source}: node {self.names[min(both)]} is in {name!r} and in 'test', which "
+                    "would measure what was learned. Take it out of one of them."
+                )
         taught = torch.bincount(self.labels[self.splits["train"]], minlength=len(self.classes))
         for number, count in enumerate(taught.tolist()):
             if not count:
@@ -229,7 +237,9 @@ def _read_folder(path: Path) -> NodeData:
     try:
         features = torch.tensor([[float(x) for x in row[3:]] for row in rows])
     except ValueError as error:
-        raise InputError(f"{path / 'nodes.tsv'}: a feature is no number: {error}.") from None
+        raise InputError(
+            f"{path / 'nodes.tsv'}: a feature is no number: {error}. Put a TAB between features."
+        ) from None
     edges = []
     for line, row in enumerate(_table(path / "edges.tsv"), 1):
         if len(row) != 2 or row[0] not in numbers or row[1] not in numbers:

@@ -18,6 +18,7 @@ from rich.progress import (
 from torch import nn
 
 from weft.formats.files import JsonObject
+from weft.mechanism.graph_layer import GraphConvolution
 from weft.mechanism.watching import layers_of
 from weft.training.checkpoint import Position
 from weft.training.tasks.task import Task
@@ -71,6 +72,21 @@ class SeveralListeners:
             listener.reported(report)
 
 
+def _attention_of(model: nn.Module) -> str:
+    """The attention layers of a model in words, and what each head learns."""
+    graphs = [module for module in model.modules() if isinstance(module, GraphConvolution)]
+    each = [layer.heads for layer in graphs] or [layer.heads for _, layer in layers_of(model)]
+    if not each:
+        return "no attention layer"
+    heads = sum(each)
+    kind = "graph attention" if graphs else "attention"
+    own = "matrix and score" if graphs else "W_Q, W_K, W_V, W_O"
+    return (
+        f"{len(each)} {kind} layer{'s' * (len(each) != 1)}, {heads} head{'s' * (heads != 1)}, "
+        f"each with its own {own}"
+    )
+
+
 class ConsoleListener(SilentListener):
     """Writes to a console; the bar is drawn on terminals only. A context manager."""
 
@@ -91,8 +107,6 @@ class ConsoleListener(SilentListener):
     def started(self, task: Task, model: nn.Module, position: Position, last: int) -> None:
         """See Listener.started."""
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        layers = layers_of(model)
-        heads = sum(layer.heads for _, layer in layers)
         sizes = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
         )
@@ -101,9 +115,7 @@ class ConsoleListener(SilentListener):
         if "pretrained" in task.description.facts:
             began = "as they were pretrained."
         self.console.print(
-            f"Model: {parameters:,} parameters; {len(layers)} attention "
-            f"layer{'s' if len(layers) != 1 else ''}, {heads} heads, "
-            "each with its own W_Q, W_K, W_V, W_O, "
+            f"Model: {parameters:,} parameters; {_attention_of(model)}, "
             + (began if position.step == 0 else f"as learned in {position.step} steps.")
         )
         self._tokens = position.tokens

@@ -123,6 +123,8 @@ def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
         ({"y": np.arange(20) / 10}, "'y' is float64; expected whole numbers"),
         ({"val": None}, "no node is in 'valid'"),
         ({"test": np.array([20])}, "'test' names node 20"),
+        ({"test": np.array([9, 2])}, "node 2 is in 'train' and in 'test'"),
+        ({"test": np.array([9, 13])}, "node 13 is in 'valid' and in 'test'"),
         ({"train": None, "train_mask": np.ones(3, dtype=bool)}, "a mask of shape (3,)"),
         ({"classes": np.array(["one"])}, "a label is 1; classes has 1 names"),
         ({"x": np.array([["a"]], dtype=object)}, "cannot be read as arrays"),
@@ -144,6 +146,7 @@ def test_bad_graphs_are_one_line(tmp_path: Path, changes: dict[str, Any], messag
         ("a\tx\ttrain\t1\na\tx\tvalid\t1\n", "", "two nodes have one name"),
         ("a\tx\tlearn\t1\nb\tx\tvalid\t1\n", "", "split 'learn'"),
         ("a\tx\ttrain\tone\nb\tx\tvalid\t1\n", "", "a feature is no number"),
+        ("a\tx\ttrain\t1 2\nb\tx\tvalid\t1 2\n", "", "'1 2'. Put a TAB between features"),
         ("a\tx\ttrain\t1\nb\t\tvalid\t1\n", "", "node b is in 'valid', and its label is unknown"),
     ],
 )
@@ -159,8 +162,9 @@ def test_no_file_and_no_archive(tmp_path: Path) -> None:
     with pytest.raises(weft.DataError, match="no such graph"):
         read_nodes(tmp_path / "gone.npz")
     (tmp_path / "text.npz").write_text("text")
-    with pytest.raises(weft.DataError, match="cannot be read as arrays"):
+    with pytest.raises(weft.DataError, match="cannot be read as arrays") as caught:
         read_nodes(tmp_path / "text.npz")
+    assert "allow_pickle" not in str(caught.value) and "unsafely" not in str(caught.value)
 
 
 def test_from_training_to_a_trace(tmp_path: Path) -> None:

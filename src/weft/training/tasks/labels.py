@@ -182,7 +182,7 @@ def classify(
     """
     if not getattr(model, "classifies_texts", False) or data.vocabulary is None:
         what = getattr(model, "purpose", "predicts")
-        raise InputError(f"this run {what}; it does not classify.")
+        raise InputError(f"this run {what}; it does not classify texts.")
     names, words = classes_of(data), data.vocabulary
     full = [index for index, text in enumerate(texts) if text.strip()]
     results: list[Prediction | None] = [None] * len(texts)
