@@ -98,6 +98,10 @@ DRAWN = {
         "python benchmarks/evidence/far_pixels.py --picture runs/far-pixels.png",
         Path("runs/far-pixels.png"),
     ),
+    "far-patches": (
+        "python benchmarks/evidence/far_pixels.py --patches runs/far-patches.png",
+        Path("runs/far-patches.png"),
+    ),
     "steps": ("weft steps --kind decoder --picture runs/steps.png", Path("runs/steps.png")),
     "steps-kinds": ("weft steps --kind all --picture runs/kinds.png", Path("runs/kinds.png")),
 }

@@ -3,6 +3,7 @@
     python benchmarks/evidence/far_pixels.py                   # both tasks, 3 seeds each
     python benchmarks/evidence/far_pixels.py --write far       # the data alone, for `weft train`
     python benchmarks/evidence/far_pixels.py --picture x.png   # where the place of reading looks
+    python benchmarks/evidence/far_pixels.py --patches x.png   # where a class token looks
 
 Two tasks on canvases of 8 x 48 pixels, made from scikit-learn's handwritten digits (8 x 8):
 
@@ -22,6 +23,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +35,10 @@ import weft
 from weft.formats.files import JsonObject
 from weft.models.convolutional import ConvolutionalClassifier
 from weft.pictures import places, save_picture
-from weft.pictures.places import looks_of
+from weft.pictures.places import Look, looks_of
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig, load_config
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import TrainedRun, evaluate_run, open_run
 from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model
@@ -44,6 +46,8 @@ from weft.training.tasks.images import normalised
 from weft.training.tasks.task import Task
 
 CONFIGURATION = Path(__file__).parents[2] / "examples" / "far_digit.toml"
+#: A vision Transformer, for the task of two digits.
+PATCHES = CONFIGURATION.with_name("far_patches.toml")
 ROWS, COLUMNS = 8, 48
 #: Canvases of each part; of one digit each, every digit once.
 PAIRS = {"train": 8_000, "valid": 400, "test": 1_000}
@@ -155,9 +159,36 @@ def learn(folder: Path, task: str, *, attention: bool, seed: int) -> Outcome:
     return outcome
 
 
-def draw(folder: Path, path: Path) -> None:
-    """Where the middle looks in the task of two digits, before training and after."""
+def canvas(images: NDArray[np.uint8], left: int, right: int, *, picks_left: bool) -> NDArray[Any]:
+    """Two digits and the bar that picks one, (1, 1, rows, columns), from 0 to 1."""
+    made = np.zeros((1, 1, ROWS, COLUMNS), np.float32)
+    made[..., :8], made[..., -8:] = images[left] / 255, images[right] / 255
+    made[..., slice(0, 4) if picks_left else slice(4, 8), 23:25] = 1
+    return made
+
+
+def sees(
+    model: nn.Module,
+    run: TrainedRun,
+    pixels: NDArray[Any],
+    region: tuple[int, int, int, int] | None,
+    title: str,
+) -> Look:
+    """Where the place of reading looks in the last layer; and what the model says, in the title."""
+    inputs = {"images": normalised(pixels, run.data)}
+    with torch.no_grad():
+        likeliest = int(model(**inputs).argmax())
+    trace = weft.trace(model, inputs, keep=weft.All(), verify=False)
+    says = run.data.facts["classes"][likeliest]
+    return looks_of(trace.layers[-1], pixels[0, 0], region, f"{title} The model says {says}.")
+
+
+def draw(folder: Path, path: Path, configuration: Path) -> None:
+    """Where the place of reading looks in the task of two digits, before training and after."""
+    tokens = configuration == PATCHES
     config = configured(folder, "two", attention=True, seed=2)
+    if tokens:
+        config = load_config(PATCHES, [f'task.folder="{folder}"', "training.history=false"])
     train(config, folder / "drawn", GammaListener())
     run = open_run(folder / "drawn")
     torch.manual_seed(config.training.seed)
@@ -168,20 +199,15 @@ def draw(folder: Path, path: Path) -> None:
     looks = []
     for model, when in ((before, "Before training"), (run.model, "After training")):
         for side, label in (("left", 3), ("right", 7)):
-            canvas = np.zeros((1, ROWS, COLUMNS), np.uint8)
-            canvas[0, :, :8], canvas[0, :, -8:] = images[left], images[right]
-            canvas[0, slice(0, 4) if side == "left" else slice(4, 8), 23:25] = 255
-            pixels = canvas[:, None].astype(np.float32) / np.float32(255)
-            inputs = {"images": normalised(pixels, run.data)}
-            with torch.no_grad():
-                likeliest = int(model(**inputs).argmax())
-            trace = weft.trace(model, inputs, keep=weft.All(), verify=False)
+            pixels = canvas(images, left, right, picks_left=side == "left")
             place = "above" if side == "left" else "below"
-            says = run.data.facts["classes"][likeliest]
-            title = f"{when}. Bar {place}: the {side} digit, {label}. The model says {says}."
-            looks.append(looks_of(trace.layers[0], pixels[0, 0], (0, 11, 4, 2), title))
+            title = f"{when}. Bar {place}: the {side} digit, {label}."
+            looks.append(sees(model, run, pixels, None if tokens else (0, 11, 4, 2), title))
     caption = "Framed: where the class is read. Colour: the mean weights of these eight places."
     title = "The middle looks at the digit that the bar picks"
+    if tokens:
+        title = "The class token looks at the digit that the bar picks"
+        caption = "Colour: the weights of the class token on the six patches; last layer, head 0."
     save_picture(places(looks, title=title, caption=caption), path)
 
 
@@ -211,6 +237,9 @@ def main() -> None:
         "--write", type=Path, metavar="FOLDER", help="write the data, train nothing"
     )
     options.add_argument("--picture", type=Path, metavar="FILE", help="draw, measure nothing")
+    options.add_argument(
+        "--patches", type=Path, metavar="FILE", help="draw a vision Transformer, measure nothing"
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--threads", type=int, default=1)
     chosen = options.parse_args()
@@ -222,9 +251,10 @@ def main() -> None:
     outcomes: dict[tuple[str, bool], list[Outcome]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         write(Path(temporary))
-        if chosen.picture is not None:
-            draw(Path(temporary), chosen.picture)
-            print(f"written: {chosen.picture}")
+        drawn = chosen.picture or chosen.patches
+        if drawn is not None:
+            draw(Path(temporary), drawn, CONFIGURATION if chosen.picture else PATCHES)
+            print(f"written: {drawn}")
             return
         for task in TASKS:
             for attention in (True, False):

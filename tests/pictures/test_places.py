@@ -11,9 +11,12 @@ from matplotlib.text import Text
 import weft
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
+from weft.models.configuration import Architecture
+from weft.models.image_classifier import ImageShape
+from weft.models.vision_transformer import VisionTransformer
 from weft.pictures import places, save_picture
 from weft.pictures.palette import palette
-from weft.pictures.places import looks_of
+from weft.pictures.places import Look, looks_of
 
 IMAGE = np.linspace(0, 1, 48).reshape(4, 12)
 
@@ -33,6 +36,35 @@ def test_weights_are_the_mean_of_the_region(layer) -> None:
     np.testing.assert_allclose(look.weights.ravel(), (weights[8] + weights[14]) / 2, rtol=1e-6)
     # Of 4 x 12 pixels a place has 1 x 2.
     assert look.asked == (1, 4, 2, 2)
+
+
+def test_a_class_token_looks_from_nowhere_in_the_image(layer) -> None:
+    torch.manual_seed(0)
+    sizes = Architecture(width=8, heads=2, feed_forward=8, encoder_layers=1, positions="learned")
+    model = VisionTransformer(ImageShape(1, 4, 12), 2, sizes, patch=(2, 4)).eval()
+    images = torch.randn(1, 1, 4, 12)
+    trace = weft.trace(model, images, keep=weft.All())
+    look = looks_of(trace.layers[0], IMAGE, None, "class", head=1)
+    weights = trace.layers[0].graph.adjacency(head=1).toarray()
+    # The class token is the first of 1 + 2 x 3 positions; what it gives itself is no place.
+    np.testing.assert_allclose(look.weights, weights[0, 1:].reshape(2, 3), rtol=1e-6)
+    assert look.asked is None
+    (axes,) = [axes for axes in places([look]).axes if axes.images]
+    assert not [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    with pytest.raises(InputError, match="no token stands before the places"):
+        looks_of(layer, IMAGE, None, "")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_image_is_seen_on_every_weight(theme) -> None:
+    """Ink of 40 % on the darkest and on the lightest weight differs from what is beside it."""
+    look = Look(np.ones((2, 4)), np.array([[0.0, 1.0]]), None, "")
+    (axes,) = [axes for axes in places([look], theme=theme).axes if axes.images]
+    weights, ink = axes.images
+    ground = weights.cmap(weights.norm(look.weights))[0, :, :3]
+    drawn = ink.get_array()[0, [0, 3], :3]
+    assert (np.abs(drawn - ground).mean(-1) * 0.4 > 0.2).all()
+    assert np.abs(drawn[0] - drawn[1]).max() > 0.5
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -33,20 +33,21 @@ class Look:
 
     image: (rows, columns), 0 (the ground) to 1 (ink).
     weights: (rows, columns) of the keys' grid, the mean over these places.
-    asked: where they lie, in pixels: first row, first column, rows, columns.
+    asked: where they lie, in pixels: first row, first column, rows, columns; None: nowhere, as the
+        class token.
     title: above it.
     """
 
     image: Array
     weights: Array
-    asked: tuple[float, float, float, float]
+    asked: tuple[float, float, float, float] | None
     title: str
 
 
 def looks_of(
     layer: TraceLayer,
     image: Array,
-    region: tuple[int, int, int, int],
+    region: tuple[int, int, int, int] | None,
     title: str,
     head: int = 0,
 ) -> Look:
@@ -55,13 +56,18 @@ def looks_of(
     Args:
         layer: of a trace whose positions are places of an image.
         image: as Look has it.
-        region: of the queries' grid: first row, first column, rows, columns.
+        region: of the queries' grid: first row, first column, rows, columns; None: the tokens
+            before the places, as the class token of a vision Transformer.
         title: above it.
         head: which one.
 
     Raises: InputError: positions that are no places, or no such region.
     """
     queries, keys = (_grid(shown(names)) for names in (layer.query_tokens, layer.key_tokens))
+    if region is None:
+        if not queries.before:
+            raise InputError("places: no token stands before the places of this layer.")
+        return Look(image, _mean(layer, head, range(queries.before), keys), None, title)
     row, column, rows, columns = region
     if min(region) < 0 or row + rows > queries.rows or column + columns > queries.columns:
         raise InputError(
@@ -73,17 +79,23 @@ def looks_of(
         for r in range(row, row + rows)
         for c in range(column, column + columns)
     ]
-    dense = layer.graph.adjacency(head=head).toarray()[asked, keys.before :]
     high, wide = (
         size / cells
         for size, cells in zip(image.shape, (queries.rows, queries.columns), strict=True)
     )
     return Look(
         image,
-        dense.mean(0).reshape(keys.rows, keys.columns),
+        _mean(layer, head, asked, keys),
         (row * high, column * wide, rows * high, columns * wide),
         title,
     )
+
+
+def _mean(layer: TraceLayer, head: int, asked: Sequence[int], keys: Grid) -> Array:
+    """The mean weights of some queries, (rows, columns) of the keys' grid."""
+    dense: Array = layer.graph.adjacency(head=head).toarray()[list(asked), keys.before :]
+    mean: Array = dense.mean(0).reshape(keys.rows, keys.columns)
+    return mean
 
 
 def _grid(names: Sequence[str]) -> Grid:
@@ -141,15 +153,30 @@ def places(
     return figure
 
 
+def _inks(look: Look, norm: PowerNorm, colours: Palette) -> Array:
+    """The colour of the ink on each pixel, (rows, columns, 3): ink or paper, what shows better."""
+    light = np.array([0.2126, 0.7152, 0.0722])
+    rows, columns = (
+        np.arange(pixels) * cells // pixels
+        for pixels, cells in zip(look.image.shape, look.weights.shape, strict=True)
+    )
+    under = colours.weight(norm(look.weights))[np.ix_(rows, columns)][..., :3] @ light
+    either = np.array([to_rgb(colours.ink), to_rgb(colours.ground)])
+    chosen: Array = either[np.abs(under[..., None] - either @ light).argmax(-1)]
+    return chosen
+
+
 def _draw(axes: Axes, look: Look, norm: PowerNorm, colours: Palette) -> None:
     rows, columns = look.image.shape
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     axes.imshow(look.weights, cmap=colours.weight, norm=norm, extent=extent, aspect="auto",
                 interpolation="nearest")  # fmt: skip
     ink = np.empty((rows, columns, 4))
-    ink[..., :3] = to_rgb(colours.ink)
+    ink[..., :3] = _inks(look, norm, colours)
     ink[..., 3] = _INK * np.clip(look.image, 0, 1)
     axes.imshow(ink, extent=extent, aspect="auto", interpolation="nearest")
+    if look.asked is None:
+        return
     row, column, high, wide = look.asked
     axes.add_patch(
         Rectangle(
