@@ -122,7 +122,7 @@ def test_every_matrix_of_a_wide_layer_is_shortened() -> None:
     """Matrices that stand beside each other too: W_K has as many rows as W_Q, and as few lines."""
     text = str(walk_of("a b", width=96, heads=3))
     project = text[text.index("1. Project") : text.index("2. Score")].splitlines()
-    tops = [place for place, line in enumerate(project) if "W_" in line and "(96×32)" in line]
+    tops = [place for place, line in enumerate(project) if "head 0 (96×32)" in line]
     assert sum(project[place].count("(96×32)") for place in tops) == 3
     for place in tops:
         # The name, four rows, an ellipsis for each matrix, the last row, an empty line.
