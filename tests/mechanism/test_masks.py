@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import weft
-from weft.mechanism.masks import Mask, as_mask
+from weft.mechanism.masks import Mask, Ranges, as_mask
 
 sizes = st.integers(0, 6)
 sides = st.one_of(st.none(), st.integers(0, 7))
@@ -216,3 +216,29 @@ def test_what_may_be_an_edge_index_or_an_adjacency_matrix() -> None:
     check(weft.neighbours(scipy.sparse.csr_array(both.numpy())), both != 0, 2, 3)
     check(weft.neighbours(both.to_sparse()), both != 0, 2, 3)
     check(weft.neighbours(both, nodes=2), torch.tensor([[False, True], [True, True]]), 2, 2)
+
+
+def test_real_keys_side_by_side_are_ranges() -> None:
+    """Kernels skip what ranges leave out; of keys with holes between them they ask the mask."""
+    marked = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 0, 0]]).bool()
+    bounds = weft.padding(marked).bounds(2, 3)
+    assert bounds.rest is None
+    assert bounds.by_sequence is not None
+    assert bounds.by_sequence.tolist() == [[1, 0, 0, 0], [3, 0, 3, 1]]
+    holes = weft.padding(torch.tensor([[1, 0, 1], [1, 1, 1]]).bool())
+    assert holes.bounds(2, 3).rest is holes
+    assert holes.bounds(2, 3).by_sequence is None
+
+
+def test_ranges_that_rise_turn_into_ranges() -> None:
+    """Also where neighbours begin or end at the same key; the definition is cell by cell."""
+    ranges = Ranges(torch.tensor([0, 0, 1, 1]), torch.tensor([2, 3, 3, 5]))
+    turned = ranges.transposed(4, 5)
+    assert isinstance(turned, Ranges)
+    assert torch.equal(turned.dense(5, 4), ranges.dense(4, 5).mT)
+
+
+@pytest.mark.parametrize("lengths", [[1.0, 2.0], [1 + 0j], [[1, 2]], [[[True]]]])
+def test_what_is_no_length(lengths: Any) -> None:
+    with pytest.raises(weft.InputError, match="padding: got torch"):
+        weft.padding(lengths)

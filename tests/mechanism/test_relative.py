@@ -178,3 +178,12 @@ def test_kernels_serve_what_they_know_and_say_what_not(kind: type[Relative]) -> 
         return
     with pytest.raises(weft.BackendError, match="Swinging adds more than a bias by distance"):
         weft.attention(*tensors, relative=relative, backend="native")
+
+
+def test_one_head_of_positions_that_all_heads_share() -> None:
+    shared = Swinging(torch.tensor([0.7]))  # its bias is (1, rows, keys)
+    queries, weights = torch.randn(2, 1, 3, DEPTH), torch.rand(2, 1, 3, 5)
+    for head in range(HEADS):
+        assert_same(
+            added(shared.of_head(head, HEADS), queries, weights), added(shared, queries, weights)
+        )

@@ -183,3 +183,14 @@ def test_the_cap_comes_before_the_bias() -> None:
     raw = torch.tensor([[[[1e6]]]], dtype=torch.float64)
     attended = attend(raw, raw, softcap=2.0, bias=torch.tensor(3.0))
     assert attended.scores.item() == pytest.approx(5.0)
+
+
+def test_the_vector_form_of_scores_that_are_not_scaled() -> None:
+    """Depth 4, where sqrt(depth) is 2: a score of log(3) stays, where nobody asks for scaling."""
+    queries = torch.tensor([[math.log(3.0), 0.0, 0.0, 0.0]], dtype=torch.float64)
+    keys = torch.eye(4, dtype=torch.float64)[:2]
+    values = torch.tensor([[8.0], [4.0]], dtype=torch.float64)
+    # Weights 3/4 and 1/4; scaled, sqrt(3) and 1 over their sum.
+    assert formulas.attention_vector_form(queries, keys, values).item() == pytest.approx(7.0)
+    scaled = formulas.attention_vector_form(queries, keys, values, scaled=True).item()
+    assert scaled == pytest.approx((math.sqrt(3) * 8 + 4) / (math.sqrt(3) + 1))
