@@ -55,7 +55,8 @@ sys.platform = platform
 os.open, os.rename = open_file, careful
 os.replace = lambda old, new, **named: careful(old, new, replaces=True, **named)
 import weft.formats.folders
-weft.formats.folders.sys = types.SimpleNamespace(platform="win32")
+for module in (weft.formats.folders, weft.formats.locks):
+    module.sys = types.SimpleNamespace(platform="win32")
 
 from weft.formats.files import atomic_file, open_file as read
 from weft.formats.folders import atomic_folder, own_folder

@@ -18,18 +18,18 @@ FOLDERS = hasattr(os, "O_DIRECTORY")
 
 if sys.platform == "win32":
     import msvcrt
+else:
+    import fcntl
 
-    def lock(descriptor: int) -> None:
-        """Lock an open file. Raises: BlockingIOError: somebody has its lock; OSError."""
+
+def lock(descriptor: int) -> None:
+    """Lock an open file or folder. Raises: BlockingIOError: somebody has its lock; OSError."""
+    if sys.platform == "win32":
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         except PermissionError as error:
             raise BlockingIOError(error.errno, "somebody has its lock") from None
-else:
-    import fcntl
-
-    def lock(descriptor: int) -> None:
-        """Lock an open file or folder. Raises: BlockingIOError: somebody has its lock; OSError."""
+    else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
