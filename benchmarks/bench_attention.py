@@ -33,7 +33,8 @@ def main() -> None:
     torch.set_num_threads(1 if options.processor_time else options.threads)
     clock = time.thread_time if options.processor_time else time.perf_counter
     torch.manual_seed(0)
-    print(f"{options.dtype}, {options.threads} threads, kernels: {native.instruction_sets()[0]}")
+    kernels = native.chosen_instruction_set()
+    print(f"{options.dtype}, {torch.get_num_threads()} threads, kernels: {kernels}")
     for length in options.lengths:
         for causal in (False, True):
             measure(length, causal, getattr(torch, options.dtype), options.keep, clock)

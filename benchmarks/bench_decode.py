@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    print(f"{options.threads} threads, kernels: {native.instruction_sets()[0]}")
+    print(f"{options.threads} threads, kernels: {native.chosen_instruction_set()}")
     with torch.no_grad():
         for dtype in options.dtype or ["float32", "bfloat16"]:
             for heads in HEADS:

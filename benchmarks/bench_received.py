@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"{options.dtype}, 1 thread, kernels: {native.instruction_sets()[0]}")
+    print(f"{options.dtype}, 1 thread, kernels: {native.chosen_instruction_set()}")
     for length in options.lengths:
         for causal in (False, True):
             measure(length, causal, getattr(torch, options.dtype), options.repeats)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weft
-from weft.mechanism.backends import native
+from weft.mechanism.backends import native, native_forward
 from weft.mechanism.checked import checked_call
 
 INSTRUCTION_SETS = native.instruction_sets()
@@ -16,8 +16,10 @@ pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="built without the 
 
 
 @pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
+def threads_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
+    # However little there is to do.
+    monkeypatch.setattr(native_forward, "LITTLE", 0)
     yield
     torch.set_num_threads(before)
 
@@ -38,3 +40,32 @@ def test_threads_change_no_bit(instruction_set: str, dtype: torch.dtype, queries
         found.append((output, graph.lse, graph.entropy, graph.scores, graph.keys, graph.weights))
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_the_kernels_that_run_are_those_that_were_chosen_else_the_widest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "INSTRUCTION_SET", "baseline")
+    assert native.chosen_instruction_set() == "baseline"
+    monkeypatch.setattr(native, "INSTRUCTION_SET", "")
+    assert native.chosen_instruction_set() == native.instruction_sets()[0]
+
+
+@pytest.mark.parametrize(("little", "expected"), [(8 * 4 * 4 * 64 + 1, 1), (8 * 4 * 4 * 64, 2)])
+def test_one_thread_computes_what_is_little(
+    monkeypatch: pytest.MonkeyPatch, little: int, expected: int
+) -> None:
+    asked: list[int] = []
+
+    class Kernels:
+        @staticmethod
+        def forward(call: object, results: object, threads: int) -> None:
+            asked.append(threads)
+
+    monkeypatch.setattr(native_forward, "kernels", Kernels)
+    monkeypatch.setattr(native_forward, "LITTLE", little)
+    torch.set_num_threads(2)
+    tensors = [torch.zeros(1, 8, 4, 32) for _ in range(3)]
+    weft.attention(*tensors, backend="native")
+    weft.attend(*tensors, backend="native")
+    assert asked == [expected, expected]

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
 from weft.mechanism.backends.native_forward import forward, forward_graph, forward_output
-from weft.mechanism.backends.native_request import NativeCall, kernels, prepare, why_not_served
+from weft.mechanism.backends.native_request import (
+    INSTRUCTION_SET,
+    NativeCall,
+    kernels,
+    prepare,
+    why_not_served,
+)
 from weft.mechanism.backends.rows import Rows
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
@@ -24,6 +30,7 @@ from weft.mechanism.shapes import Output
 __all__ = [
     "attend",
     "attention",
+    "chosen_instruction_set",
     "compiled_instruction_sets",
     "instruction_sets",
     "why_not_served",
@@ -42,6 +49,11 @@ def compiled_instruction_sets() -> list[str]:
 def instruction_sets() -> list[str]:
     """The instruction sets that the kernels and this processor share, the widest first."""
     return [] if kernels is None else list(kernels.instruction_sets())
+
+
+def chosen_instruction_set() -> str:
+    """The instruction set whose kernels run: that of WEFT_INSTRUCTION_SET, else the widest."""
+    return INSTRUCTION_SET or next(iter(instruction_sets()), "")
 
 
 class _Attention(torch.autograd.Function):

@@ -12,18 +12,23 @@ from weft.mechanism.shapes import Output, PerRow
 __all__ = ["forward", "forward_graph", "forward_output"]
 
 
+#: Multiply-adds below which one thread computes a call. It takes some 8 microseconds at most: with
+#: another it took as long, and where the other core is busy milliseconds, until that is awake.
+LITTLE = 2**16
+
+
 def forward(native: NativeCall) -> tuple[Output, PerRow]:
     """Output and log-sum-exp of each row."""
     output = _room_for_output(native)
     lse = torch.empty(native.queries.shape[:3], dtype=torch.float32)
-    kernels.forward(native, {"output": output, "lse": lse}, torch.get_num_threads())
+    kernels.forward(native, {"output": output, "lse": lse}, _threads(native))
     return output, lse
 
 
 def forward_output(native: NativeCall) -> Output:
     """The output alone."""
     output = _room_for_output(native)
-    kernels.forward(native, {"output": output}, torch.get_num_threads())
+    kernels.forward(native, {"output": output}, _threads(native))
     return output
 
 
@@ -34,15 +39,21 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
         key receives, also from the last queries if `native` has such.
     """
     rows = native.queries.shape[:3]
-    # The types are the kernels', whatever torch's default is. (empty_like takes two thirds of the
-    # time of empty, which calls of a few microseconds feel.)
-    keys = torch.empty((*rows, kept), dtype=torch.int32)
+    # The types are the kernels', whatever torch's default is. (empty_like takes half of the time of
+    # empty, which calls of a few microseconds feel.)
+    alike, whole = torch.empty_like, torch.int32
     scores = torch.empty((*rows, kept), dtype=torch.float32)
     lse = torch.empty(rows, dtype=torch.float32)
-    count = torch.empty(rows, dtype=torch.int32)
-    alike = torch.empty_like
-    output = _room_for_output(native)
-    results = Rows(output, keys, scores, alike(scores), lse, alike(lse), alike(lse), count)
+    results = Rows(
+        _room_for_output(native),
+        alike(scores, dtype=whole),
+        scores,
+        alike(scores),
+        lse,
+        alike(lse),
+        alike(lse),
+        alike(lse, dtype=whole),
+    )
     asked: dict[str, Tensor | int] = {
         "output": results.output,
         "kept": kept,
@@ -66,10 +77,23 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
         )
         names = ("received", "received_most", "received_last")
         asked |= {name: found for name in names if (found := getattr(results, name)) is not None}
-    kernels.forward(native, asked, torch.get_num_threads())
+    kernels.forward(native, asked, _threads(native))
     return results
 
 
 def _room_for_output(native: NativeCall) -> Tensor:
-    rows, queries = native.queries.shape[:3], native.queries
-    return torch.empty((*rows, native.values.shape[3]), dtype=queries.dtype)
+    queries, depth = native.queries, native.values.shape[3]
+    if queries.shape[3] == depth and queries.is_contiguous():
+        return torch.empty_like(queries)
+    return torch.empty((*queries.shape[:3], depth), dtype=queries.dtype)
+
+
+def _threads(native: NativeCall) -> int:
+    """How many threads compute a call; results do not depend on it."""
+    threads = torch.get_num_threads()
+    if threads > 1:
+        batch, heads, queries, depth = native.queries.shape
+        keys, value_depth = native.values.shape[2:]
+        if batch * heads * queries * keys * (depth + value_depth) < LITTLE:
+            return 1
+    return threads

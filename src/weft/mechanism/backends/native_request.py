@@ -269,7 +269,9 @@ def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
 
 
 def _contiguous_rows(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
+        return tensor
+    return tensor.contiguous()
 
 
 def _as_table(table: Tensor) -> Tensor:
