@@ -19,6 +19,7 @@ from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
+from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
 from weft.tracing.noticing import noticing, untraced
@@ -74,15 +75,18 @@ def trace_huggingface(
         described = dict(description or describe(model))
         if generate is None:
             return _one_pass(model, arguments, offsets, options, described, verification, progress)
-        if verification is None:
-            verification = verify_transformer(
+        verified: JsonMapping | FirstPass | None = verification
+        if verified is None:
+            verified = FirstPass.of(model, arguments, options.keep, options.verify)
+        if verified is None:
+            verified = verify_transformer(
                 model, arguments, options.keep, options.verify, generates=True
             )
         generation = _generation(model, arguments, generate)
         returned = whole_number(generation.get("num_return_sequences", 1)) or 1
         check_can_be_saved(options.save, batch_of(arguments) * returned)
         watched = WatchedTransformer(model, options, described, offsets)
-        watched.expect_one_text(verification)
+        watched.expect_one_text(verified)
         if progress is not None:
             watched.progress = partial(_tell, progress, generation["max_new_tokens"])
         with (

@@ -84,13 +84,23 @@ class AttentionNotice(TorchFunctionMode):
         self.computed.clear()
 
     def unnoticed(self, receive: Callable[..., Result]) -> Callable[..., Result]:
-        """The same function, in which nothing is noticed: what weft computes is weft's."""
+        """The same function, in which nothing is noticed: what weft computes is weft's.
+
+        Where no mode of somebody else was entered after this one, this one is left meanwhile: each
+        function of torch passes through it.
+        """
+        innermost: Callable[[], object] = _get_current_function_mode
 
         def called(*args: Any, **kwargs: Any) -> Result:
+            mode: Any = self if self.looks and not self._told and innermost() is self else None
             self._aside += 1
+            if mode is not None:
+                mode.__exit__(None, None, None)
             try:
                 return receive(*args, **kwargs)
             finally:
+                if mode is not None:
+                    mode.__enter__()
                 self._aside -= 1
 
         return called

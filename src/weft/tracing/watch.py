@@ -20,6 +20,7 @@ from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
+from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of
 from weft.tracing.model_state import recording_alone, unwrapped
 from weft.tracing.modules import check_visible
@@ -68,6 +69,8 @@ class WatchedTransformer(Watched):
         self._thread = 0
         self._passes = 0
         self._one_text = False
+        #: What verifies the first pass, until it is done.
+        self._first: FirstPass | None = None
         self._texts = 0
         #: Attention that has run since the last text began.
         self.notice = AttentionNotice(model)
@@ -81,9 +84,11 @@ class WatchedTransformer(Watched):
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
-    def expect_one_text(self, verification: JsonMapping | None) -> None:
-        """All that the model does is one text, verified before: a second one is an error."""
-        self._one_text, self._verification, self._verify = True, verification, False
+    def expect_one_text(self, verified: JsonMapping | FirstPass | None) -> None:
+        """All that the model does is one text, verified before or in its first pass."""
+        self._one_text, self._verify = True, False
+        self._first = verified if isinstance(verified, FirstPass) else None
+        self._verification = None if isinstance(verified, FirstPass) else verified
 
     def _receive(self, call: LayerCall) -> Tensor:
         if self._current is None or self._inside is None:
@@ -215,12 +220,20 @@ class WatchedTransformer(Watched):
             self._resting = True
             self.notice.look_away(self.parts)
         self._watch_cache(cache)
+        if self._first is not None:
+            self._first.begin(module, text, self.notice)
         self._inside, self._thread = module, get_ident()
 
-    def after(self, module: nn.Module, *_: Any) -> None:
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
         """A call of one of them ends."""
         if self._verifying or module is not self._inside or self._thread != get_ident():
             return
+        if self._first is not None:
+            first, self._first, self._verifying = self._first, None, True
+            try:
+                self._verification = first.end(failed=output is None)
+            finally:
+                self._verifying = False
         self._inside = None
         if self._resting:
             self.notice.look_away(self.parts)

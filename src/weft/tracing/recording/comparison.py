@@ -58,9 +58,14 @@ def largest_difference(own: Tensor, other: Tensor) -> float:
     >>> largest_difference(nan, nan), largest_difference(nan, torch.ones(2))
     (0.0, inf)
     """
+    if own.numel() == 0:
+        return 0.0
+    largest = float((own - other).abs().max())
+    if math.isfinite(largest):
+        return largest
     same = (own == other) | (own.isnan() & other.isnan())
     differences = torch.where(same, 0, own - other).abs().nan_to_num(torch.inf, torch.inf)
-    return float(differences.max()) if differences.numel() else 0.0
+    return float(differences.max())
 
 
 def warn_of_nan(what: str, own: Tensor, other: Tensor) -> None:

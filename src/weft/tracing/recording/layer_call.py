@@ -88,6 +88,8 @@ class RecordedCall:
     queries      (batch, heads, queries, depth), or None: models traced from dense weights
     keys         (batch, kv_heads, keys, depth), or None
     value_norms  (batch, kv_heads, keys), or None; of a pass of a generation those of its new keys
+    values       (batch, kv_heads, keys, value_depth), where the norms are still to be taken of
+                 them, with those of other steps of a generation; else None
     deviations   see TraceLayer.deviation, for each input of the batch, or one for all
     ranges       first key and end for each query, (2, queries), for each input of the batch; None
                  for one whose mask has no such ranges. None for all: nothing is known of the mask
@@ -109,6 +111,7 @@ class RecordedCall:
     queries: Tensor | None = None
     keys: Tensor | None = None
     value_norms: Tensor | None = None
+    values: Tensor | None = None
     ranges: tuple[Tensor | None, ...] | None = None
     bias: Tensor | None = None
     relative: Relative | None = None

@@ -30,6 +30,9 @@ _REORDERED = (
 #: Steps of a generation that are joined while it goes on.
 TOGETHER = 16
 
+#: See RecordedCall.ranges.
+Ranges = tuple[Tensor | None, ...] | None
+
 
 @dataclass(eq=False, slots=True)
 class _Part:
@@ -39,12 +42,15 @@ class _Part:
     first: the place of the first key of its graph among all keys.
     number: of the pass, from 0; of several passes the first.
     passes: how many these are.
+    end: of a step that waits to be joined, the end of its keys in the cache; else None. Of the
+        steps that wait the last one alone has keys and values: the whole cache, with those of all.
     """
 
     call: RecordedCall
     first: int
     number: int
     passes: int = 1
+    end: int | None = None
 
 
 class Passes:
@@ -65,6 +71,8 @@ class Passes:
         self._order: Tensor | None = None
         #: Whether a layer of this pass has told that the cache holds what the pass before left.
         self._continued = False
+        #: The ranges of steps that were joined last, and of what: layers share them.
+        self._ranges: tuple[list[Ranges], Ranges] = ([], None)
 
     def new_pass(self, before: int) -> None:
         """The model begins a pass; the cache holds so many positions."""
@@ -77,18 +85,26 @@ class Passes:
 
     def reorder(self, order: Tensor) -> None:
         """The cache takes row ``order[b]`` as row b, before the next pass."""
+        self._settle()
         self._order = order.detach() if self._order is None else self._order[order]
 
     def are_verified(self) -> bool:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
         return self.passes & (self.passes - 1) == 0
 
-    def new_keys(self, call: LayerCall) -> slice:
-        """The keys of a call that no pass before it had; of two sequences those of the first."""
+    def new_keys(self, call: LayerCall) -> slice | None:
+        """The keys of a call that no pass before it had; of two sequences those of the first.
+
+        None: it is a step of one token, whose values are asked for with those of the steps around
+        it.
+        """
         parts = self._parts.get((call.path, self._seen.get(call.path, 0)))
         if call.kind == "cross" or call.weights_only:
             return slice(0, 0) if parts else slice(None)
-        return self._own_keys(call.queries.shape[2], call.keys.shape[2], first=not parts)
+        own, there = call.queries.shape[2], call.keys.shape[2]
+        if parts and own == 1 and there >= TOGETHER and call.bias is None:
+            return None
+        return self._own_keys(own, there, first=not parts)
 
     def _own_keys(self, own: int, there: int, first: bool) -> slice:
         """The keys of so many queries among those that are there, of the first pass all before."""
@@ -105,17 +121,82 @@ class Passes:
         # before it, the prompt at itself.
         grows = call.kind != "cross" and call.queries is not None
         number = self.passes - 1
+        if grows and call.values is not None:
+            self._step(call, parts)
+            return
+        self._join_steps(parts)
         parts.append(self._part(call, parts) if grows else _Part(call, 0, number))
         if call.queries is not None and not self._queries:
             call.queries = call.queries[..., :0].clone()
         self._join_last(parts)
 
-    def _join_last(self, parts: list[_Part]) -> None:
-        """Join the last steps of a layer, so that their many small tensors are let go.
+    def _step(self, call: RecordedCall, parts: list[_Part]) -> None:
+        """A pass of one query, which waits for others.
 
-        They would lie between the tensors of the cache, which is a new and longer one at each
-        step, and the memory that it leaves could not be used again.
+        In every layer of every step, what is done here meets cold caches, at many times its usual
+        price. So keys, norms and queries are taken of several steps at once.
         """
+        assert call.keys is not None
+        there, last = call.keys.shape[2], parts[-1]
+        end = min(there, self._before + 1)
+        if end > 1:
+            self._check_continued(call, parts, end - 1)
+        if last.end is not None:
+            # The cache of this step has them too.
+            last.call.keys = last.call.values = None
+        first = max(0, self._before + 1 - there)
+        parts.append(_Part(call, first, self.passes - 1, end=end))
+        if len(parts) >= TOGETHER and parts[-TOGETHER].end is not None:
+            self._join_steps(parts)
+
+    def _settle(self) -> None:
+        """Join all steps that wait: the cache is about to change, or no other will come."""
+        for parts in self._parts.values():
+            self._join_steps(parts)
+
+    def _join_steps(self, parts: list[_Part]) -> None:
+        """Join the steps of a layer that wait.
+
+        Their many small tensors would lie between the tensors of the cache, which is a new and
+        longer one at each step, and the memory that it leaves could not be used again.
+        """
+        count = 0
+        while count < len(parts) and parts[-1 - count].end is not None:
+            count += 1
+        if not count:
+            return
+        waiting = parts[-count:]
+        call, end = waiting[-1].call, waiting[-1].end
+        assert end is not None
+        assert call.keys is not None
+        assert call.values is not None
+        assert call.queries is not None
+        keys, values = (tensor[:, :, end - count : end] for tensor in (call.keys, call.values))
+        call.keys = call.values = None
+        length = waiting[-1].first + call.graph.length
+        ranges = [part.call.ranges for part in waiting]
+        if any(part.first for part in waiting):
+            joined_ranges = _ranges(waiting, length)
+        else:
+            known, joined_ranges = self._ranges
+            if len(known) != count or any(a is not b for a, b in zip(known, ranges, strict=True)):
+                joined_ranges = _ranges(waiting, length)
+                self._ranges = ranges, joined_ranges
+        for part in waiting:
+            part.call.ranges = None
+            if not self._queries:
+                part.call.queries = None
+        joined = _joined(waiting, length)
+        # Not views: they would keep the whole cache in memory.
+        joined.keys = keys.clone()
+        joined.value_norms = torch.linalg.vector_norm(values.float(), dim=-1)
+        joined.ranges = joined_ranges
+        if not self._queries:
+            joined.queries = call.graph.lse.new_empty(*call.graph.lse.shape[:2], count, 0)
+        parts[-count:] = [_Part(joined, 0, waiting[0].number, count)]
+
+    def _join_last(self, parts: list[_Part]) -> None:
+        """Join the last steps of a layer that keeps no cache of its own; see `_join_steps`."""
         last = parts[-TOGETHER:]
         if (
             len(last) < TOGETHER
@@ -137,24 +218,35 @@ class Passes:
         first = max(0, self._before + own - there)
         new = self._own_keys(own, there, first=not parts)
         end = new.stop
-        # A cache is changed in all layers: of passes that are not verified the first one tells.
-        if parts and end > own and (not self._continued or self.are_verified()):
-            self._continued = True
-            last = parts[-1].call.keys
-            assert last is not None
-            order = self.orders[-1]
-            before = last[:, :, -1:] if order is None else last[order.to(last.device), :, -1:]
-            if not torch.equal(before, call.keys[:, :, end - own - 1 : end - own]):
-                raise InputError(_REORDERED)
+        if parts and end > own:
+            self._check_continued(call, parts, end - own)
         # Not a view: it would keep the whole cache of every step in memory.
         call.keys = call.keys[:, :, new].clone()
         return _Part(call, first, self.passes - 1)
+
+    def _check_continued(self, call: RecordedCall, parts: list[_Part], begin: int) -> None:
+        """Raise an InputError where the cache before a place is not what the last pass left.
+
+        A cache is changed in all layers: of passes that are not verified the first one tells.
+        """
+        if self._continued and not self.are_verified():
+            return
+        self._continued = True
+        last, end, order = parts[-1].call.keys, parts[-1].end, self.orders[-1]
+        assert last is not None
+        assert call.keys is not None
+        end = last.shape[2] if end is None else end
+        before = last[:, :, end - 1 : end]
+        before = before if order is None else before[order.to(last.device)]
+        if not torch.equal(before, call.keys[:, :, begin - 1 : begin]):
+            raise InputError(_REORDERED)
 
     def joined(self, beams: Beams | None = None) -> Iterator[RecordedCall]:
         """Every layer, its passes one below the other; of a beam search those of each sequence.
 
         Each layer's passes are let go when the layer is made, so that memory never holds all twice.
         """
+        self._settle()
         while self._parts:
             yield _joined(_of_beams(self._parts.pop(next(iter(self._parts))), beams))
 
@@ -241,7 +333,7 @@ def joined_graphs(graphs: list[tuple[AttentionGraph, int]], length: int) -> Atte
     )
 
 
-def _ranges(parts: list[_Part], length: int) -> tuple[Tensor | None, ...] | None:
+def _ranges(parts: list[_Part], length: int) -> Ranges:
     """For each input, the ranges of all rows."""
     of_samples: list[Tensor | None] = []
     for sample, ranges in enumerate(parts[0].call.ranges or ()):
@@ -253,9 +345,12 @@ def _ranges(parts: list[_Part], length: int) -> tuple[Tensor | None, ...] | None
             own = (part.call.ranges or ())[sample]
             if own is None:
                 break
-            seen = own[1] > own[0]
-            rows.append(torch.where(seen, own + part.first, own).clamp(max=length))
-        of_samples.append(torch.cat(rows, 1) if len(rows) == len(parts) else None)
+            if part.first:
+                # A query that sees nothing has the range 0 to 0 wherever its keys begin.
+                own = torch.where(own[1] > own[0], own + part.first, own)
+            rows.append(own)
+        whole = len(rows) == len(parts)
+        of_samples.append(torch.cat(rows, 1).clamp(max=length) if whole else None)
     return tuple(of_samples) or None
 
 

@@ -30,7 +30,8 @@ class CallRecorder:
         verified: whether a call is to be verified, from its queries and the keys before them.
         strict: whether a call that differs from the model's own attention is an error.
         received: what is asked of keys; see `weft.attend`.
-        new_keys: from a call to those of its keys that no call before it had; None: all.
+        new_keys: from a call to those of its keys that no call before it had, or to None where
+            their norms are taken later; None: all.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class CallRecorder:
         verified: Callable[[], bool] = lambda: True,
         strict: bool = True,
         received: bool | LastQueries = False,
-        new_keys: Callable[[LayerCall], slice] | None = None,
+        new_keys: Callable[[LayerCall], slice | None] | None = None,
     ) -> None:
-        self._receive, self.keep, self._wanted = receive, keep, layers
+        self.receive, self.keep, self._wanted = receive, keep, layers
         self._new_keys = new_keys
         self._verified, self._strict, self._received = verified, strict, received
         #: Told the path and the number of each layer that has run.
@@ -56,7 +57,9 @@ class CallRecorder:
         #: The paths of layers that have run and were not asked for, in the order of the run.
         self.left_out: dict[str, None] = {}
         # With the mask itself, so that no other takes its id meanwhile.
-        self._ranges: dict[tuple[int, int, tuple[int, int]], tuple[Any, Tensor | None]] = {}
+        self._ranges: dict[
+            tuple[int, torch.Size, torch.Size], tuple[Any, tuple[Tensor | None, ...]]
+        ] = {}
 
     def __call__(self, call: LayerCall) -> Tensor:
         """Compute a call; returns its output, (batch, heads, queries, value_depth)."""
@@ -100,11 +103,14 @@ class CallRecorder:
         deviations: list[float | None],
     ) -> None:
         known = not call.weights_only
-        norms = None
+        norms = values = None
         if known and call.values_known:
             new = slice(None) if self._new_keys is None else self._new_keys(call)
-            norms = torch.linalg.vector_norm(call.values.detach()[:, :, new].float(), dim=-1)
-        self._receive(
+            if new is None:
+                values = call.values.detach()
+            else:
+                norms = torch.linalg.vector_norm(call.values.detach()[:, :, new].float(), dim=-1)
+        self.receive(
             RecordedCall(
                 path=call.path,
                 kind=call.kind,
@@ -116,6 +122,7 @@ class CallRecorder:
                 queries=call.queries.detach() if known else None,
                 keys=call.keys.detach() if known else None,
                 value_norms=norms,
+                values=values,
                 ranges=self._ranges_of(call) if known else None,
                 bias=call.bias if known else None,
                 relative=call.relative,
@@ -159,14 +166,14 @@ class CallRecorder:
 
     def _ranges_of(self, call: LayerCall) -> tuple[Tensor | None, ...]:
         """The ranges of a call's mask, for each input; layers that share a mask share them."""
-        shape = call.queries.shape[2], call.keys.shape[2]
-        ranges = []
-        for sample in range(len(call.queries)):
-            where = id(call.mask), sample, shape
-            if where not in self._ranges:
-                self._ranges[where] = call.mask, ranges_of(call.mask, *shape, sample)
-            ranges.append(self._ranges[where][1])
-        return tuple(ranges)
+        where = id(call.mask), call.queries.shape, call.keys.shape
+        known = self._ranges.get(where)
+        if known is None:
+            sizes = call.queries.shape[2], call.keys.shape[2]
+            inputs = range(len(call.queries))
+            known = call.mask, tuple(ranges_of(call.mask, *sizes, sample) for sample in inputs)
+            self._ranges[where] = known
+        return known[1]
 
     @property
     def paths(self) -> list[str]:

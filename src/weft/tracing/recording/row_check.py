@@ -66,24 +66,29 @@ def deviation(
         return None
     rows = torch.tensor(sampled_rows(queries), device=call.queries.device)
     again, weights = _computed_again(call, rows)
-    # A query that may look nowhere has the output 0 here; implementations differ on it.
-    looks = (graph.count[:, :, rows] > 0)[..., None]
-    if not bool(looks.any()):
-        return None
-    own, again, went_on = (
-        torch.where(looks, tensor.float(), 0)
-        for tensor in (call.own_output(rows), again, output[:, :, rows])
+    went_on, count, kept, kept_weights = (
+        tensor if queries <= SAMPLE else tensor[:, :, rows]
+        for tensor in (output, graph.count, graph.keys, graph.weights)
     )
-    warn_of_nan(f"the output of layer {call.path}", own, went_on)
+    own, again, went_on = call.own_output(rows).float(), again, went_on.float()
+    # A query that may look nowhere has the output 0 here; implementations differ on it.
+    looks = (count > 0)[..., None]
+    if not bool(looks.all()):
+        if not bool(looks.any()):
+            return None
+        own, again, went_on = (torch.where(looks, part, 0) for part in (own, again, went_on))
     outputs = max(largest_difference(own, again), largest_difference(own, went_on))
-    kept = graph.keys[:, :, rows].long()
+    if not math.isfinite(float(own.sum())):
+        warn_of_nan(f"the output of layer {call.path}", own, went_on)
+    there = kept >= 0
     edges = largest_difference(
-        torch.where(kept >= 0, weights.gather(-1, kept.clamp(min=0)), 0),
-        torch.where(kept >= 0, graph.weights[:, :, rows], 0),
+        torch.where(there, weights.gather(-1, kept.clamp(min=0).long()), 0),
+        torch.where(there, kept_weights, 0),
     )
     share = tolerance(call.values.dtype)
-    largest = _largest(call.values.detach())
-    if strict and (outputs > share * largest or edges > share):
+    # An output is no larger than the largest value, which costs reading them all.
+    near = edges <= share and outputs <= share * _largest(own)
+    if strict and not near and (outputs > share * _largest(call.values) or edges > share):
         what, size = ("output", outputs) if edges <= share else ("weights", edges)
         raise VerificationError(
             f"trace: the {what} of layer {call.path} differ{'s' * (what == 'output')} by "
@@ -95,22 +100,30 @@ def deviation(
 
 def _computed_again(call: LayerCall, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Output and whole weights of some rows of a call, from its queries and keys."""
-    queries, keys = call.queries[:, :, rows].float(), call.keys.float()
-    options = {**call.arguments(), "mask": call.mask_of(rows), "bias": call.bias_of(rows)}
-    rules = ("mask", "bias", "relative", "sinks")
+    queries = call.queries if len(rows) == call.queries.shape[2] else call.queries[:, :, rows]
+    queries, keys, values = queries.float(), call.keys.float(), call.values.float()
+    mask, bias = call.mask_of(rows), call.bias_of(rows)
+    if any(rule is not None for rule in (call.relative, call.sinks, call.softcap)):
+        options = {**call.arguments(), "mask": mask, "bias": bias}
+        return attend(queries, keys, values, **options, keep=All())
     shape = queries.shape
-    if all(options[name] is None for name in rules) and shape[1] > keys.shape[1]:
-        # Heads that share keys as rows of one head: else all keys would be copied for each.
-        queries = queries.reshape(shape[0], keys.shape[1], -1, shape[3])
-    output, weights = attend(queries, keys, call.values.float(), **options, keep=All())
-    return output.reshape(*shape[:3], -1), weights.reshape(*shape[:3], -1)
+    # Heads that share keys as rows of one head: else all keys would be copied for each.
+    of_keys = shape[0], keys.shape[1], shape[1] // keys.shape[1] * shape[2]
+    scores = (queries.reshape(*of_keys, -1) @ keys.mT).reshape(*shape[:3], -1) * call.scale
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(-1)
+    output = weights.reshape(*of_keys, -1) @ values
+    return output.reshape(*shape[:3], -1), weights
 
 
 def _largest(values: Tensor) -> float:
     """The largest magnitude of the numbers that are finite."""
     if not values.numel():
         return 0.0
-    low, high = values.aminmax()
+    low, high = values.detach().aminmax()
     largest = max(-float(low), float(high))
     # Without a copy where all are finite, as they are but for a fault.
     return largest if math.isfinite(largest) else float(values.nan_to_num(0, 0, 0).abs().max())
