@@ -26,7 +26,8 @@ def lengths_read(model: nn.Module) -> list[int]:
     read: list[int] = []
     base: Any = model.base_model
     base.register_forward_pre_hook(
-        lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+        lambda module, args, given: read.append((*args, given.get("input_ids"))[0].shape[1]),
+        with_kwargs=True,
     )
     return read
 
@@ -63,7 +64,7 @@ def test_a_mask_that_is_lost_is_an_error_and_leaves_nothing(
     monkeypatch.setattr(interface, "_read", lambda *given: replace(own(*given), mask=None))
     # The sample of rows would tell too: it must not be what raises here.
     monkeypatch.setattr(recorder, "deviation", lambda *given, **named: 0.0)
-    with pytest.raises(weft.VerificationError, match=r"of layer \S+ is not what it is without"):
+    with pytest.raises(weft.VerificationError, match=r"layer \S+ (is not what|differ)"):
         weft.trace(model, prompt(12), generate=3, verify=8, save=tmp_path / "t")
     assert list(tmp_path.iterdir()) == []
     assert model.config._attn_implementation == "eager"
@@ -109,6 +110,6 @@ def test_a_first_pass_that_fails_leaves_no_hook(
         raise RuntimeError("no memory is left")
 
     monkeypatch.setattr(recorder, "attend", fails)
-    with pytest.raises(RuntimeError, match="no memory is left"):
+    with pytest.raises(weft.InputError, match="no memory is left"):
         weft.trace(model, prompt(12), generate=3, verify=8)
     assert not any(module._forward_hooks for module in model.modules())

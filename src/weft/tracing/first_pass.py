@@ -75,20 +75,19 @@ class FirstPass:
             text.recorder.receive = self._untouched.comparing(text.passes)
             self._stack.callback(setattr, text.recorder, "receive", text.passes)
 
-    def end(self, failed: bool) -> JsonObject | None:
-        """The first pass is done, or has failed; what a trace says of how it was verified.
+    def end(self) -> JsonObject:
+        """The first pass is done; what a trace says of how it was verified.
 
         Raises: VerificationError: something differs by more than rounding explains.
         """
-        stack = self._stack.pop_all()
-        if failed:
-            # Nothing is compared, and the error of the pass goes on.
-            stack.__exit__(RuntimeError, RuntimeError("the first pass failed"), None)
-            return None
-        stack.close()
+        self._stack.close()
         if not self._compared:
             verify_prefix(self._untouched, self._again)
         return self._untouched.report()
+
+    def leave(self) -> None:
+        """The first pass has failed: leave the model as it was, and compare nothing."""
+        self._stack.__exit__(RuntimeError, RuntimeError("the first pass has failed"), None)
 
     def _again(self, inputs: Inputs, comparison: Comparison) -> None:
         """Let the model read the beginning as it is traced."""

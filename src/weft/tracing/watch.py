@@ -68,10 +68,9 @@ class WatchedTransformer(Watched):
         self._inside: nn.Module | None = None
         self._thread = 0
         self._passes = 0
-        self._one_text = False
+        self._one_text, self._texts = False, 0
         #: What verifies the first pass, until it is done.
         self._first: FirstPass | None = None
-        self._texts = 0
         #: Attention that has run since the last text began.
         self.notice = AttentionNotice(model)
         #: Whether it looks at passes that are verified alone.
@@ -228,12 +227,11 @@ class WatchedTransformer(Watched):
         """A call of one of them ends."""
         if self._verifying or module is not self._inside or self._thread != get_ident():
             return
-        if self._first is not None:
-            first, self._first, self._verifying = self._first, None, True
-            try:
-                self._verification = first.end(failed=output is None)
-            finally:
-                self._verifying = False
+        first = self._first
+        if first is not None and output is not None:
+            self._first, self._verifying = None, True
+            self._verification = first.end()
+            self._verifying = False
         self._inside = None
         if self._resting:
             self.notice.look_away(self.parts)
@@ -255,8 +253,10 @@ class WatchedTransformer(Watched):
         vars(cache)["reorder_cache"] = reordering
         self._caches.append(cache)
 
-    def leave_caches(self) -> None:
-        """Leave the caches as they were."""
+    def leave(self) -> None:
+        """Leave the caches, and a model that has failed, as they were."""
+        if self._first is not None:
+            self._first.leave()
         for cache in self._caches:
             vars(cache).pop("reorder_cache", None)
         self._caches.clear()
@@ -391,7 +391,7 @@ def watching(model: nn.Module, watched: WatchedTransformer) -> Iterator[None]:
             before = part.register_forward_pre_hook(watched.before, with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(part.register_forward_hook(watched.after, always_call=True).remove)
-        stack.callback(watched.leave_caches)
+        stack.callback(watched.leave)
         if hasattr(model, "generate"):
             stack.callback(vars(model).pop, "generate", None)
             vars(model)["generate"] = watched.generating(model.generate)  # type: ignore[arg-type]
