@@ -20,6 +20,7 @@ import argparse
 import math
 import tempfile
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,10 @@ def trained(seed: int, steps: int) -> list[Moment]:
         moments.append(moment(model, probe.inputs, step))
         return own(model, probe, step, *rest, **options)
 
-    path = Path(__file__).parent / "dates.toml"
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        resources.as_file(resources.files("weft.training") / "demo.toml") as path,
+    ):
         config = load_config(path, [f"training.seed={seed}", f"training.max_steps={steps}"])
         loop.snapshot = snapshot
         try:

@@ -54,7 +54,7 @@ def is_short(run: TrainedRun) -> np.ndarray:
 def measured(options: argparse.Namespace, kept: Figures, kind: str, seed: int) -> dict[str, float]:
     """The figures of a kind of position from one seed."""
     positions = f"model.positions={kind}"
-    demo = ROOT / "benchmarks" / "evidence" / "dates.toml"
+    demo = ROOT / "src" / "weft" / "training" / "demo.toml"
     captions_toml = ROOT / "examples" / "multi30k.toml"
     whole = [positions, *captions(options.folder, seed, options.steps)]
 
