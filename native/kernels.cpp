@@ -9,6 +9,9 @@
 #include "forward_short.h"
 
 namespace weft {
+namespace WEFT_NEIGHBOURS {
+extern const NeighbourKernels neighbour_kernels;
+}
 namespace WEFT_INSTRUCTION_SET {
 
 static int64_t block_size(const Call& call) {
@@ -112,7 +115,6 @@ static void backward(const Call& call, const Gradients& gradients, int64_t b, in
 #define WEFT_NAME(name) WEFT_STRING(name)
 
 extern const FewKernels few_kernels;
-extern const NeighbourKernels neighbour_kernels;
 extern const PassKernels pass_kernels;
 extern const PreparedKernels prepared_kernels;
 #if defined(WEFT_HAS_PAIRS)
@@ -133,7 +135,7 @@ const Kernels kernels = {
     backward_workspace,
     backward,
     &few_kernels,
-    &neighbour_kernels,
+    &WEFT_NEIGHBOURS::neighbour_kernels,
     &pass_kernels,
     &prepared_kernels,
     WEFT_PAIR_KERNELS(linear_kernels),

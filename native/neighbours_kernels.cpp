@@ -7,7 +7,7 @@ namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
 // Calls `run` with the score and the depth as types: the depths that graph models use are known to
-// the compiler, any other is a number.
+// the compiler, any other is a number; without AVX2 (before 2013) all are, which compiles sooner.
 template <NeighbourScore kind>
 struct ScoreKind {
     static constexpr NeighbourScore score = kind;
@@ -18,13 +18,15 @@ struct Depth {
 };
 
 template <typename Kind, typename Run>
-static void for_depth(const NeighbourCall& call, const Run& run) {
+static void for_depth([[maybe_unused]] const NeighbourCall& call, const Run& run) {
+#if !defined(__x86_64__) || defined(__AVX2__)
     const bool same = Kind::score == NeighbourScore::additive || call.depth == call.value_depth;
     const int64_t depth = same ? call.value_depth : 0;
     if (depth == 8) return run(Kind{}, Depth<8>{});
     if (depth == 16) return run(Kind{}, Depth<16>{});
     if (depth == 32) return run(Kind{}, Depth<32>{});
     if (depth == 64) return run(Kind{}, Depth<64>{});
+#endif
     run(Kind{}, Depth<0>{});
 }
 
