@@ -71,7 +71,7 @@ def test_lines_to_classes_and_probabilities(weft_process: Command, run: Path) ->
     assert set(predictions[0]["probabilities"]) == {"for", "against"}
     assert float(share) == pytest.approx(predictions[0]["probabilities"]["for"], abs=1e-4)
     assert "zebra" in result.err
-    assert "words that are not in the vocabulary" in result.err
+    assert "1 word that is not in the vocabulary" in result.err
 
 
 def test_it_is_measured(weft_main: Command, run: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.studio.windows import until
 
 from weft.errors import InputError
 from weft.formats.trace import TraceData
@@ -175,11 +176,8 @@ def test_typing_shows_the_text(studio: Any, viewer: Viewer) -> None:
     page.locator("h1", has_text="3 tokens").wait_for()
     assert box.input_value() == "one two three"
     assert page.evaluate("document.activeElement.id") == "weft-ask"
-    for _ in range(100):  # The address line is written a moment later.
-        if "text=one" in page.url:
-            break
-        page.wait_for_timeout(50)
-    assert "text=one+two+three" in page.url
+    # The address line is written a moment later.
+    until(page, lambda: "text=one+two+three" in page.url)
     page.reload()
     page.locator("h1", has_text="3 tokens").wait_for()
     page.keyboard.press("q")
