@@ -167,10 +167,8 @@ def hover(browser: Any, url: str) -> tuple[float, float, int]:
     return statistics.median(found), found[int(0.95 * len(found))], len(found)
 
 
-def processor(browser: Any, url: str) -> tuple[float, float]:
-    """Processor time of the page's own thread, which a busy machine changes least: seconds until
-    all heads are drawn, milliseconds of a hover (the mean of 100).
-    """
+def timed_page(browser: Any) -> tuple[Any, Callable[[], float]]:
+    """A page; and a function that says the processor time of its own thread so far, in seconds."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     tools = page.context.new_cdp_session(page)
     tools.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -179,6 +177,14 @@ def processor(browser: Any, url: str) -> tuple[float, float]:
         metrics = tools.send("Performance.getMetrics")["metrics"]
         return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
+    return page, spent
+
+
+def processor(browser: Any, url: str) -> tuple[float, float]:
+    """Processor time of the page's own thread, which a busy machine changes least: seconds until
+    all heads are drawn, milliseconds of a hover (the mean of 100).
+    """
+    page, spent = timed_page(browser)
     page.add_init_script(WATCH.replace("frames.push(now);", "if (seen.all) return;"))
     page.goto(url, wait_until="commit")
     until(page, "Boolean(window.seen?.all)")
@@ -485,14 +491,7 @@ def bench_ask(browser: Any, folder: Path) -> None:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     try:
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        tools = page.context.new_cdp_session(page)
-        tools.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-        def spent() -> float:
-            metrics = tools.send("Performance.getMetrics")["metrics"]
-            return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
-
+        page, spent = timed_page(browser)
         page.add_init_script(ASK)
         page.goto(address)
         page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
