@@ -323,6 +323,27 @@ def test_wefts_own_language_model_continues_a_text(positions, tmp_path) -> None:
     assert likeliest[2:-1].tolist() == ids[3:].tolist()
 
 
+def test_a_cache_in_place_that_was_changed_is_an_error(family_named) -> None:
+    """Its tensors are the same at every step: what was changed there must not pass for itself."""
+    model = family_named("Qwen3").build()
+    ids = torch.arange(20)[None] + 3
+
+    def steps(change: float) -> list[weft.Trace]:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=40)
+        with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+            model(input_ids=ids, past_key_values=cache)
+            for token in (7, 8, 9):
+                model(input_ids=torch.tensor([[token]]), past_key_values=cache)
+            cache.layers[0].keys[:, :, 22] += change  # of the last of them
+            model(input_ids=torch.tensor([[10]]), past_key_values=cache)
+        return list(watched.traces)
+
+    (trace,) = steps(0.0)
+    assert len(trace.tokens) == 24
+    with pytest.raises(weft.InputError, match="the cache holds other keys"):
+        steps(1.0)
+
+
 def test_wefts_own_models_are_watched(language_model, translator) -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
     architecture = Architecture(width=16, heads=4, feed_forward=16, decoder_layers=2)

@@ -44,6 +44,8 @@ class _Part:
     passes: how many these are.
     end: of a step that waits to be joined, the end of its keys in the cache; else None. Of the
         steps that wait the last one alone has keys and values: the whole cache, with those of all.
+    own: of a step that waits, a copy of its own key, against which the next cache is held: a cache
+        that is written in place would be compared with itself.
     """
 
     call: RecordedCall
@@ -51,6 +53,7 @@ class _Part:
     number: int
     passes: int = 1
     end: int | None = None
+    own: Tensor | None = None
 
 
 class Passes:
@@ -145,7 +148,8 @@ class Passes:
             # The cache of this step has them too.
             last.call.keys = last.call.values = None
         first = max(0, self._before + 1 - there)
-        parts.append(_Part(call, first, self.passes - 1, end=end))
+        own = call.keys[:, :, end - 1 : end].clone()
+        parts.append(_Part(call, first, self.passes - 1, end=end, own=own))
         if len(parts) >= TOGETHER and parts[-TOGETHER].end is not None:
             self._join_steps(parts)
 
@@ -232,11 +236,10 @@ class Passes:
         if self._continued and not self.are_verified():
             return
         self._continued = True
-        last, end, order = parts[-1].call.keys, parts[-1].end, self.orders[-1]
+        last, before, order = parts[-1].call.keys, parts[-1].own, self.orders[-1]
         assert last is not None
         assert call.keys is not None
-        end = last.shape[2] if end is None else end
-        before = last[:, :, end - 1 : end]
+        before = last[:, :, -1:] if before is None else before
         before = before if order is None else before[order.to(last.device)]
         if not torch.equal(before, call.keys[:, :, begin - 1 : begin]):
             raise InputError(_REORDERED)
