@@ -160,12 +160,25 @@ def test_an_observer_sees_queries_keys_and_where_they_lie() -> None:
     [
         (torch.zeros(1, 8, 4, 4), r"the images are .*; expected \(batch, 16, rows, columns\)"),
         (torch.zeros(16, 4, 4), r"expected \(batch, 16, rows, columns\)"),
+        (torch.zeros(2, 16, 0, 4), r"the images are \(2, 16, 0, 4\); .*1 row and 1 column or more"),
+        (torch.zeros(2, 16, 4, 0), r"the images are \(2, 16, 4, 0\)"),
         (torch.zeros(1, 16, 4, 5), "4 x 5 places do not split into 2 x 2; pad"),
     ],
 )
 def test_images_that_do_not_fit(images: Tensor, message: str) -> None:
     with pytest.raises(weft.ShapeError, match=message):
         ImageSelfAttention(16, pooled=True)(images)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_batch_without_images(pooled: bool) -> None:
+    block = ImageSelfAttention(16, pooled=pooled)
+    images = torch.zeros(0, 16, 4, 6, requires_grad=True)
+    output = block(images)
+    assert output.shape == (0, 16, 4, 6)
+    output.sum().backward()
+    assert images.grad is not None and images.grad.shape == (0, 16, 4, 6)
+    assert block.gamma.grad == 0 and learned_weight(block.f).grad is not None
 
 
 def test_no_channels() -> None:

@@ -91,14 +91,16 @@ class ImageSelfAttention(AttentionLayer):
     def forward(self, images: Tensor) -> Tensor:
         """Add to each place what it finds at all places.
 
-        Args: images: x, (batch, C, rows, columns); if pooled, rows and columns are even.
+        Args: images: x, (batch, C, rows, columns), of a batch that may be empty; if pooled, rows
+            and columns are even.
         Returns: y, of the same shape.
-        Raises: ShapeError: other channels or dimensions, or odd sizes that are to be pooled.
+        Raises: ShapeError: other channels or dimensions, no places, or odd sizes that are to be
+            pooled.
         """
-        if images.ndim != 4 or images.shape[1] != self.channels:
+        if images.ndim != 4 or images.shape[1] != self.channels or not all(images.shape[2:]):
             raise ShapeError(
                 f"ImageSelfAttention: the images are {describe(images)}; expected (batch, "
-                f"{self.channels}, rows, columns)."
+                f"{self.channels}, rows, columns), 1 row and 1 column or more."
             )
         rows, columns = images.shape[2:]
         if self.pooled and (rows % 2 or columns % 2):
@@ -119,7 +121,7 @@ class ImageSelfAttention(AttentionLayer):
             scale=1.0,
             grids=(places, looked_at),
         )
-        seen = output[:, 0].transpose(1, 2).reshape(len(images), -1, rows, columns)
+        seen = output[:, 0].transpose(1, 2).reshape(len(images), output.shape[-1], rows, columns)
         # 0 - x is +0 for both zeros, and y - (+0) is y for both: while gamma is 0 even -0 stays.
         return torch.sub(images, 0.0 - self.gamma * self.v(seen))
 
