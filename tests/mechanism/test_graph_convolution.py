@@ -142,8 +142,20 @@ def test_bad_input(layer_class: Any) -> None:
         layer(x, torch.tensor([[4], [0]]))
     with pytest.raises(weft.InputError, match="an edge has the target -1"):
         layer(x, torch.tensor([[0], [-1]]))
-    with pytest.raises(weft.InputError, match=r"expected \(2, edges\)"):
-        layer(x, torch.zeros(3, 2, dtype=torch.int64))
+    # What the caller gave is named, not what it is with self-loops.
+    for edges, said in (
+        (torch.zeros(3, 2, dtype=torch.int64), r"torch\.int64 of shape \(3, 2\)"),
+        (EDGES.float(), r"torch\.float32 of shape \(2, 4\)"),
+        (EDGES.bool(), r"torch\.bool of shape \(2, 4\)"),
+        (EDGES[0], r"torch\.int64 of shape \(4\)"),
+        (torch.ones(3).to_sparse(), r"torch\.float32 of shape \(3\)"),
+        (EDGES.numpy(), "ndarray"),
+        (EDGES.tolist(), "list"),
+    ):
+        with pytest.raises(
+            weft.InputError, match=rf"edge_index is {said}; expected .*\(2, edges\)"
+        ):
+            layer(x, edges)
     with pytest.raises(weft.ShapeError, match=r"x is \(8\)"):
         layer(x[0], EDGES)
     with pytest.raises(weft.InputError, match="fill_value is 'median'"):

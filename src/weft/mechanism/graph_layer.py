@@ -140,6 +140,23 @@ class GraphConvolution(nn.Module):
                     f"{self.name}: x is {describe(nodes)}; expected features (nodes, width)."
                 )
 
+    def _check_edges(self, edge_index: object) -> None:
+        """Of what the caller gave: self-loops and flips come after."""
+        got = type(edge_index).__name__
+        if isinstance(edge_index, Tensor):
+            got = f"{edge_index.dtype} of shape {describe(edge_index)}"
+            if edge_index.layout != torch.strided:
+                fits = edge_index.sparse_dim() == 2
+            else:
+                fits = edge_index.ndim == 2 and len(edge_index) == 2
+                fits = fits and edge_index.dtype in (torch.int64, torch.int32)
+            if fits:
+                return
+        raise InputError(
+            f"{self.name}: the edge_index is {got}; expected a tensor of int64, (2, edges), "
+            "sources over targets, or a sparse one, (targets, sources)."
+        )
+
     def _index(
         self,
         edge_index: Tensor,
@@ -149,6 +166,7 @@ class GraphConvolution(nn.Module):
         size: tuple[int, int] | None,
     ) -> tuple[Tensor, Tensor | None]:
         """The edges as sources over targets, and their features; with self-loops if asked."""
+        self._check_edges(edge_index)
         if edge_index.layout != torch.strided:
             # A matrix of targets and sources, whose values may be the edges' features.
             matrix = edge_index.to_sparse(layout=torch.sparse_coo).coalesce()
@@ -157,11 +175,6 @@ class GraphConvolution(nn.Module):
             edge_index = matrix.indices().flip(0)
         elif self.flow == "target_to_source":
             edge_index = edge_index.flip(0)
-        if edge_index.ndim != 2 or len(edge_index) != 2:
-            raise InputError(
-                f"{self.name}: the edge_index is {describe(edge_index)}; expected (2, edges), "
-                "sources over targets."
-            )
         if self.lin_edge is None:
             edge_attr = None
         if edge_attr is not None and len(edge_attr) != edge_index.shape[1]:
