@@ -3,7 +3,7 @@
     Ent(A_i) >= log(1 + (T - 1) b) + s sqrt(T (T - 1)) b / (1 + (T - 1) b)
     b = exp(-s sqrt(T / (T - 1))),  s = |W_K W_Q^T| |X X^T|,  T = number of keys
 
-Measured on every snapshot of trainings of the demo, for every row of every head of the probe. The
+Measured on every snapshot of trainings of dates.toml, for every row of every head of the probe. The
 norms are largest singular values, of the matrices with their biases and 1 / sqrt(depth) (the
 paper's logits have neither), and of the inputs of the layer with a 1 for the bias; under a mask,
 of the keys that the row sees.
@@ -20,7 +20,6 @@ import argparse
 import math
 import tempfile
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +136,7 @@ def moment(model: nn.Module, inputs: dict[str, Tensor], step: int) -> Moment:
 
 
 def trained(seed: int, steps: int) -> list[Moment]:
-    """Train the demo's model, and measure it at every snapshot of its history."""
+    """Train a translator of dates, and measure it at every snapshot of its history."""
     from weft.training import loop
     from weft.training.config import load_config
 
@@ -154,10 +153,8 @@ def trained(seed: int, steps: int) -> list[Moment]:
         moments.append(moment(model, probe.inputs, step))
         return own(model, probe, step, *rest, **options)
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        resources.as_file(resources.files("weft.training") / "demo.toml") as path,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(__file__).with_name("dates.toml")
         config = load_config(path, [f"training.seed={seed}", f"training.max_steps={steps}"])
         loop.snapshot = snapshot
         try:
@@ -204,7 +201,7 @@ def main() -> None:
             source="Zhai et al. 2023, Stabilizing Transformer Training by Preventing Attention "
             "Entropy Collapse, theorem 3.1, https://arxiv.org/abs/2303.06296",
             published="a theorem: no row is below the bound; the bound falls exponentially with s",
-            ours=f"{below} of {len(every)} snapshots of 3 trainings of the demo "
+            ours=f"{below} of {len(every)} snapshots of 3 trainings on dates "
             f"({arguments.steps} steps each) with a row below the bound, {count:,} rows in all. "
             f"The bound is far below what is measured (table). Rank correlation of the largest "
             f"spectral norm and the lowest entropy along a training: "

@@ -54,13 +54,13 @@ def is_short(run: TrainedRun) -> np.ndarray:
 def measured(options: argparse.Namespace, kept: Figures, kind: str, seed: int) -> dict[str, float]:
     """The figures of a kind of position from one seed."""
     positions = f"model.positions={kind}"
-    demo = ROOT / "src" / "weft" / "training" / "demo.toml"
+    dates_toml = ROOT / "benchmarks" / "evidence" / "dates.toml"
     captions_toml = ROOT / "examples" / "multi30k.toml"
     whole = [positions, *captions(options.folder, seed, options.steps)]
 
     def measure(name: str, config: Path, changes: list[str]) -> dict[str, float]:
         run, seconds = trained(options.runs / name, config, changes)
-        results = results_of(run, beam=1 if config == demo else 5)
+        results = results_of(run, beam=1 if config == dates_toml else 5)
         found = {"seconds": seconds}
         if name.startswith("dates"):
             found["exact"] = 100 * value_of(results, "exact_match")
@@ -79,7 +79,7 @@ def measured(options: argparse.Namespace, kept: Figures, kind: str, seed: int) -
     dates = [positions, f"training.seed={seed}", f"training.max_steps={options.dates_steps}"]
     short = of("short", captions_toml, [*whole, f"task.max_length={SHORT}"])
     return {
-        "dates, exact": of("dates", demo, dates)["exact"],
+        "dates, exact": of("dates", dates_toml, dates)["exact"],
         "captions": of("captions", captions_toml, whole)["bleu"],
         "short to short": short["near"],
         "short to long": short["far"],
