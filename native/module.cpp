@@ -310,6 +310,16 @@ void bind_passes(nb::module_& module) {
         WEFT_FIELD(dropped);
         WEFT_FIELD(factor);
     }
+    {
+        using Owner = ActivationCall;
+        nb::class_<Owner> owner(module, "ActivationCall", "See native/passes_call.h.");
+        owner.def(nb::init<>());
+        WEFT_FIELD(count);
+        WEFT_FIELD(kind);
+        WEFT_FIELD(input);
+        WEFT_FIELD(gradient);
+        WEFT_FIELD(output);
+    }
     using Owner = RotaryCall;
     nb::class_<Owner> owner(module, "RotaryCall", "See native/passes_call.h.");
     owner.def(nb::init<>());
@@ -326,6 +336,7 @@ void bind_passes(nb::module_& module) {
               "Fill the losses, and put gradients in place of the logits if asked.");
     bind_pass(module, "dropout", &dropout, "Fill the output.");
     bind_pass(module, "rotary", &rotary, "Fill the output.");
+    bind_pass(module, "activation", &activation, "Fill the output.");
 }
 
 #undef WEFT_FIELD

@@ -20,6 +20,13 @@ void dropout(const Kernels& kernels, const DropoutCall& call, int threads) {
     });
 }
 
+void activation(const Kernels& kernels, const ActivationCall& call, int threads) {
+    constexpr int64_t piece = 1 << 14;
+    run_tasks(threads, (call.count + piece - 1) / piece, [&](int64_t task, int) {
+        kernels.passes->activation(call, task * piece, std::min((task + 1) * piece, call.count));
+    });
+}
+
 void rotary(const Kernels& kernels, const RotaryCall& call, int threads) {
     const int64_t rows = call.batch * call.positions;
     // Rows of a task: some thousand numbers.

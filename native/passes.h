@@ -9,5 +9,6 @@ namespace weft {
 void losses(const Kernels& kernels, const LossCall& call, int threads);
 void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
 void rotary(const Kernels& kernels, const RotaryCall& call, int threads);
+void activation(const Kernels& kernels, const ActivationCall& call, int threads);
 
 }  // namespace weft

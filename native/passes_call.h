@@ -1,4 +1,5 @@
-// What passes over memory are asked, as plain data: losses, dropout, rotary positions.
+// What passes over memory are asked, as plain data: losses, dropout, rotary positions,
+// activations.
 #pragma once
 
 #include <cstdint>
@@ -43,11 +44,27 @@ struct RotaryCall {
     bool back = false;
 };
 
+enum class Activation : int32_t { gelu, gelu_tanh, silu };
+
+// output = f(input), or gradient * f'(input) if there is a gradient.
+//
+//     gelu       x Phi(x), Phi the distribution of the normal law
+//     gelu_tanh  x s(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), s(v) = 1 / (1 + e^-v)
+//     silu       x s(x)
+struct ActivationCall {
+    int64_t count = 0;
+    int32_t kind = 0;  // an Activation
+    const float* input = nullptr;
+    const float* gradient = nullptr;  // by the output of f; nullptr: f itself is asked
+    float* output = nullptr;
+};
+
 struct PassKernels {
     void (*loss)(const LossCall& call, int64_t first, int64_t end);  // rows
     void (*dropout)(const DropoutCall& call, int64_t first, int64_t end);
     // Rows are counted over positions, then batch; each has all heads.
     void (*rotary)(const RotaryCall& call, int64_t first, int64_t end);
+    void (*activation)(const ActivationCall& call, int64_t first, int64_t end);
 };
 
 }  // namespace weft

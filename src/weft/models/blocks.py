@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
+from weft.mechanism.backends import native_passes
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
@@ -54,6 +55,8 @@ def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
     """
     if kind == "relu":
         return hidden.relu()
+    if native_passes.serves(hidden):
+        return native_passes.activation(hidden, kind)
     if kind == "silu":
         return silu(hidden)
     return gelu(hidden, approximate="tanh" if kind == "gelu-tanh" else "none")

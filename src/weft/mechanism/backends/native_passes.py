@@ -1,4 +1,6 @@
-"""Dropout, losses and rotary positions by the native kernels: see native/passes_call.h.
+"""Dropout, losses, rotary positions and activations by the native kernels.
+
+See native/passes_call.h.
 
 Results do not depend on the number of threads, and masks not on the instruction set.
 """
@@ -6,15 +8,25 @@ Results do not depend on the number of threads, and masks not on the instruction
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["dropout", "losses", "rotary", "serves", "serves_rotary"]
+__all__ = ["ACTIVATIONS", "activation", "dropout", "losses", "rotary", "serves", "serves_rotary"]
+
+#: The activations there are, in the order of native/passes_call.h.
+ACTIVATIONS = ("gelu", "gelu-tanh", "silu")
+#: What each of them is in torch, for derivatives of derivatives.
+_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu-tanh": partial(gelu, approximate="tanh"),
+    "silu": silu,
+}
 
 #: Positions whose angles are kept.
 ANGLES_KEPT = 2**17
@@ -139,3 +151,42 @@ class _Rotary(torch.autograd.Function):
 
 
 _rotary: Callable[..., Tensor] = _Rotary.apply
+
+
+def activation(inputs: Tensor, kind: str) -> Tensor:
+    """One of `ACTIVATIONS` of each number, of inputs that the kernels serve; any shape."""
+    return _activation(inputs, kind)
+
+
+class _Activation(torch.autograd.Function):
+    """Backward computes from the inputs what forward had; a second derivative is torch's."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.kind = kind
+        return _activated(inputs, kind, None)
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
+        (inputs,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            outputs = _PLAIN[ctx.kind](inputs)
+            (by_inputs,) = torch.autograd.grad(outputs, inputs, by_output, create_graph=True)
+            return by_inputs, None
+        return _activated(inputs, ctx.kind, by_output), None
+
+
+_activation: Callable[..., Tensor] = _Activation.apply
+
+
+def _activated(inputs: Tensor, kind: str, by_output: Tensor | None) -> Tensor:
+    inputs = inputs.contiguous()
+    by_output = None if by_output is None else by_output.contiguous()
+    output = torch.empty_like(inputs)
+    call = kernels.ActivationCall()
+    call.count, call.kind = inputs.numel(), ACTIVATIONS.index(kind)
+    call.input, call.output = inputs.data_ptr(), output.data_ptr()
+    call.gradient = 0 if by_output is None else by_output.data_ptr()
+    kernels.activation(call, torch.get_num_threads(), INSTRUCTION_SET)
+    return output
