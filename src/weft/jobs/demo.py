@@ -169,9 +169,12 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     name, head = _most_changed(snapshots[0].layers, snapshots[-1].layers)
     steps = [snapshot.step for snapshot in snapshots]
     layers = [snapshot.layer(name) for snapshot in snapshots]
-    losses = [(snapshot.step, snapshot.loss) for snapshot in snapshots if snapshot.loss is not None]
+    losses = {snapshot.step: snapshot.loss for snapshot in snapshots if snapshot.loss is not None}
+    # The last snapshot is taken after the last step, and has none.
+    reports = run.folder.read_metrics()
+    losses |= {report["step"]: report["loss"] for report in reports if "loss" in report}
     measures: JsonObject = {
-        "loss": ([step for step, _ in losses], [loss for _, loss in losses]),
+        "loss": ([*sorted(losses)], [losses[step] for step in sorted(losses)]),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
         "symmetry": [layer.measures["symmetry"][head] for layer in layers],
