@@ -18,7 +18,7 @@ from weft.mechanism.masks import as_mask
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.mechanism.packed import packed
-from weft.mechanism.ring import check_alike
+from weft.mechanism.ring import check_alike, check_none_wrong
 from weft.mechanism.spectra import singular_values
 
 # For arguments whose types are wrong.
@@ -437,6 +437,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         lambda: check_alike(1, [(0, 2, 4, 8, -1), (0, 2, 3, 8, -1)]),
         "ring_attend",
         "heads and depths [2, 4, 8]. Give all the same",
+    ),
+    (
+        "ring: an error elsewhere",
+        lambda: check_none_wrong([False, False, True]),
+        "ring_attend",
+        "process 2 cannot use what it was given",
     ),
     (
         "ring: other types",

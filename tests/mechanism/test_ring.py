@@ -39,7 +39,7 @@ def rank_main(rank):
         own = case | case.get("second", {}) if rank == 1 else case
         q, k, v = (part(own[n], case["cuts"], rank) for n in ("queries", "keys", "values"))
         try:
-            output, graph = weft.ring_attend(q, k, v, **case["options"])
+            output, graph = weft.ring_attend(q, k, v, **own["options"])
             answers[name] = (output, vars(graph))
         except Exception as error:
             answers[name] = f"{type(error).__name__}: {error}"
@@ -108,9 +108,17 @@ def unlike() -> dict[str, dict[str, Any]]:
     cuts, mine = [0, 10, 20, 30, 37], tensors()
     double = {name: tensor.double() for name, tensor in mine.items()}
     wider = {"values": torch.nn.functional.pad(mine["values"], (0, 1))}
+    options: dict[str, dict[str, Any]] = {
+        "wrong keep": {"keep": weft.All()},
+        "wrong sinks": {"sinks": torch.zeros(3)},
+        "wrong size": {"mask": torch.ones(37, 36).bool()},
+        "no mask": {"mask": "causal"},
+    }
+    seconds = {"wider values": wider, "float64": double}
+    seconds |= {name: {"options": wrong} for name, wrong in options.items()}
     return {
         name: mine | {"options": {}, "cuts": cuts, "second": second}
-        for name, second in (("wider values", wider), ("float64", double))
+        for name, second in seconds.items()
     }
 
 
@@ -187,6 +195,21 @@ def test_processes_that_are_unlike_say_how(answers: list[dict[str, Any]]) -> Non
         assert "process 1 torch.float64" in answers[rank]["float64"]
     assert "process 1 has torch.float64" in answers[1]["float64"]
     assert "[2, 4, 2, 2, 8, 6], process 0" in answers[1]["wider values"]
+
+
+def test_an_error_of_one_process_ends_all(answers: list[dict[str, Any]]) -> None:
+    """The others would wait for its keys until the group's time is over."""
+    own = {
+        "wrong keep": "expected weft.Top(k)", "wrong sinks": "sinks", "wrong size": "mask",
+        "no mask": "mask",
+    }  # fmt: skip
+    for name, words in own.items():
+        assert words in answers[1][name]
+        for rank in (0, 2, 3):
+            assert answers[rank][name] == (
+                "InputError: ring_attend: process 1 cannot use what it was given; its own error "
+                "says why. Nothing was computed."
+            )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ Context"; Milakov and Gimelshein 2018 (the merge).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from weft.mechanism.function import attend
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.mask import KeyRanges, Mask, as_mask
 from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
+from weft.mechanism.ring_merge import ROWS, Merged
 from weft.mechanism.scores import Score
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ring_attend"]
 
-#: Queries that attend and are merged at once: what they need on the way is small beside the rest.
-ROWS = 256
 #: The types that tensors may have: what is sent as one of them cannot be received as another.
 _TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, "no floating-point type")
 
@@ -84,35 +83,36 @@ def ring_attend(
             travel, or an argument cannot be used.
     Source: Liu et al. 2023.
     """
-    check_tensors("ring_attend", queries, keys, values)
-    of_options = [
-        part for owner in (score, relative) for part in getattr(owner, "__dict__", {}).values()
-    ]
-    given = (queries, keys, values, sinks, *of_options)
-    if torch.is_grad_enabled() and any(getattr(part, "requires_grad", False) for part in given):
-        raise InputError(
-            "ring_attend: gradients do not travel in the ring, and queries, keys, values, sinks or "
-            "a parameter of the score or of relative positions needs one. Call it under "
-            "torch.no_grad()."
-        )
-    if not isinstance(keep, Top):
-        raise InputError(f"ring_attend: keep={keep!r}; expected weft.Top(k).")
-    if relative is not None and not isinstance(relative, Shaw | ALiBi | Buckets):
-        raise InputError(
-            f"ring_attend: relative={type(relative).__name__}; expected Shaw, ALiBi or Buckets."
-        )
+
+    def check() -> None:
+        check_tensors("ring_attend", queries, keys, values)
+        _whole(mask)
+        _shiftable(relative)
+        _check_options((queries, keys, values, sinks), score, relative, keep)
+        # The rest as `attend` checks it, where there is nothing to compute.
+        nothing = (part[..., :0, :] for part in (queries, keys, values))
+        attend(
+            *nothing, score=score, relative=relative, scale=scale, softcap=softcap, sinks=sinks,
+            keep=keep,
+        )  # fmt: skip
+
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        check()
         raise InputError(
             "ring_attend: torch.distributed is not started. Call "
             "torch.distributed.init_process_group in each process, or start them by torchrun."
         )
+    _check_everywhere(check, keys, group)
     ring = _Ring.of(queries, keys, values, group)
-    whole = None if mask is None else as_mask(mask)
-    if whole is not None:
-        heads = queries.shape[-3]
-        batch = queries.shape[0] if queries.ndim == 4 else 1
-        whole.check(batch, heads, ring.queries, ring.keys)
-    merged = _Merged.empty(queries, values, keep.places(ring.keys))
+    whole, shiftable = _whole(mask), _shiftable(relative)
+
+    def check_mask() -> None:
+        if whole is not None:
+            batch = queries.shape[0] if queries.ndim == 4 else 1
+            whole.check(batch, queries.shape[-3], ring.queries, ring.keys)
+
+    _check_everywhere(check_mask, keys, group)
+    merged = Merged.empty(queries, values, keep.places(ring.keys))
     for owner, part_keys, part_values in ring.rounds(keys, values):
         first = ring.key_starts[owner]
         for start in range(0, queries.shape[-2], ROWS):
@@ -130,7 +130,7 @@ def ring_attend(
                 part_values,
                 mask=part,
                 score=score,
-                relative=_moved(relative, place - first),
+                relative=_moved(shiftable, place - first),
                 scale=scale,
                 softcap=softcap,
                 sinks=own_sinks,
@@ -138,6 +138,61 @@ def ring_attend(
             )
             merged.join(rows, output, _numbered(graph, first), own_sinks)
     return merged.output.to(values.dtype), merged.graph(ring.keys)
+
+
+def _whole(mask: Mask | Tensor | None) -> Mask | None:
+    return None if mask is None else as_mask(mask)
+
+
+def _check_options(
+    tensors: tuple[Tensor | None, ...],
+    score: Score | None,
+    relative: Relative | None,
+    keep: Top,
+) -> None:
+    of_options = [
+        part for owner in (score, relative) for part in getattr(owner, "__dict__", {}).values()
+    ]
+    given = (*tensors, *of_options)
+    if torch.is_grad_enabled() and any(getattr(part, "requires_grad", False) for part in given):
+        raise InputError(
+            "ring_attend: gradients do not travel in the ring, and queries, keys, values, sinks or "
+            "a parameter of the score or of relative positions needs one. Call it under "
+            "torch.no_grad()."
+        )
+    if not isinstance(keep, Top):
+        raise InputError(f"ring_attend: keep={keep!r}; expected weft.Top(k).")
+
+
+def _shiftable(relative: Relative | None) -> Shaw | ALiBi | Buckets | None:
+    if relative is None or isinstance(relative, Shaw | ALiBi | Buckets):
+        return relative
+    raise InputError(
+        f"ring_attend: relative={type(relative).__name__}; expected Shaw, ALiBi or Buckets."
+    )
+
+
+def _check_everywhere(check: Callable[[], None], keys: Tensor, group: ProcessGroup | None) -> None:
+    """Check in every process: where one has an error, the others have one too, and do not wait."""
+    dist, wrong_here = torch.distributed, True
+    try:
+        check()
+        wrong_here = False
+    finally:
+        device = keys.device if isinstance(keys, Tensor) else None
+        mine = torch.tensor([wrong_here], dtype=torch.int32, device=device)
+        wrong = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(wrong, mine, group=group)
+    check_none_wrong([bool(flag) for flag in wrong])
+
+
+def check_none_wrong(wrong: list[bool]) -> None:
+    """Raise an InputError where a process, of which this is not one, has an error of its own."""
+    if any(wrong):
+        raise InputError(
+            f"ring_attend: process {wrong.index(True)} cannot use what it was given; its own error "
+            "says why. Nothing was computed."
+        )
 
 
 def _numbered(graph: AttentionGraph, first: int) -> AttentionGraph:
@@ -294,102 +349,3 @@ class _Part(Mask):
 def _moved(relative: Shaw | ALiBi | Buckets | None, shift: int) -> Relative | None:
     """Relative positions of a block whose first query lies so many keys after its first key."""
     return relative and replace(relative, offset=relative.offset + shift)
-
-
-@dataclass(eq=False)
-class _Merged:
-    """What was found among the keys of some rounds; others are merged in place.
-
-    output: (..., queries, value_depth).
-    lse: (..., queries): log-sum-exp of the scores, a sink's included; float64.
-    mass, score: (..., queries): sums of the weights, and of the scores by their weights; float64.
-    count: (..., queries).
-    keys, scores: (..., queries, places).
-    """
-
-    output: Tensor
-    lse: Tensor
-    mass: Tensor
-    score: Tensor
-    count: Tensor
-    keys: Tensor
-    scores: Tensor
-
-    @classmethod
-    def empty(cls, queries: Tensor, values: Tensor, places: int) -> _Merged:
-        """Nothing yet."""
-        rows, device = queries.shape[:-1], queries.device
-        kind = torch.promote_types(queries.dtype, torch.float32)
-        zeros = torch.zeros(rows, dtype=torch.float64, device=device)
-        return cls(
-            torch.zeros((*rows, values.shape[-1]), dtype=kind, device=device),
-            torch.full_like(zeros, -torch.inf),
-            zeros,
-            zeros.clone(),
-            torch.zeros(rows, dtype=torch.int32, device=device),
-            torch.full((*rows, places), -1, dtype=torch.int32, device=device),
-            torch.full((*rows, places), -torch.inf, dtype=kind, device=device),
-        )
-
-    def join(
-        self, rows: slice, output: Tensor, graph: AttentionGraph, sinks: Tensor | None
-    ) -> None:
-        """Merge what some queries found among other keys."""
-        other = graph.lse.double()
-        sunk = 0.0 if sinks is None else (sinks.double()[:, None] - other).exp()
-        mass = torch.where(graph.count > 0, 1.0 - sunk, 0.0).to(other.dtype)
-        # entropy = sum of weight * (lse - score); a row without keys has none.
-        score = torch.where(graph.count > 0, other * mass - graph.entropy, 0.0)
-
-        before = self.lse[..., rows]
-        lse = torch.logaddexp(before, other)
-        mine, theirs = _share(before, lse), _share(other, lse)
-        self.lse[..., rows] = lse
-        self.mass[..., rows] = mine * self.mass[..., rows] + theirs * mass
-        self.score[..., rows] = mine * self.score[..., rows] + theirs * score
-        self.count[..., rows] += graph.count
-        sums = self.output[..., rows, :]
-        sums.mul_(mine[..., None].to(sums.dtype))
-        sums.add_(output * theirs[..., None].to(sums.dtype))
-
-        pairs = (self.keys[..., rows, :], graph.keys), (self.scores[..., rows, :], graph.scores)
-        keys, scores = _strongest(*(torch.cat(pair, -1) for pair in pairs))
-        places = self.keys.shape[-1]
-        self.keys[..., rows, :] = keys[..., :places]
-        self.scores[..., rows, :] = scores[..., :places]
-
-    def graph(self, length: int) -> AttentionGraph:
-        """The graph of all rounds."""
-        weights = torch.empty_like(self.scores)
-        for start in range(0, self.lse.shape[-1], ROWS):
-            rows = slice(start, start + ROWS)
-            weights[..., rows, :] = (self.scores[..., rows, :] - self.lse[..., rows, None]).exp()
-        weights.masked_fill_(self.keys < 0, 0.0)
-        # A row that sees sinks alone has all its weight on them.
-        real = self.lse > -torch.inf
-        entropy = torch.where(real, (self.lse * self.mass - self.score).clamp(min=0.0), 0.0)
-        rest = torch.where(real, (1 - weights.sum(-1)).clamp(min=0.0), 0.0)
-        kind = self.scores.dtype
-        return AttentionGraph(
-            self.keys,
-            self.scores,
-            weights,
-            self.lse.to(kind),
-            entropy.to(kind),
-            rest.to(kind),
-            self.count,
-            length,
-        )
-
-
-def _strongest(keys: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Edges in their order: strongest first, ties to the lower key, empty places last."""
-    order = torch.where(keys < 0, torch.iinfo(keys.dtype).max, keys).argsort(dim=-1, stable=True)
-    best = scores.gather(-1, order).argsort(dim=-1, descending=True, stable=True)
-    order = order.gather(-1, best)
-    return keys.gather(-1, order), scores.gather(-1, order)
-
-
-def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """exp(part - whole): 0 where no key was seen at all."""
-    return torch.where(whole == -torch.inf, 0.0, (part - whole).exp())
