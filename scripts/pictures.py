@@ -79,7 +79,7 @@ SHOTS = {
         "river", "#view=matrix&layer=1&head=7&query=29&key=28&window=28,0,33", "light",
     ),
     "studio-matrix-long-dark": ("long", "#view=matrix&head=3&scale=log", "dark"),
-    "studio-training-dark": ("demo", "#view=training&layer=4&head=2&step=18", "dark"),
+    "studio-training-dark": ("demo", "#view=training&layer=4&head=2&step=16", "dark"),
     "studio-training-light": (
         "demo", "#view=training&layer=5&head=1&picture=product", "light",
     ),

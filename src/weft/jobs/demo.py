@@ -170,9 +170,9 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     steps = [snapshot.step for snapshot in snapshots]
     layers = [snapshot.layer(name) for snapshot in snapshots]
     losses = {snapshot.step: snapshot.loss for snapshot in snapshots if snapshot.loss is not None}
-    # The last snapshot is taken after the last step, and has none.
-    reports = run.folder.read_metrics()
-    losses |= {report["step"]: report["loss"] for report in reports if "loss" in report}
+    # The last snapshot is taken after the last step, and has none: the training tells it.
+    reports = [report for report in run.folder.read_metrics() if "loss" in report]
+    losses |= {each["step"]: each["loss"] for each in reports if each["step"] > max(losses)}
     measures: JsonObject = {
         "loss": ([*sorted(losses)], [losses[step] for step in sorted(losses)]),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
