@@ -5,10 +5,10 @@
     python scripts/mutants.py MODULE TESTS... --only 12     # one of them, with what pytest says
 
 A fault is a comparison, a sign, a number, a condition or a word of logic made another one, or an
-error that is not raised. No file is changed: this process loads torch, and forks a child for each
-fault, which imports the changed module and runs the tests until one fails. Prints a line for each
-fault that no test noticed: read them, since some change nothing that anybody could see. Exit status
-1 where there are such.
+error that is not raised. No file is changed: this process collects the tests, and forks a child for
+each fault, which changes the module where it stands and runs the tests until one fails. Prints a
+line for each fault that no test noticed: read them, since some change nothing that anybody could
+see. Exit status 1 where there are such.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import importlib
-import importlib.util
 import math
 import os
 import random
@@ -27,9 +27,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,22 +131,80 @@ def _name(node: ast.AST) -> str:
     return type(node).__name__
 
 
-class Loader(SourceFileLoader):
-    """Loads one module of weft with a fault, and finds it before anybody else does."""
+class Planter:
+    """Plants faults in a module that is loaded: the code of its functions changes where they stand.
 
-    tree: ast.Module
+    So whoever holds a function, under whatever name, runs the changed one, and nothing is loaded
+    anew. A fault outside of functions is executed aside; its constants and defaults are taken over.
+    """
 
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.tree, self.path, "exec")
+    def __init__(self, module: Path, tree: ast.Module) -> None:
+        self.path, self.tree = str(module), tree
+        name = ".".join(module.relative_to(ROOT / "src").with_suffix("").parts)
+        self.module = importlib.import_module(name.removesuffix(".__init__"))
+        gc.unfreeze()  # tests/conftest.py hides what is loaded from the collector
+        self.functions = [
+            thing
+            for thing in gc.get_objects()
+            if type(thing) is FunctionType and thing.__code__.co_filename == self.path
+        ]
+        self.bodies = {
+            id(inside)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.Lambda)
+            for part in (node.body if isinstance(node.body, list) else [node.body])
+            for inside in ast.walk(part)
+        }
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name:
-            return None
-        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+    def plant(self, fault: Fault) -> None:
+        """Change the module of this process, for good."""
+        planted = fault.planted(self.tree)
+        before, after = (compile(tree, self.path, "exec") for tree in (self.tree, planted))
+        if id(fault.node) in self.bodies:
+            changed = dict(_pairs(before, after))
+            for function in self.functions:
+                function.__code__ = changed[function.__code__]
+            return
+        aside = dict(vars(self.module))
+        exec(after, aside)
+        everybody = [vars(module) for module in list(sys.modules.values()) if module is not None]
+        for name, there in list(vars(self.module).items()):
+            instead = aside[name]
+            if getattr(there, "__module__", None) == self.module.__name__:
+                _take_over(there, instead)
+            elif type(there) in (bool, int, float, str, tuple, dict) and there != instead:
+                for names in everybody:
+                    if names.get(name) is there:
+                        names[name] = instead
+        aside.clear()
+        gc.collect()  # classes made aside are no subclasses of anybody
 
 
-def tested(tree: ast.Module, module: Path, tests: list[str], seconds: float, loud: bool) -> bool:
-    """Whether the tests pass with this code of the module, in time, in a child of this process."""
+def _pairs(before: CodeType, after: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The code of each function of a module, and what it is with the fault."""
+    inner = [
+        [one for one in code.co_consts if isinstance(one, CodeType)] for code in (before, after)
+    ]
+    yield before, after
+    for old, new in zip(*inner, strict=False):
+        yield from _pairs(old, new)
+
+
+def _take_over(there: Any, instead: Any) -> None:
+    """Defaults of a function, or those and the constants of a class."""
+    if isinstance(there, FunctionType):
+        there.__defaults__, there.__kwdefaults__ = instead.__defaults__, instead.__kwdefaults__
+    elif isinstance(there, type):
+        for name, value in list(vars(there).items()):
+            other = vars(instead)[name]
+            if isinstance(value, FunctionType):
+                _take_over(value, other)
+            elif type(value) in (bool, int, float, str, tuple):
+                setattr(there, name, other)
+
+
+def tested(items: list[Any], change: Callable[[], None], seconds: float, loud: bool) -> bool:
+    """Whether the tests pass after a change, in time, in a child of this process."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -156,15 +214,8 @@ def tested(tree: ast.Module, module: Path, tests: list[str], seconds: float, lou
                 os.dup2(nowhere, 1)
                 os.dup2(nowhere, 2)
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds),) * 2)
-            loader = Loader(".".join(module.relative_to(ROOT / "src").with_suffix("").parts), "")
-            loader.path, loader.tree = str(module), tree
-            sys.meta_path.insert(0, loader)  # type: ignore[arg-type]
-            import pytest
-
-            # What a fault makes of a test may not depend on chance. Of pytest's plugins only those
-            # that the tests use, and asserts as they stand, which is quicker.
-            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-            code = int(pytest.main([*options, "--assert=plain", *PLUGINS, *tests]))
+            change()
+            code = int(not _pass(items, loud))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -182,6 +233,54 @@ def tested(tree: ast.Module, module: Path, tests: list[str], seconds: float, lou
     return False
 
 
+def _pass(items: list[Any], loud: bool) -> bool:
+    """Run tests until one fails."""
+    from _pytest.runner import runtestprotocol
+
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        for report in runtestprotocol(item, log=False, nextitem=following):
+            if report.failed:
+                if loud:
+                    print(report.nodeid, report.longreprtext, sep="\n")
+                return False
+    return True
+
+
+class Session:
+    """pytest's own session: it collects the tests once, then this runs them for each fault."""
+
+    def __init__(self, module: Path, sample: int | None, only: int | None) -> None:
+        self.path, self.only, self.status = module, only, 0
+        self.tree = ast.parse(module.read_text("utf-8"))
+        self.faults = list(enumerate(faults(self.tree)))
+        if only is not None:
+            self.faults = [self.faults[only]]
+        elif sample is not None and sample < len(self.faults):
+            some = random.Random(0).sample(self.faults, sample)
+            self.faults = sorted(some, key=lambda one: one[0])
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Instead of pytest's loop over the tests."""
+        loud = self.only is not None
+        planter = Planter(self.path, self.tree)
+        if session.testsfailed or not tested(session.items, lambda: None, 3600, loud):
+            print("the tests fail without any fault: mend that first", file=sys.stderr)
+            self.status = 2
+            return True
+        seconds = PATIENCE * sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + 5
+        unnoticed = 0
+        for number, fault in self.faults:
+            if tested(session.items, partial(planter.plant, fault), seconds, loud):
+                unnoticed += 1
+                line = getattr(fault.node, "lineno", 0)
+                code = ast.unparse(fault.node).partition("\n")[0]
+                print(f"{number:4d}  line {line}: {fault.said}: {code}", flush=True)
+        count = len(self.faults)
+        print(f"{self.path.name}: {count} faults, {count - unnoticed} noticed", flush=True)
+        self.status = int(unnoticed > 0)
+        return True
+
+
 def main() -> int:
     """Plant, test, print; the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -190,35 +289,18 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many faults; all without it")
     parser.add_argument("--only", type=int, help="the number of one fault")
     options = parser.parse_args()
-    module = options.module.resolve()
     os.chdir(ROOT)
-    tree = ast.parse(module.read_text("utf-8"))
-    listed = list(enumerate(faults(tree)))
-    if options.only is not None:
-        listed = [listed[options.only]]
-    elif options.sample is not None and options.sample < len(listed):
-        listed = sorted(random.Random(0).sample(listed, options.sample), key=lambda one: one[0])
-
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    for name in ("numpy", "scipy.sparse", "pyarrow", "hypothesis.extra.numpy", "_pytest.doctest"):
-        importlib.import_module(name)  # once, as torch is
+    import pytest
     import torch
 
     torch.set_num_threads(1)
-    loud = options.only is not None
-    if not tested(tree, module, options.tests, 3600, loud):
-        print("the tests fail without any fault: mend that first", file=sys.stderr)
-        return 2
-    seconds = PATIENCE * sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + 5
-    unnoticed = 0
-    for number, fault in listed:
-        if tested(fault.planted(tree), module, options.tests, seconds, loud):
-            unnoticed += 1
-            line = getattr(fault.node, "lineno", 0)
-            code = ast.unparse(fault.node).partition("\n")[0]
-            print(f"{number:4d}  line {line}: {fault.said}: {code}", flush=True)
-    print(f"{module.name}: {len(listed)} faults, {len(listed) - unnoticed} noticed", flush=True)
-    return int(unnoticed > 0)
+    session = Session(options.module.resolve(), options.sample, options.only)
+    # What a fault makes of a test may not depend on chance. Of pytest's plugins only those that the
+    # tests use, and asserts as they stand, which is quicker.
+    quiet = ["-qq", "-s", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    ended = pytest.main([*quiet, "--assert=plain", *PLUGINS, *options.tests], plugins=[session])
+    return session.status or (2 if ended not in (0, 5) else 0)
 
 
 if __name__ == "__main__":
