@@ -1,0 +1,201 @@
+"""Cells, tiles and limits of AttentionMatrix against softmax written out in NumPy, float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.mechanism.matrix import attention_matrix, blocks, cells
+
+HEADS, ROWS, KEYS, DEPTH = 2, 11, 9, 3
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def pair(rows: int = ROWS, keys: int = KEYS, **options: Any) -> Any:
+    """A matrix, and the same by hand."""
+    q, k = numbers(HEADS, rows, DEPTH), numbers(HEADS, keys, DEPTH, seed=1)
+    matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
+    return matrix, softmax(np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH))
+
+
+def close(found: Any, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-12)
+    assert np.asarray(found).shape == np.asarray(expected).shape
+
+
+def test_any_part_is_that_of_numpy() -> None:
+    matrix, dense = pair()
+    every = slice(None)
+    for index in (
+        (0, 3, every), (1, every, 2), (1, 4, 5), (-1, -2, -3), (-2, every, every), (0, 0, every),
+        (1, slice(2, 5), slice(None, -4)), (1, slice(5, 2), every), (0, every, slice(4, 4)),
+        (1, slice(-3, None, 1), 8), (0, slice(1, 2), slice(3, 4)), (0, 10, slice(8, 99)),
+    ):  # fmt: skip
+        close(matrix[index], dense[index])
+    for index in ((2, 0, 0), (-3, 0, 0), (0, -12, 0), (0, 0, 9), (0, 11, 0), (slice(0, 1), 0, 0)):
+        with pytest.raises(weft.InputError, match=r"^matrix\["):
+            matrix[index]
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(600, 550), (300, 700)])
+def test_diagonals_of_a_long_matrix(rows: int, keys: int) -> None:
+    matrix, dense = pair(rows, keys)
+    for offset in (0, 1, -1, 255, -256, 257, keys - 1, keys, 1 - rows, -rows):
+        expected = np.zeros((HEADS, rows))
+        for i in range(rows):
+            if 0 <= i + offset < keys:
+                expected[:, i] = dense[:, i, i + offset]
+        close(matrix.mass(offset), expected)
+
+
+def test_mass_of_chosen_keys() -> None:
+    matrix, dense = pair()
+    close(matrix.mass([]), np.zeros((HEADS, ROWS)))
+    close(matrix.mass([1, -1]), dense[..., 1] + dense[..., -1])
+    close(matrix.mass(torch.tensor([2, 2])), dense[..., 2])
+    chosen = np.arange(KEYS) % 2 == 0
+    close(matrix.mass(torch.tensor(chosen)), dense[..., chosen].sum(-1))
+
+
+def test_a_whole_matrix_only_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, dense = pair()
+    monkeypatch.setattr(attention_matrix, "DENSE_LIMIT", HEADS * ROWS * KEYS)
+    close(matrix.dense(), dense)
+    monkeypatch.setattr(attention_matrix, "DENSE_LIMIT", HEADS * ROWS * KEYS - 1)
+    with pytest.raises(weft.InputError, match="the matrix has 2 x 11 x 9 cells"):
+        matrix.dense()
+    close(matrix.dense(force=True), dense)
+
+
+def test_edges_of_exactly_the_weight_are_kept() -> None:
+    """Four equal keys, then one alone: weights of 1/4 and of 1, with no rounding."""
+    mask = torch.tensor([[True] * 4 + [False], [False] * 4 + [True], [False] * 5])
+    matrix = weft.AttentionMatrix(torch.zeros(1, 3, 2), torch.zeros(1, 5, 2), mask=mask)
+    quarter = matrix.above(0.25)
+    assert quarter.keys.tolist() == [[[0, 1, 2, 3], [4, -1, -1, -1], [-1] * 4]]
+    assert quarter.weights.tolist() == [[[0.25] * 4, [1, 0, 0, 0], [0] * 4]]
+    assert quarter.rest.tolist() == [[0, 0, 0]]
+    whole = matrix.above(1)
+    assert whole.keys.tolist() == [[[-1], [4], [-1]]]
+    assert whole.weights.tolist() == [[[0], [1], [0]]]
+    assert whole.scores.tolist() == [[[-math.inf], [0], [-math.inf]]]
+    assert whole.rest.tolist() == [[1, 0, 0]]
+    none = weft.AttentionMatrix(torch.zeros(1, 2, 2), torch.zeros(1, 5, 2)).above(0.5)
+    assert none.keys.shape == (1, 2, 0) and none.rest.tolist() == [[1, 1]]
+
+
+def test_top_keeps_32_where_nobody_says() -> None:
+    matrix, dense = pair(2, 40)
+    close(matrix.top().weights, -np.sort(-dense, -1)[..., :32])
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 50])
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_matrix_in_many_tiles(size: int, relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is formed at a time is so small here that every part is several."""
+    monkeypatch.setattr(cells, "BLOCK_CELLS", 2 * HEADS * KEYS)
+    monkeypatch.setattr(blocks, "_ROWS", 4)
+    monkeypatch.setattr(blocks, "_COLUMNS", 5)
+    table = numbers(3, DEPTH, seed=5)
+    matrix, dense = pair(relative=weft.Shaw(torch.tensor(table)) if relative else None)
+    if relative:
+        q, k = numbers(HEADS, ROWS, DEPTH), numbers(HEADS, KEYS, DEPTH, seed=1)
+        step = np.clip(np.arange(KEYS) - np.arange(ROWS)[:, None], -1, 1) + 1
+        both = k[:, None] + table[step]
+        dense = softmax((q[:, :, None] * both).sum(-1) / math.sqrt(DEPTH))
+    close(matrix.dense(), dense)
+    close(matrix.sum_of_squares(), (dense**2).sum(-1))
+    close(matrix.received(), dense.sum(1))
+    y = numbers(ROWS, 2, seed=7)
+    close(matrix.T @ torch.tensor(y), np.einsum("hij,ic->hjc", dense, y))
+    down, across = -(-ROWS // size), -(-KEYS // size)
+    largest, sums = (np.zeros((HEADS, down, across)) for _ in range(2))
+    counts = np.zeros((down, across))
+    for i in range(ROWS):
+        for j in range(KEYS):
+            place = (i // size, j // size)
+            counts[place] += 1
+            for h in range(HEADS):
+                largest[h][place] = max(largest[h][place], dense[h, i, j])
+                sums[h][place] += dense[h, i, j]
+    close(matrix.block_maxima(size), largest)
+    close(matrix.block_means(size), sums / counts)
+    for h in range(HEADS):
+        of_head = matrix.block_summaries(h, size)
+        close(of_head[0], largest[h])
+        close(of_head[1], sums[h])
+
+
+@pytest.mark.parametrize("mask", ["causal", "window", "ahead", "holes"])
+def test_summaries_of_a_part_in_many_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns that begin in the middle; where the mask begins no block begins."""
+    monkeypatch.setattr(blocks, "_ROWS", 4)
+    monkeypatch.setattr(blocks, "_COLUMNS", 5)
+    rows, keys = 40, 50
+    i, j = np.arange(rows)[:, None], np.arange(keys)
+    rules = {
+        "causal": (weft.causal(), j <= i),
+        "window": (weft.window(3, 2, 4), (j >= i + 1) & (j <= i + 6)),
+        "ahead": (weft.causal(-5), j <= i - 5),
+        "holes": (torch.tensor((i + j) % 3 > 0), (i + j) % 3 > 0),
+    }
+    rule, allowed = rules[mask]
+    q, k = numbers(1, rows, DEPTH), numbers(1, keys, DEPTH, seed=1)
+    scores = np.where(allowed, np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH), -np.inf)
+    with np.errstate(invalid="ignore"):
+        dense = np.nan_to_num(softmax(scores))[0]
+    matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), mask=rule)
+    for size in (1, 3, 7):
+        for first, last, left, right in ((0, 40, 0, 50), (5, 33, 8, 47), (30, 40, 2, 9)):
+            largest, sums = matrix.block_summaries(0, size, slice(first, last), slice(left, right))
+            for found, how in ((largest, np.max), (sums, np.sum)):
+                expected = [
+                    [
+                        how(dense[a : min(a + size, last), b : min(b + size, right)])
+                        for b in range(left, right, size)
+                    ]
+                    for a in range(first, last, size)
+                ]
+                close(found, np.array(expected))
+
+
+def test_the_largest_score_bounds_every_score() -> None:
+    """Of products the longest query times the longest key; of others the score itself, but -inf."""
+    q = torch.tensor([[[3.0, 4.0], [0.0, 1.0]]])
+    k = torch.tensor([[[0.0, 2.0], [1.0, 0.0], [-6.0, 8.0]]])
+    products = weft.AttentionMatrix(q, k, scale=-0.5)._call
+    assert products.largest_score() == pytest.approx(0.5 * 5 * 10)
+    weights = torch.tensor([1.0, 1.0])
+    # Sums of both: 7 and 1, with 2, 1 and 2; the slope is 1 / 5 below 0.
+    score = weft.GraphAttention(weights, weights)
+    assert weft.AttentionMatrix(q, k, score=score)._call.largest_score() == pytest.approx(9)
+    hidden = weft.AttentionMatrix(-q, -k, score=score, mask=weft.causal())._call
+    assert hidden.largest_score() == pytest.approx(9 / 5)
+    none = weft.AttentionMatrix(q, k, score=score, mask=torch.zeros(2, 3).bool())._call
+    assert none.largest_score() == 0
+
+
+def test_one_head_by_its_number_from_either_end() -> None:
+    matrix, dense = pair()
+    for head in (-2, -1, 0, 1):
+        close(matrix.of_head(head).dense()[0], dense[head])
+        close(matrix.head(head) @ np.ones(KEYS), np.ones(ROWS))
+    with pytest.raises(weft.InputError, match=r"head: no head -3; the matrix has 2"):
+        matrix.of_head(-3)
+    assert matrix.T.shape == (HEADS, KEYS, ROWS) and matrix.T.T is matrix
+    assert repr(matrix) == "AttentionMatrix(shape=(2, 11, 9), dtype=torch.float64)"
+    operator = matrix.head(0)
+    assert operator.shape == (ROWS, KEYS) and operator.dtype == np.float64
