@@ -68,19 +68,18 @@ def checked_call(
         _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
     if scale is not None or softcap is not None or dropout != 0:
         _check_numbers(operation, scale, softcap, dropout)
-    same = queries is keys
-    if queries.ndim == keys.ndim == values.ndim == 3:
-        queries, keys, values = queries[None], keys[None], values[None]
-    if same:
-        keys = queries
+    if queries.ndim == 3 == keys.ndim == values.ndim:
+        same = queries is keys
+        queries, values = queries[None], values[None]
+        keys = queries if same else keys[None]
     same_depth = score is None or score.same_depth
-    check_attention_inputs(operation, queries, keys, values, same_depth=same_depth)
+    batch, heads, rows, depth, length, value_depth = check_attention_inputs(
+        operation, queries, keys, values, same_depth=same_depth
+    )
     if score is None:
         score = SCALED_DOT
     else:
         score.check(queries)
-    batch, heads, rows, depth = queries.shape
-    length, value_depth = values.shape[2:]
     if mask is not None:
         mask = as_mask(mask)
         mask.check(batch, heads, rows, length)

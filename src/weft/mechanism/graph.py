@@ -54,7 +54,7 @@ class Top:
         >>> Top(32).places(8), Top(10**9).places(8)
         (32, 1024)
         """
-        return min(self.k, max(keys, PLACES))
+        return self.k if self.k <= PLACES else min(self.k, max(keys, PLACES))
 
 
 @dataclass(frozen=True)

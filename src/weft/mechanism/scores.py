@@ -301,7 +301,7 @@ class ScaledDot(Score):
 
     def default_scale(self, depth: int) -> float:
         """One over the square root of the depth (1 where the depth is 0)."""
-        return 1 / math.sqrt(max(depth, 1))
+        return 1 / math.sqrt(depth or 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,17 +80,20 @@ _NAMES = ("queries", "keys", "values")
 
 def check_attention_inputs(
     operation: str, queries: Queries, keys: Keys, values: Values, *, same_depth: bool
-) -> None:
+) -> tuple[int, int, int, int, int, int]:
     """Raise a ShapeError unless queries, keys and values can enter one attention call.
 
     Args:
         operation: the name that the error begins with.
         queries, keys, values: as the call got them.
         same_depth: whether the score compares queries and keys of one depth.
+
+    Returns: batch, heads, queries, depth, keys and the depth of the values.
     """
     # Each thing is asked for once, and of what is right nothing more: a call of a few microseconds
     # feels it.
-    if not queries.ndim == keys.ndim == values.ndim == 4:
+    sizes, of_keys, of_values = queries.shape, keys.shape, values.shape
+    if not len(sizes) == len(of_keys) == len(of_values) == 4:
         _refuse_dimensions(operation, queries, keys, values)
     dtype = queries.dtype
     if not (dtype.is_floating_point and dtype is keys.dtype is values.dtype):
@@ -99,9 +102,9 @@ def check_attention_inputs(
     def shapes() -> str:
         return f"from {describe(queries)}, {describe(keys)} and {describe(values)}"
 
-    batch, heads, _, depth = queries.shape
-    key_batch, kv_heads, length, key_depth = keys.shape
-    value_batch, value_heads, value_length, _ = values.shape
+    batch, heads, rows, depth = sizes
+    key_batch, kv_heads, length, key_depth = of_keys
+    value_batch, value_heads, value_length, value_depth = of_values
     on_cpu = queries.is_cpu and keys.is_cpu and values.is_cpu
     if not on_cpu and not (queries.device == keys.device == values.device):
         raise InputError(
@@ -133,6 +136,7 @@ def check_attention_inputs(
             f"{operation}: queries have depth {depth}, keys {key_depth}, {shapes()}. Project both "
             "to one depth."
         )
+    return batch, heads, rows, depth, length, value_depth
 
 
 def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:

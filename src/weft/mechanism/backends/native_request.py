@@ -47,6 +47,8 @@ _PLAIN = (Tensor, Parameter)
 _WRAPPED = "the tensors are wrapped, the kernels read memory"
 #: Scores that the kernels take. (A tuple made once: an isinstance of a union makes one each time.)
 _DOTS = (ScaledDot, Dot, Bilinear)
+#: Types that the kernels read.
+_TYPES = (torch.float32, torch.bfloat16)
 #: Depths the kernels are written for.
 DEPTHS = range(1, 1025)
 
@@ -174,18 +176,17 @@ def why_not_served(call: AttentionCall) -> str | None:
     """Why the native kernels do not serve a call, or None where they do."""
     if kernels is None:
         return NO_KERNELS
-    wrapped = why_wrapped((call.queries, call.keys, call.values))
+    queries, keys, values = call.queries, call.keys, call.values
+    wrapped = why_wrapped((queries, keys, values))
     if wrapped is not None:
         return wrapped
-    if not call.queries.is_cpu:
-        return f"the tensors are on {call.queries.device}, the kernels run on the CPU"
-    if call.queries.dtype not in (torch.float32, torch.bfloat16):
-        return f"the tensors are {call.queries.dtype}, the kernels take float32 and bfloat16"
-    if call.keys.shape[3] not in DEPTHS or call.values.shape[3] > DEPTHS[-1]:
-        return (
-            f"the depths are {call.keys.shape[3]} and {call.values.shape[3]}, the kernels take 1 "
-            f"to {DEPTHS[-1]}"
-        )
+    if not queries.is_cpu:
+        return f"the tensors are on {queries.device}, the kernels run on the CPU"
+    if queries.dtype not in _TYPES:
+        return f"the tensors are {queries.dtype}, the kernels take float32 and bfloat16"
+    depth, value_depth = keys.shape[3], values.shape[3]
+    if depth not in DEPTHS or value_depth > DEPTHS[-1]:
+        return f"the depths are {depth} and {value_depth}, the kernels take 1 to {DEPTHS[-1]}"
     return why_form_not_served(call)
 
 
@@ -193,12 +194,13 @@ def why_form_not_served(call: AttentionCall) -> str | None:
     """Why no kernel serves this score, these positions or this mask; None where one may."""
     if type(call.score) not in _DOTS:
         return f"the score is {type(call.score).__name__}, the kernels take dot products"
-    tables = None if call.relative is None else call.relative.tables()
-    if isinstance(call.score, Bilinear) and tables is not None:
-        return "Shaw's tables meet the queries before the bilinear matrix does"
-    if call.relative is not None and tables is None and not call.relative.only_bias:
-        kind = type(call.relative).__name__
-        return f"{kind} adds more than a bias by distance, or than Shaw's tables"
+    if call.relative is not None:
+        tables = call.relative.tables()
+        if type(call.score) is Bilinear and tables is not None:
+            return "Shaw's tables meet the queries before the bilinear matrix does"
+        if tables is None and not call.relative.only_bias:
+            kind = type(call.relative).__name__
+            return f"{kind} adds more than a bias by distance, or than Shaw's tables"
     if call.dropout:
         return f"dropout is {call.dropout}, the kernels have none"
     return _why_mask_not_served(call)
@@ -227,11 +229,16 @@ def _why_mask_not_served(call: AttentionCall) -> str | None:
 def prepare(call: AttentionCall) -> NativeCall:
     """What the kernels are asked for a call that they serve."""
     queries, keys, values = call.queries, call.keys, call.values
-    if isinstance(call.score, Bilinear):
+    # (Its own class alone is served; and isinstance of an abstract class takes its time.)
+    if type(call.score) is Bilinear:
         matrix = call.score.matrix
         # Raises where A does not fit.
         bilinear(queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix)
         queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
+    plain = _contiguous_rows(queries), _contiguous_rows(keys), _contiguous_rows(values)
+    softcap, last = call.softcap or 0.0, call.received or 0
+    if call.mask is None and call.relative is None and call.bias is None and call.sinks is None:
+        return NativeCall(*plain, call.scale, softcap, last_queries=last)
     rules: dict[str, Any] = {}
     if call.sinks is not None:
         rules["sinks"] = call.sinks.float().contiguous()
@@ -241,15 +248,7 @@ def prepare(call: AttentionCall) -> NativeCall:
         rules |= _relative_rules(call, call.relative)
     if call.mask is not None:
         rules |= _mask_rules(call, call.mask)
-    return NativeCall(
-        _contiguous_rows(queries),
-        _contiguous_rows(keys),
-        _contiguous_rows(values),
-        call.scale,
-        call.softcap or 0.0,
-        last_queries=call.received or 0,
-        **rules,
-    )
+    return NativeCall(*plain, call.scale, softcap, last_queries=last, **rules)
 
 
 def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:

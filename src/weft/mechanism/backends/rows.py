@@ -49,7 +49,9 @@ class Rows(NamedTuple):
 
     def graph(self, call: AttentionCall) -> AttentionGraph:
         """The graph of the call that they are of."""
-        return AttentionGraph(
+        # Not by its __init__: of a frozen class that sets the fields one by one, in 3 microseconds.
+        graph = AttentionGraph.__new__(AttentionGraph)
+        vars(graph).update(
             keys=self.keys,
             scores=self.scores,
             weights=self.weights,
@@ -63,3 +65,4 @@ class Rows(NamedTuple):
             received_most=self.received_most,
             received_last=self.received_last,
         )
+        return graph
