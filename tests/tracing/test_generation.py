@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from tests.tracing.conftest import SIZES
@@ -10,7 +12,9 @@ import weft
 from weft.models.configuration import Architecture
 from weft.models.language_model import LanguageModel
 from weft.traces import Trace
+from weft.tracing.recording import call_file
 from weft.tracing.recording import passes as recording
+from weft.tracing.recording.layer_call import LayerCall
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,6 +51,7 @@ def test_each_token_adds_the_row_that_one_pass_gives_it(
     family_named, name, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr(recording, "TOGETHER", 3)
+    monkeypatch.setattr(call_file, "LARGE", 1)
     family = family_named(name)
     model = family.build()
     prompt = family.inputs(padded=False)["input_ids"][:, :4]
@@ -110,8 +115,10 @@ def test_a_batch_padded_on_the_left_and_ended_early(family_named, monkeypatch) -
         assert_equal(trace, weft.trace(model, ids, keep=weft.All()))
 
 
-def test_a_trace_without_queries_holds_the_same(family_named, tmp_path) -> None:
+@pytest.mark.parametrize("large", [1, call_file.LARGE])
+def test_a_trace_without_queries_holds_the_same(family_named, tmp_path, monkeypatch, large) -> None:
     """Steps are joined while it goes on, queries are let go, and layers written one by one."""
+    monkeypatch.setattr(call_file, "LARGE", large)
     family = family_named("Gemma 2")
     model, prompt = family.build(), family.inputs(padded=False)["input_ids"][:, :4]
     model.generation_config.eos_token_id = None
@@ -125,7 +132,9 @@ def test_a_trace_without_queries_holds_the_same(family_named, tmp_path) -> None:
         for name in ("keys", "weights", "lse", "rest", "count"):
             assert torch.equal(getattr(one.graph, name), getattr(other.graph, name)), name
         assert torch.equal(one.value_norms, other.value_norms)
+        assert one.no_matrix is not None and "queries" in one.no_matrix
     assert bare.positions == whole.positions and bare.tokens == whole.tokens
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
     with pytest.raises(weft.DataError, match="exists already"):
         weft.trace(model, prompt, generate=2, save=tmp_path / "t")
 
@@ -272,6 +281,26 @@ def test_watch_makes_a_trace_of_every_text(family_named) -> None:
         assert_equal(trace, weft.trace(model, again, keep=weft.All()))
     with pytest.raises(weft.InputError, match="there are 3 traces"):
         _ = watched.trace
+
+
+def test_no_call_outlives_its_step(family_named, tmp_path) -> None:
+    """A call has the keys and values of its step: the whole cache, in every layer."""
+    model, inputs = family_named("Llama").build(), family_named("Llama").inputs(padded=False)
+    model.generation_config.eos_token_id = None
+    alive: list[int] = []
+
+    def count(module, args) -> None:
+        alive.append(sum(isinstance(thing, LayerCall) for thing in gc.get_objects()))
+
+    gc.collect()
+    gc.disable()
+    hook = model.register_forward_pre_hook(count)
+    try:
+        weft.trace(model, inputs, generate=6, save=tmp_path / "t", verify=False)
+    finally:
+        gc.enable()
+        hook.remove()
+    assert alive == [0] * 7
 
 
 def test_watch_leaves_gradients_alone(family_named) -> None:

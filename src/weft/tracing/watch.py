@@ -107,7 +107,7 @@ class WatchedTransformer(Watched):
         options = self._options
         self._current = WatchedText(
             options.keep, options.layers, self._strict,
-            options.queries_keys or options.received_last is not None,
+            options.queries_keys or options.received_last is not None, options.save,
         )  # fmt: skip
         self._current.images = self._images
         return self._current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from weft.mechanism.graph import Keep
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.recording.beams import Beams
+from weft.tracing.recording.call_file import CallFile
 from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
 
@@ -20,10 +22,16 @@ class WatchedText:
     """The passes of a model over one text, or one batch of texts."""
 
     def __init__(
-        self, keep: Keep, layers: Sequence[int | str] | None, strict: bool, queries: bool
+        self,
+        keep: Keep,
+        layers: Sequence[int | str] | None,
+        strict: bool,
+        queries_keys: bool,
+        save: Path | str | None,
     ) -> None:
-        """Args: queries: whether the queries of the passes are wanted."""
-        self.passes = Passes(queries=queries)
+        """Args: queries_keys: whether they are wanted. save: where the trace is to be."""
+        file = None if save is None else CallFile(save)
+        self.passes = Passes(queries_keys=queries_keys, file=file)
         self.recorder = CallRecorder(
             self.passes, keep, layers, self.passes.are_verified, strict,
             new_keys=self.passes.new_keys,

@@ -217,7 +217,12 @@ def _function(
             is_causal=is_causal,
         )
         call.own_output = partial(_own_output, module, eager, call, own_mask, options)
-        output = receive(call)
+        try:
+            output = receive(call)
+        finally:
+            # What holds itself holds the keys and values of its step too, the whole cache, until
+            # Python looks for such rings.
+            call.own_output = None
         return output.transpose(1, 2).contiguous(), None
 
     return attention_forward
