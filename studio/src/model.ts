@@ -229,6 +229,8 @@ export class Example {
     readonly source: Source,
     readonly number: number,
     readonly description: Description,
+    /** The first pictures of its heads, where they came with it. */
+    pictures?: ArrayBuffer,
   ) {
     this.layers = description.layers.map((layer, place) => ({
       ...layer,
@@ -250,6 +252,7 @@ export class Example {
       this.layers,
       description.small,
       (layer) => this.overview(layer),
+      pictures,
     );
   }
 

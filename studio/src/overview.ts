@@ -123,6 +123,12 @@ export class Overview {
     return () => this.listeners.delete(show);
   }
 
+  /** Takes the first pictures of all its heads, where they are there already. */
+  give(bytes: ArrayBuffer): void {
+    this.take(bytes, this.layer.picture === "means");
+    this.whole = this.layer.picture !== "later";
+  }
+
   private async ask(): Promise<void> {
     this.asking = true;
     try {
@@ -169,6 +175,8 @@ export class Pictures {
   private asking = false;
   private whole = false;
   private due = 0;
+  /** The first layer that is to be asked for. */
+  private next = 0;
 
   constructor(
     private readonly source: Source,
@@ -176,8 +184,13 @@ export class Pictures {
     private readonly layers: Layer[],
     private readonly small: boolean,
     private readonly overview: (layer: Layer) => Overview,
+    /** Those of the first layers, where they are there already. */
+    given?: ArrayBuffer,
   ) {
     this.found = layers.map(() => null);
+    if (!given) return;
+    if (small) this.next = this.take(given, 0, true);
+    else this.give(given);
   }
 
   /** How the cells of a layer are put together. */
@@ -188,29 +201,35 @@ export class Pictures {
   /** Calls back with what there is, at most once a frame; returns how to stop. */
   watch(show: (found: Every) => void, failed: (error: Error) => void): () => void {
     this.listeners.add(show);
-    show(this.found);
     if (!this.asking) {
       this.asking = true;
       if (this.small)
-        this.ask("quick").catch((error) => {
+        this.ask("quick", this.next).catch((error) => {
           this.whole = true;
           failed(error);
         });
-      else
-        for (const layer of this.layers)
-          this.stops.push(
-            this.overview(layer).watch((pictures) => {
-              this.found[layer.number] = pictures;
-              this.tell();
-            }, failed),
-          );
+      else this.watchLayers(failed);
     }
+    show(this.found);
     return () => {
       this.listeners.delete(show);
       if (this.listeners.size || this.small) return;
       for (const stop of this.stops.splice(0)) stop();
       this.asking = false;
     };
+  }
+
+  private watchLayers(failed: (error: Error) => void): void {
+    // What is there at once is shown at once.
+    let later = false;
+    for (const layer of this.layers)
+      this.stops.push(
+        this.overview(layer).watch((pictures) => {
+          this.found[layer.number] = pictures;
+          if (later) this.tell();
+        }, failed),
+      );
+    later = true;
   }
 
   /** Resolves when those that were asked for are shown, or nobody waits for any. */
@@ -230,32 +249,52 @@ export class Pictures {
     });
   }
 
+  /** Bytes of a layer's pictures. */
+  private sizeOf(layer: Layer): number {
+    const { rows, columns } = this.blocks(layer);
+    return layer.heads * rows * columns;
+  }
+
+  /** Hands each of the first layers its own. */
+  private give(bytes: ArrayBuffer): void {
+    let start = 0;
+    for (const layer of this.layers) {
+      const end = start + this.sizeOf(layer);
+      if (end === start || end > bytes.byteLength) return;
+      this.overview(layer).give(bytes.slice(start, end));
+      start = end;
+    }
+  }
+
+  /** Takes those of a layer and of as many after it as there are bytes, or of all; returns which
+   * layer is next. */
+  private take(bytes: ArrayBuffer, first: number, quick: boolean, all = false): number {
+    let start = 0;
+    for (; first < this.layers.length && (start < bytes.byteLength || all); first++) {
+      const layer = this.layers[first];
+      const exact = layer.picture === "means" || (!quick && layer.picture === "later");
+      const size = this.sizeOf(layer) / layer.heads;
+      this.found[first] = Array.from({ length: layer.heads }, (_, head) => ({
+        shades: new Uint8Array(bytes, start + head * size, size),
+        exact,
+      }));
+      start += layer.heads * size;
+    }
+    return first;
+  }
+
   /** Asks for layer after layer, as many at a time as are made. */
-  private async ask(name: "quick" | "best"): Promise<void> {
-    let first = 0;
-    for (let wait = WAIT; ;) {
+  private async ask(name: "quick" | "best", first = 0): Promise<void> {
+    for (let wait = WAIT; first < this.layers.length;) {
       const { bytes, whole } = await this.source.soFar(this.path(`small/${name}/${first}`));
-      let start = 0;
-      while (first < this.layers.length && (start < bytes.byteLength || whole)) {
-        const layer = this.layers[first];
-        const { rows, columns } = this.blocks(layer);
-        const size = rows * columns;
-        const exact =
-          layer.picture === (name === "quick" ? "means" : layer.picture) &&
-          layer.picture !== "kept";
-        this.found[first++] = Array.from({ length: layer.heads }, (_, head) => ({
-          shades: new Uint8Array(bytes, start + head * size, size),
-          exact,
-        }));
-        start += layer.heads * size;
-      }
+      first = this.take(bytes, first, name === "quick", whole);
       this.tell();
-      this.whole ||= whole;
       if (whole) break;
       if (name === "quick") continue;
       await new Promise((done) => setTimeout(done, wait));
       wait = Math.min(1.5 * wait, LONGEST_WAIT);
     }
+    this.whole = true;
     if (name === "best" || !this.layers.some((layer) => layer.picture === "later")) return;
     // Megabytes that are no better yet, perhaps, must not hold up those that are there.
     await this.shown();

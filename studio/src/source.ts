@@ -8,7 +8,8 @@ export interface Source {
   live: boolean;
   json<T>(path: string): Promise<T>;
   bytes(path: string): Promise<ArrayBuffer>;
-  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. */
+  /** The answer to a question; a server's alone. null: it was overtaken by a newer one. What the
+   * answer holds besides JSON is its `bytes`. */
   ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
   /** What there is of a piece that takes long, and whether that is all. */
   soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
@@ -35,6 +36,13 @@ export function packedSource(pack: Pack): Source {
     bytes,
     soFar: async (path) => ({ bytes: await bytes(path), whole: true }),
   };
+}
+
+/** JSON that bytes come with: its length, itself, and these. */
+export function withBytes(answer: ArrayBuffer): object {
+  const end = 4 + new DataView(answer).getUint32(0, true);
+  const described = JSON.parse(new TextDecoder().decode(new Uint8Array(answer, 4, end - 4)));
+  return { ...described, bytes: answer.slice(end) };
 }
 
 /** A collection behind the local server. */
@@ -69,7 +77,9 @@ export function servedSource(root: string): Source {
           body: JSON.stringify(question),
           signal: stop,
         });
-        return response.status === 409 ? null : ((await response.json()) as T);
+        if (response.status === 409) return null;
+        const binary = response.headers.get("Content-Type") === "application/octet-stream";
+        return (binary ? withBytes(await response.arrayBuffer()) : await response.json()) as T;
       } catch (error) {
         if ((error as Error).name === "AbortError") return null;
         throw error;

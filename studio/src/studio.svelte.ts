@@ -155,8 +155,14 @@ export class Studio {
     this.reading = true;
     try {
       const found = await this.source.ask<
-        { problem: string } | { problem?: undefined; example: number; description: Description }
-      >("ask", { text, window: this.window, turn: ++this.turn }, signal);
+        | { problem: string }
+        | { problem?: undefined; example: number; description: Description; bytes?: ArrayBuffer }
+      >(
+        "ask",
+        // What is drawn first comes with the answer.
+        { text, window: this.window, turn: ++this.turn, pictures: this.state.view === "heads" },
+        signal,
+      );
       if (!found || signal.aborted) return;
       if (found.problem !== undefined) {
         this.unread = found.problem;
@@ -165,7 +171,7 @@ export class Studio {
       this.missing = null;
       this.problem = "";
       this.heads = null;
-      const example = new Example(this.source, found.example, found.description);
+      const example = new Example(this.source, found.example, found.description, found.bytes);
       this.example = example;
       void this.notes.load(example);
       this.read = text;

@@ -21,7 +21,7 @@ from weft.errors import DataError, WeftError
 from weft.formats.files import JsonObject
 from weft.studio.asking import LONGEST, SupersededError
 from weft.studio.collection import Collection, Example, as_json
-from weft.studio.pieces import within
+from weft.studio.pieces import Binary, within
 
 __all__ = ["add_questions"]
 
@@ -32,6 +32,15 @@ _ANSWER: dict[int | str, JsonObject] = {
     404: {"description": "There is no such example, or no model that reads."},
     409: {"description": "Overtaken by a newer text, or another question is being answered."},
     422: {"description": "The request is none of these."},
+}
+_READ: dict[int | str, JsonObject] = {
+    **_ANSWER,
+    200: {
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "application/octet-stream": {},
+        }
+    },
 }
 _UNCACHED = {"Cache-Control": "no-store"}
 
@@ -45,11 +54,15 @@ Whole = BeforeValidator(_whole)
 
 
 class Text(BaseModel, strict=True, extra="forbid"):
-    """A text, which window sends it, and its number there: of those that wait, the last is read."""
+    """A text, which window sends it, and its number there: of those that wait, the last is read.
+
+    pictures: whether the first pictures of its heads are to come with it.
+    """
 
     text: Annotated[str, Field(max_length=LONGEST)]
     window: Annotated[str, Field(max_length=64)] = ""
     turn: Annotated[int, Field(ge=0, lt=2**53), Whole] = 0
+    pictures: bool = False
 
 
 class Predicted(BaseModel, strict=True, extra="forbid"):
@@ -76,10 +89,13 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
     def answered(content: JsonObject) -> Response:
         return Response(as_json(content), media_type="application/json", headers=_UNCACHED)
 
-    @app.post("/api/ask", responses=_ANSWER, response_class=Response)
+    @app.post("/api/ask", responses=_READ, response_class=Response)
     def ask(asked: Text) -> Response:
         """Trace a text by the model that is open: the example that it is from now on, or the
         problem in one line.
+
+        With pictures the answer is binary: the length of the JSON, uint32, the JSON, and what
+        `small/quick/0` has, of few heads too: uint8 pictures of the first layers, in order.
         """
         if collection.asking is None:
             raise HTTPException(404, "no model is open here: weft view MODEL")
@@ -89,7 +105,12 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
             raise HTTPException(409, "a newer text came meanwhile") from None
         except WeftError as error:
             return answered({"problem": str(error)})
-        return answered({"example": number, "description": found.description()})
+        content = {"example": number, "description": found.description()}
+        if not asked.pictures:
+            return answered(content)
+        described, (pictures, _) = as_json(content), (found.small or found.overviews).quick(0)
+        length = len(described).to_bytes(4, "little")
+        return Binary(length + described + pictures, headers=_UNCACHED)
 
     @app.post("/api/relevance", responses=_ANSWER, response_class=Response)
     def relevance(asked: Predicted) -> Response:
