@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from tests.forked import Loaded
+from tests.saved_models import LETTERS, save_writer
 
 import weft.cli
 
@@ -57,9 +57,6 @@ class Result:
         assert line.startswith("weft: ")
         return line
 
-
-#: The tokens of the model that `writer` makes.
-LETTERS = "abcdefghij"
 
 Command = Callable[..., Result]
 
@@ -150,24 +147,9 @@ def trace_path(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random GPT-2 that can write, with a tokenizer of letters, saved as its library saves it."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
+    """A random GPT-2 that can write, over letters."""
     folder = tmp_path_factory.mktemp("models") / "writer"
-    words = {"[UNK]": 0, **{letter: i + 1 for i, letter in enumerate(LETTERS)}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]"
-    ).save_pretrained(folder)
-    torch.manual_seed(5)
-    config = transformers.GPT2Config(
-        vocab_size=11, n_embd=8, n_layer=2, n_head=2, n_positions=16,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
+    return save_writer(folder, width=8, layers=2, heads=2, positions=16)
 
 
 @pytest.fixture
