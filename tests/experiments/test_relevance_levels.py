@@ -46,6 +46,37 @@ def test_what_has_no_levels() -> None:
         relevance_levels(model, inputs, 9)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.8, 1.0])
+def test_it_can_be_ended_at_any_moment(share: float) -> None:
+    """Forward, on the way back, and between the levels; the model is left as it was."""
+    model = build(*CASES["decoder"])
+    parameters = [parameter.requires_grad for parameter in model.parameters()]
+    calls, last = 0, 10**9
+
+    class EndedError(Exception):
+        pass
+
+    def between() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > last:
+            raise EndedError
+
+    def levels() -> torch.Tensor:
+        return relevance_levels(model, {"input_ids": IDS}, 11, between=between).levels
+
+    whole = levels()
+    # Every module that runs, some of them twice.
+    assert calls > sum(1 for _ in model.modules())
+    calls, last = 0, int(share * (calls - 1))
+    with pytest.raises(EndedError):
+        levels()
+    assert calls == last + 1
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert [parameter.requires_grad for parameter in model.parameters()] == parameters
+    assert torch.equal(relevance_levels(model, {"input_ids": IDS}, 11).levels, whole)
+
+
 def test_what_is_drawn() -> None:
     """What layers add, beside the one that adds most; the strongest come first."""
     levels = torch.tensor([[2.0, 1.25, 1.75], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0]])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.experiments.test_relevance import positive
+from tests.saved_models import save_writer
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
 from tests.studio.test_asking import post
 from tests.studio.test_figures import exported
@@ -32,28 +33,9 @@ LINE = "which no trace holds"
 
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-2 of large random weights over letters, saved as its library saves it."""
-    transformers = pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
+    """A GPT-2 of large random weights over letters."""
     folder = tmp_path_factory.mktemp("models") / "letters"
-    words = {"[UNK]": 0, **{letter: number for number, letter in enumerate("abcdefghij", 1)}}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]"
-    ).save_pretrained(folder)
-    torch.manual_seed(5)
-    config = transformers.GPT2Config(
-        vocab_size=11, n_embd=24, n_layer=3, n_head=4, n_positions=32,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = transformers.GPT2LMHeadModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return folder
+    return save_writer(folder, width=24, layers=3, heads=4, positions=32, noise=0.1)
 
 
 def by_hand(folder: Path, output: int) -> tuple[int, list[float]]:
@@ -146,3 +128,21 @@ def test_a_long_text_is_refused_before_anything_runs(
         reader.relevance(TEXT, 3)
     monkeypatch.setattr(job, "_LONGEST", 7)
     assert reader.relevance(TEXT, 3).levels.shape[1] == 7
+
+
+def test_what_takes_too_long_is_stopped(
+    studio: Any, serving: Serving, writer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collection = open_studio(writer, TEXT)
+    asked = {"example": 0, "kind": "decoder", "position": 4}
+    viewer = serving(collection)
+    monkeypatch.setattr(job, "_SECONDS", 0.0)
+    line = "relevance: stopped after 0 s. Shorten the text, or ask weft relevance."
+    assert post(viewer, "/api/relevance", asked) == (200, {"problem": line})
+    page = studio.served(viewer, "#view=paths&flow=relevance")
+    page.locator(".why", has_text=line).wait_for()
+    # The next one is answered as ever.
+    monkeypatch.setattr(job, "_SECONDS", 20.0)
+    _, values = by_hand(writer, 4)
+    found = post(viewer, "/api/relevance", asked)[1]
+    assert found["relevance"] == pytest.approx(values, rel=1e-4, abs=1e-6)

@@ -10,7 +10,8 @@ Source: Chefer, Gur and Wolf 2021, equations 5 and 6, a row at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -47,16 +48,21 @@ def relevance_levels(
     *,
     position: int = -1,
     rows: int | Tensor | None = None,
+    between: Callable[[], None] | None = None,
 ) -> RelevanceLevels:
     """Relevance as it arrives at each level. Takes what `weft.experiments.relevance.relevance`
     takes, but one row of R.
 
     It holds the queries, keys, values and gradients of all layers, and A of each.
 
+    Args: between: is called before each module that runs and before each level, and ends all by
+    raising an error, as where too much time has gone.
+
     Raises: InputError: as `relevance`; or an encoder-decoder, whose source and target have levels
     of their own.
     """
-    layers, asked = weighted_layers(model, inputs, target, position=position)
+    with _calling(model, between):
+        layers, asked = weighted_layers(model, inputs, target, position=position)
     if not layers:
         raise InputError("relevance: the prediction depends on no attention layer.")
     if any(layer.kind == "cross" for layer in layers):
@@ -73,5 +79,21 @@ def relevance_levels(
     held = first_rows(asked if rows is None else rows, layers[-1].shape[0])
     levels = [held.to(layers[-1].values)]
     for layer in reversed(layers):
+        if between is not None:
+            between()
         levels.insert(0, levels[0] + layer.transposed(levels[0]))
     return RelevanceLevels(torch.cat(levels, 1).T, layers)
+
+
+@contextmanager
+def _calling(model: nn.Module, between: Callable[[], None] | None) -> Iterator[None]:
+    """Call a function before each module of a model that runs, or runs again on the way back."""
+    if between is None:
+        yield
+        return
+    hooks = [module.register_forward_pre_hook(lambda *_: between()) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

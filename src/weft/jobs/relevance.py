@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ __all__ = ["Relevance", "relevance_of_levels", "relevance_of_tokens"]
 
 #: Tokens, and tokens times parameters of a model, whose relevance is shown by layers: seconds.
 _LONGEST, _LARGEST = 1024, 2**37
+#: Seconds that it may take, whatever the machine does besides.
+_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
         position: of the token that the prediction comes after; of a classifier nothing.
 
     Raises: InputError: a text or a model that is too large for that, one that predicts nothing, or
-    an encoder-decoder.
+    an encoder-decoder; or it takes too long.
     """
     prediction = model.prediction(text, None, position)
     count = len(prediction.tokens)
@@ -114,10 +117,19 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
             f"expected {min(_LONGEST, _LARGEST // max(size, 1)):,} at most. Shorten the text, or "
             "ask weft relevance."
         )
+    end = time.monotonic() + _SECONDS
+
+    def check() -> None:
+        if time.monotonic() > end:
+            raise InputError(
+                f"relevance: stopped after {_SECONDS:g} s. Shorten the text, or ask weft relevance."
+            )
+
     place = _place(prediction, position if prediction.read else None)
     asked = _Asked(prediction, place)
+    inputs = _inputs(prediction, place)
     found = relevance_levels(
-        prediction.network, _inputs(prediction, place), asked.score, rows=asked.rows()
+        prediction.network, inputs, asked.score, rows=asked.rows(), between=check
     )
     return RelevanceShown(
         shown(list(prediction.tokens)),
