@@ -49,6 +49,14 @@ def test_pictures_and_pages(weft_main: Command, tmp_path: Path) -> None:
     assert result.err.count("written:") == 2
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
+    weft_main: Command, tmp_path: Path
+) -> None:
+    result = weft_main("steps", "a b", "--picture", tmp_path / "a.gif")
+    assert "a.gif: a picture is written as .png, .svg or .pdf" in result.one_line()
+    assert result.out == "" and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

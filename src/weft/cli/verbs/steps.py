@@ -46,6 +46,11 @@ def steps(
     """Work attention through on a short sentence: every matrix, one step after the other."""
     from weft.jobs.steps import steps as work_through
 
+    if picture is not None:
+        from weft.pictures.canvas import picture_format
+
+        # Before anything is printed.
+        picture_format(picture)
     with working("computing"):
         walk = work_through(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
