@@ -4,6 +4,7 @@
     python benchmarks/bench_studio.py --heads    # of many heads alone
     python benchmarks/bench_studio.py --folder   # of a folder of 1,000 traces alone
     python benchmarks/bench_studio.py --length N # one layer of N tokens alone, as 131072
+    python benchmarks/bench_studio.py --pan N    # panning alone, one head of N tokens, as 131072
     python benchmarks/bench_studio.py --ask      # of texts that are typed alone
 
 MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
@@ -96,18 +97,18 @@ requestAnimationFrame(watch);
 class OneLayer(nn.Module):
     """One causal layer with rotary positions over words of a small vocabulary."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(1_000, 64 * HEADS)
-        self.layer = MultiHeadAttention(64 * HEADS, HEADS, kind="decoder", relative="rotary")
+        self.embedding = nn.Embedding(1_000, 64 * heads)
+        self.layer = MultiHeadAttention(64 * heads, heads, kind="decoder", relative="rotary")
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.layer(self.embedding(tokens), mask=weft.causal())
 
 
-def synthetic(length: int, path: Path) -> None:
+def synthetic(length: int, path: Path, heads: int = HEADS) -> None:
     torch.manual_seed(length)
-    model = OneLayer()
+    model = OneLayer(heads)
     with torch.no_grad():
         model.layer.w_q.weight.mul_(3)
         trace = weft.trace(model, torch.arange(length) * 31 % 1_000, keep=weft.Top(16))
@@ -225,12 +226,14 @@ def memory(browser: Any, url: str) -> float:
 
 
 def pan(browser: Any, url: str) -> tuple[float, float, float, int]:
-    """Milliseconds between frames while the matrix is dragged about for two seconds."""
+    """Milliseconds between frames while the matrix is dragged about for two seconds, once what is
+    seen of it is there.
+    """
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.add_init_script(WATCH)
     page.goto(url)
     page.locator(".stage.matrix canvas").wait_for()
-    until(page, "document.querySelector('.stage.matrix').ariaBusy === 'false'")
+    until(page, "document.querySelector('.stage.matrix').ariaBusy === 'false'", 900)
     page.mouse.move(900, 700)
     page.mouse.down()
     page.evaluate("void (frames.length = 0)")
@@ -274,17 +277,41 @@ def bench_length(browser: Any, folder: Path, length: int) -> None:
             f"at the server's start {cold[0]:.2f} s, {cold[1]:.2f} s",
             flush=True,
         )
-        near = pan(browser, f"{address}#view=matrix&head=3&window={length // 2},{length // 4},60")
-        far = pan(browser, f"{address}#view=matrix&head=3&window={length // 8},0,{length // 3}")
-        for name, (median, late, inside, count) in (("cells", near), ("from afar", far)):
-            print(
-                f"            panning, {name:<9}: frames of {median:.1f} ms, 95th percentile "
-                f"{late:.1f} ms, {inside:.0%} of {count} within 1/60 s",
-                flush=True,
-            )
+        pans(browser, address, length, head=3)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=20)
+
+
+def pans(browser: Any, address: str, length: int, head: int) -> None:
+    """Drags a matrix at the zoom of single cells and from afar, and prints how smoothly."""
+    matrix = f"{address}#view=matrix&head={head}&window="
+    for name, window in (
+        ("cells", f"{length // 2},{length // 4},60"),
+        ("from afar", f"{length // 8},0,{length // 3}"),
+    ):
+        median, late, inside, count = pan(browser, matrix + window)
+        print(
+            f"            panning, {name:<9}: frames of {median:.1f} ms, 95th percentile "
+            f"{late:.1f} ms, {inside:.0%} of {count} within 1/60 s",
+            flush=True,
+        )
+
+
+def bench_pan(browser: Any, folder: Path, length: int) -> None:
+    """The matrix of one head: it is looked at one at a time, and of many heads most of the time
+    goes to the pictures of the others.
+    """
+    path = folder / f"{length}.weft"
+    start = time.perf_counter()
+    synthetic(length, path, heads=1)
+    print(f"N = {length:6,}, one head: traced in {time.perf_counter() - start:.0f} s", flush=True)
+    process, address = served(path)
+    try:
+        pans(browser, address, length, head=0)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
 
 
 def many_heads(layers: int, heads: int, length: int, path: Path) -> None:
@@ -436,18 +463,22 @@ ASK = """
 window.asked = {};
 addEventListener('input', (event) => { asked = { key: event.timeStamp }; }, true);
 // An answer counts for the key that its text was sent after: one to an earlier text may come later.
-const get = window.fetch, json = Response.prototype.json;
+const get = window.fetch, of = Response.prototype;
 window.fetch = async (...given) => {
     const after = asked, response = await get(...given);
     response.after = after;
     return response;
 };
-Response.prototype.json = async function () {
-    const found = await json.call(this);
-    if (this.url.endsWith('/api/ask') && found.example && this.after === asked)
-        asked.read = performance.now();
-    return found;
-};
+// The answer is JSON, or bytes where pictures come with it.
+for (const [name, isRead] of [['json', (found) => found.example], ['arrayBuffer', () => true]]) {
+    const read = of[name];
+    of[name] = async function () {
+        const found = await read.call(this);
+        if (this.url.endsWith('/api/ask') && isRead(found) && this.after === asked)
+            asked.read = performance.now();
+        return found;
+    };
+}
 const look = () => {
     const sheets = [...document.querySelectorAll('.stage .sheet > canvas')];
     if (asked.read && !asked.seen && sheets.every((one) => !one.matches('.waiting'))) {
@@ -593,8 +624,9 @@ def main() -> None:
     alone = {"--heads": bench_heads, "--folder": bench_folder, "--ask": bench_ask}.get(
         "".join(sys.argv[1:])
     )
-    if sys.argv[1:2] == ["--length"]:
-        alone = partial(bench_length, length=int(sys.argv[2]))
+    of_length = {"--length": bench_length, "--pan": bench_pan}.get("".join(sys.argv[1:2]))
+    if of_length is not None:
+        alone = partial(of_length, length=int(sys.argv[2]))
     if len(sys.argv) > 1:
         model = sys.argv[1]
     else:
