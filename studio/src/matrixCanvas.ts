@@ -362,7 +362,10 @@ function drawAxes(
       context.translate(x(column), margin.top - 8);
       if (turn) context.rotate((turn * Math.PI) / 180);
       context.textAlign = turn ? "left" : "center";
-      context.fillText(names[column - columns[0]], 0, turn ? 0 : -4, turn ? room : view.zoom);
+      // A slanted name ends where the canvas does.
+      const beside = Math.max((extent.width - x(column) - 6) * Math.SQRT2, 24);
+      const longest = turn === -45 ? Math.min(room, beside) : room;
+      context.fillText(names[column - columns[0]], 0, turn ? 0 : -4, turn ? longest : view.zoom);
       context.restore();
     }
   } else {

@@ -60,7 +60,7 @@ def test_two_traces(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -
     assert (red > blue + 40)[difference > 0.15].all() and (difference > 0.15).any()
     assert (blue > red + 40)[difference < -0.15].all() and (difference < -0.15).any()
     said = texts(path)
-    assert {"before", "after", "the second less the first", "t11"} <= set(said)
+    assert {"before", "after", "second less first", "t11"} <= set(said)
     change = 0.5 * np.abs(difference).sum(1).mean()
     note = " ".join(said)
     assert f"Of a row’s mass {change:.3f} is on other keys in the second" in note
