@@ -25,8 +25,8 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
     ask       `weft view MODEL` reads 30 words as they are typed: from the last key until the
               picture of every head of that text has been painted, the pause after a key counted:
               median and 95th percentile of 23 texts; what of it is the pause, the server's answer
-              (the request for the text, then those for the pictures) and the page's own; beside
-              it the processor time of server and page for each text that was read
+              (the request for the text, then those for pictures that did not come with it) and the
+              page's own; beside it the processor time of server and page for each text that was read
     page      the exported file, and the time until its first head is drawn and a word's threads
               answer the pointer
 
