@@ -26,7 +26,7 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
               picture of every head of that text has been painted, the pause after a key counted:
               median and 95th percentile of 23 texts; what of it is the pause, the server's answer
               (the request for the text, then those for pictures that did not come with it) and the
-              page's own; beside it the processor time of server and page for each text that was read
+              page's own; beside it the processor time of server and page for each text read
     page      the exported file, and the time until its first head is drawn and a word's threads
               answer the pointer
 
