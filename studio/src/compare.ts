@@ -36,6 +36,20 @@ export interface ChangedEdge {
   after: Bounds;
 }
 
+/** A layer of the first trace whose tokens are those of both, where the second has another. */
+export function ofBoth(first: Layer, second: Layer): Layer {
+  const named = (one: string[], other: string[]) =>
+    one.map((token, place) => {
+      const there = other[place] ?? token;
+      return there === token ? token : `${token}/${there}`;
+    });
+  return {
+    ...first,
+    queryTokens: named(first.queryTokens, second.queryTokens),
+    keyTokens: named(first.keyTokens, second.keyTokens),
+  };
+}
+
 export interface RankedHead {
   /** The number of its layer in the first trace. */
   layer: number;
