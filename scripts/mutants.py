@@ -2,7 +2,7 @@
 
     python scripts/mutants.py src/weft/mechanism/masks.py tests/mechanism/test_mask.py ...
     python scripts/mutants.py MODULE TESTS... --sample 30   # so many, drawn by a fixed seed
-    python scripts/mutants.py MODULE TESTS... --only 12     # one of them, with what pytest says
+    python scripts/mutants.py MODULE TESTS... --only 12 35  # some of them, with what pytest says
 
 A fault is a comparison, a sign, a number, a condition or a word of logic made another one, or an
 error that is not raised. No file is changed: this process collects the tests, and forks a child for
@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 #: A child that takes so many times the processor time of the tests without a fault hangs: noticed
 #: too; so does one that takes so many times as long as that on the clock, on a busy machine.
-PATIENCE, BUSY = 6, 40
+PATIENCE, BUSY = 4, 40
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -249,12 +249,12 @@ def _pass(items: list[Any], loud: bool) -> bool:
 class Session:
     """pytest's own session: it collects the tests once, then this runs them for each fault."""
 
-    def __init__(self, module: Path, sample: int | None, only: int | None) -> None:
+    def __init__(self, module: Path, sample: int | None, only: list[int] | None) -> None:
         self.path, self.only, self.status = module, only, 0
         self.tree = ast.parse(module.read_text("utf-8"))
         self.faults = list(enumerate(faults(self.tree)))
         if only is not None:
-            self.faults = [self.faults[only]]
+            self.faults = [self.faults[number] for number in only]
         elif sample is not None and sample < len(self.faults):
             some = random.Random(0).sample(self.faults, sample)
             self.faults = sorted(some, key=lambda one: one[0])
@@ -267,7 +267,7 @@ class Session:
             print("the tests fail without any fault: mend that first", file=sys.stderr)
             self.status = 2
             return True
-        seconds = PATIENCE * sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + 5
+        seconds = PATIENCE * sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + 2
         unnoticed = 0
         for number, fault in self.faults:
             if tested(session.items, partial(planter.plant, fault), seconds, loud):
@@ -287,7 +287,7 @@ def main() -> int:
     parser.add_argument("module", type=Path)
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--sample", type=int, help="how many faults; all without it")
-    parser.add_argument("--only", type=int, help="the number of one fault")
+    parser.add_argument("--only", type=int, nargs="+", help="the numbers of some faults")
     options = parser.parse_args()
     os.chdir(ROOT)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

@@ -84,6 +84,7 @@ def test_edges_of_exactly_the_weight_are_kept() -> None:
     """Four equal keys, then one alone: weights of 1/4 and of 1, with no rounding."""
     mask = torch.tensor([[True] * 4 + [False], [False] * 4 + [True], [False] * 5])
     matrix = weft.AttentionMatrix(torch.zeros(1, 3, 2), torch.zeros(1, 5, 2), mask=mask)
+    assert matrix.dense().tolist() == [[[0.25] * 4 + [0], [0] * 4 + [1], [0] * 5]]
     quarter = matrix.above(0.25)
     assert quarter.keys.tolist() == [[[0, 1, 2, 3], [4, -1, -1, -1], [-1] * 4]]
     assert quarter.weights.tolist() == [[[0.25] * 4, [1, 0, 0, 0], [0] * 4]]
@@ -186,6 +187,18 @@ def test_the_largest_score_bounds_every_score() -> None:
     assert hidden.largest_score() == pytest.approx(9 / 5)
     none = weft.AttentionMatrix(q, k, score=score, mask=torch.zeros(2, 3).bool())._call
     assert none.largest_score() == 0
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, "4", None])
+def test_a_side_of_a_block_is_a_whole_number(size: Any) -> None:
+    matrix, _ = pair()
+    for ask in (
+        matrix.block_means,
+        matrix.block_maxima,
+        lambda side: matrix.block_summaries(0, side),
+    ):
+        with pytest.raises(weft.InputError, match=r"expected the side of a block, 1 or more"):
+            ask(size)
 
 
 def test_one_head_by_its_number_from_either_end() -> None:
