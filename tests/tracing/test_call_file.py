@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import weft
-from weft.tracing.recording import call_file
+from weft.tracing.recording import call_file, free_memory
 from weft.tracing.recording.call_file import CallFile
 from weft.tracing.recording.joining import shape_of
 from weft.tracing.recording.layer_call import RecordedCall
@@ -80,3 +80,19 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(weft.DataError, match=r"t\.weft: no space left on device\. Nothing was"):
         CallFile(tmp_path / "t.weft").put(recorded())
+
+
+def test_free_memory_is_given_back_for_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[None] = []
+    monkeypatch.setattr(free_memory, "give_back", lambda: given.append(None))
+    monkeypatch.setattr(call_file, "LARGE", 1)
+    monkeypatch.setattr(call_file, "GIVEN_BACK", 2000)
+    file = CallFile(tmp_path / "t.weft")
+    call = recorded()  # 224 bytes of queries, 4 of a bias, 728 of a graph
+    counts = []
+    for _ in range(6):
+        file.put(call)
+        counts.append(len(given))
+    assert counts == [0, 0, 1, 1, 2, 2]

@@ -8,9 +8,7 @@ Parameters get no gradients, and nothing is computed below the first layer's out
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.errors import InputError
 from weft.experiments.head_outputs import Reached, reaching
 from weft.tracing.arguments import Inputs
+from weft.tracing.memory import give_back
 from weft.tracing.model_state import evaluation_mode
 
 __all__ = ["Layer", "backward"]
@@ -186,11 +185,11 @@ class _Meeting:
             yield
         finally:
             self._first = None
-            _give_back()
+            give_back()
 
     @contextmanager
     def _running_again(self, numbers: list[int]) -> Iterator[None]:
-        _give_back()
+        give_back()
         self._again = iter(numbers)
         try:
             yield
@@ -213,18 +212,6 @@ class _Mark(torch.autograd.Function):
         _ = ctx.saved_tensors
         ctx.meeting.meet(ctx.number, gradient)
         return gradient, None, None
-
-
-def _give_back() -> None:
-    """Hand free memory back to the system, where the C library (glibc) can.
-
-    By itself it keeps the holes between the inputs of blocks that stay, too small for the next
-    block: of 12 layers at 8,192 tokens, one or two gigabytes.
-    """
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

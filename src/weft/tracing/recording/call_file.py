@@ -17,12 +17,15 @@ from torch import Tensor
 
 from weft.formats.files import NOT_WRITABLE, disk_errors
 from weft.mechanism.parts import with_tensors
+from weft.tracing.recording.free_memory import FreeMemory
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = ["CallFile"]
 
 #: Bytes of a tensor from which on it is put into the file.
 LARGE = 2**14
+#: Bytes that are written before the memory that they took is given back.
+GIVEN_BACK = 2**26
 
 
 class CallFile:
@@ -40,6 +43,7 @@ class CallFile:
         with disk_errors(path, NOT_WRITABLE):
             self._file = tempfile.TemporaryFile(dir=self._path.parent, buffering=0)  # noqa: SIM115
         finalize(self, self._file.close)
+        self._free = FreeMemory(GIVEN_BACK)
 
     def put(self, call: RecordedCall) -> tuple[int, RecordedCall]:
         """Its place, and the call with shapes in place of its large tensors.
@@ -67,6 +71,7 @@ class CallFile:
         left = tensor.reshape(-1).view(torch.uint8).numpy().data
         while left:
             left = left[self._file.write(left) :]
+        self._free.passed(size)
         return torch.empty_like(tensor, device="meta")
 
     def _read(self, tensor: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ The rows of all passes, one below the other, are those of one pass over the whol
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.mechanism.parts import with_tensors
 from weft.tracing.recording.beams import Beams
 from weft.tracing.recording.call_file import CallFile
 from weft.tracing.recording.joining import (
@@ -23,6 +25,7 @@ from weft.tracing.recording.joining import (
     shape_of,
 )
 from weft.tracing.recording.layer_call import LayerCall, RecordedCall
+from weft.tracing.recording.step_room import StepRoom
 
 __all__ = ["Passes"]
 
@@ -47,6 +50,7 @@ class Passes:
 
     def __init__(self, *, queries_keys: bool = True, file: CallFile | None = None) -> None:
         self._queries_keys, self._file = queries_keys, file
+        self._rooms: dict[tuple[str, int], StepRoom] = {}
         self._parts: dict[tuple[str, int], list[Part]] = {}
         self._seen: dict[str, int] = {}
         self._before = 0
@@ -108,7 +112,7 @@ class Passes:
         grows = call.kind != "cross" and call.queries is not None
         number = self.passes - 1
         if grows and call.values is not None:
-            self._step(call, parts)
+            self._step(call, parts, place)
             return
         self._join_steps(parts)
         part = self._part(call, parts) if grows else Part(call, 0, number)
@@ -118,7 +122,7 @@ class Passes:
         parts.append(part if call.graph.shape[2] == 1 else self._put(part))
         self._join_last(parts)
 
-    def _step(self, call: RecordedCall, parts: list[Part]) -> None:
+    def _step(self, call: RecordedCall, parts: list[Part], place: int) -> None:
         """A pass of one query, which waits for others.
 
         In every layer of every step, what is done here meets cold caches, at many times its usual
@@ -129,13 +133,18 @@ class Passes:
         end = min(there, self._before + 1)
         if end > 1:
             self._check_continued(call, parts, end - 1)
-        # Copies: the cache would else be held until the next step of its layer has a longer one,
-        # and what lies around it by then lets no other use its memory.
-        call.keys = call.keys[:, :, end - 1 : end].clone()
-        call.values = call.values[:, :, end - 1 : end].clone()
+        call.keys = call.keys[:, :, end - 1 : end]
+        call.values = call.values[:, :, end - 1 : end]
+        room = self._rooms.get((call.path, place))
+        if room is None:
+            room = self._rooms[call.path, place] = StepRoom(call, TOGETHER, self._queries_keys)
+        waiting = _waiting(parts)
+        # Copies: views would hold the cache until the next step of the layer has a longer one.
+        if not room.take(call, waiting):
+            call.keys, call.values = call.keys.clone(), call.values.clone()
         first = max(0, self._before + 1 - there)
         parts.append(Part(call, first, self.passes - 1, waits=True, own=call.keys))
-        if len(parts) >= TOGETHER and parts[-TOGETHER].waits:
+        if waiting + 1 == TOGETHER:
             self._join_steps(parts)
 
     def _settle(self) -> None:
@@ -149,9 +158,7 @@ class Passes:
         Their many small tensors would lie between the tensors of the cache, which is a new and
         longer one at each step, and the memory that it leaves could not be used again.
         """
-        count = 0
-        while count < len(parts) and parts[-1 - count].waits:
-            count += 1
+        count = _waiting(parts)
         if not count:
             return
         waiting = parts[-count:]
@@ -173,7 +180,13 @@ class Passes:
         joined = joined_call(waiting, length)
         joined.value_norms = torch.linalg.vector_norm(values.float(), dim=-1)
         joined.ranges = ranges_of_all
-        part = Part(joined, 0, waiting[0].number, count, own=waiting[-1].own)
+        own = waiting[-1].own
+        if count == 1:
+            # It was not joined with any, and the room is for others.
+            joined = replace(
+                with_tensors(joined, Tensor.clone), graph=with_tensors(joined.graph, Tensor.clone)
+            )
+        part = Part(joined, 0, waiting[0].number, count, own=None if own is None else own.clone())
         parts[-count:] = [self._put(part)]
 
     def _join_last(self, parts: list[Part]) -> None:
@@ -241,3 +254,11 @@ class Passes:
                 if part.place is not None and self._file is not None:
                     part.call, part.place = self._file.get(part.call, part.place), None
             yield joined_call(of_beams(parts, beams))
+
+
+def _waiting(parts: list[Part]) -> int:
+    """How many steps of a layer wait to be joined, the last ones."""
+    count = 0
+    while count < len(parts) and parts[-1 - count].waits:
+        count += 1
+    return count
