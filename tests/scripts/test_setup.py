@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 #: Building begins and does not end; torch is fetched until somebody ends it, or cannot be found.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -25,6 +26,12 @@ case "$*" in
         exit 1 ;;
 esac
 """
+
+
+def taken_as_at_a_terminal() -> None:
+    """Of a process that is about to begin: the signals end it."""
+    for name in SIGNALS:
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -46,9 +53,9 @@ def setup(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
             ["bash", "scripts/setup", "--no-tools"], cwd=tmp_path, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, env={**os.environ, "HERE": str(tmp_path), "WAITS": waits},
-            # As at a terminal: where tests run in the background, SIGINT is ignored, which bash
-            # passes on and lets no trap change.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            # As at a terminal: where tests run in the background, some signals are ignored, which
+            # bash passes on and lets no trap change.
+            preexec_fn=taken_as_at_a_terminal,
         )  # fmt: skip
         begun.append(process)
         return process
@@ -85,7 +92,7 @@ def test_what_pip_says_is_shown_and_the_build_ends(
     assert_ended(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", SIGNALS)
 def test_the_build_ends_when_somebody_ends_it(
     setup: Callable[[str], subprocess.Popen[str]], tmp_path: Path, name: str
 ) -> None:

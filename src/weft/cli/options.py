@@ -70,6 +70,15 @@ def is_model(name: str) -> str:
     return name
 
 
+def is_picture(path: Path | None) -> Path | None:
+    """Raise an InputError where no picture can be written as that, before anything is printed."""
+    if path is not None:
+        from weft.pictures.canvas import picture_format
+
+        picture_format(path)
+    return path
+
+
 def _use_threads(threads: int | None) -> int | None:
     """Let torch compute with so many threads."""
     if threads is not None:
@@ -219,6 +228,11 @@ def rows_of(limit: int | None, as_csv: bool, usual: int, count: int) -> int:
         limit = count if as_csv else usual
     return min(limit, count)
 
+
+PictureToo = Annotated[
+    Path | None,
+    typer.Option("--picture", callback=is_picture, help="Draw it too: .png, .svg or .pdf."),
+]
 
 # Of `weft trace`.
 

@@ -33,7 +33,6 @@ Heads = Annotated[
 ]
 Positions = Annotated[str, typer.Option(help="sinusoidal or none: added to the embeddings.")]
 Digits = Annotated[int, typer.Option(min=0, max=6, help="Decimals that are shown.")]
-Picture = Annotated[Path | None, typer.Option(help="Draw it too: .png, .svg or .pdf.")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write it too, as one HTML file.")]
 
 
@@ -41,16 +40,11 @@ def steps(
     sentence: Sentence = None, kind: Kind = None, target: Target = None, query: Query = None,
     head: Head = None, matrices: File = None, model: Trained = None, layer: Layer = 0,
     width: Width = None, num_heads: Heads = None, positions: Positions = "sinusoidal",
-    seed: option.Seed = 1, digits: Digits = 2, picture: Picture = None, html: Page = None,
+    seed: option.Seed = 1, digits: Digits = 2, picture: option.PictureToo = None, html: Page = None,
 ) -> None:  # fmt: skip
     """Work attention through on a short sentence: every matrix, one step after the other."""
     from weft.jobs.steps import steps as work_through
 
-    if picture is not None:
-        from weft.pictures.canvas import picture_format
-
-        # Before anything is printed.
-        picture_format(picture)
     with working("computing"):
         walk = work_through(
             sentence, kind=kind, target=target, query=query, head=head, matrices=matrices,
