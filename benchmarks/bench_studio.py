@@ -490,11 +490,16 @@ const look = () => {
 requestAnimationFrame(look);
 """
 
+#: The request of the last text.
+ASK_TEXT = """performance.getEntriesByType('resource')
+    .findLast(({ name, startTime }) => startTime >= asked.key && name.endsWith('/api/ask'))"""
+
 #: Milliseconds of the last text, and of its parts.
-ASK_PARTS = """() => {
+ASK_PARTS = (
+    f"const text = {ASK_TEXT};"
+    + """
     const after = performance.getEntriesByType('resource')
         .filter(({ startTime }) => startTime >= asked.key);
-    const text = after.findLast(({ name }) => name.endsWith('/api/ask'));
     const pictures = after.filter(({ name, startTime }) =>
         /means|kept|quick/.test(name) && startTime >= text.responseEnd);
     const ends = pictures.map(({ responseEnd }) => responseEnd);
@@ -502,7 +507,8 @@ ASK_PARTS = """() => {
     const drawn = pictures.length ? Math.max(...ends) - pictures[0].requestStart : 0;
     const total = asked.painted - asked.key, pause = text.startTime - asked.key;
     return [total, pause, server, drawn, total - pause - server - drawn];
-}"""
+"""
+)
 
 RIVER = (
     "the river had been rising for three days when the old bridge near our village finally gave "
@@ -537,7 +543,9 @@ def bench_ask(browser: Any, folder: Path) -> None:
             page.evaluate("performance.clearResourceTimings()")
             box.press_sequentially(" ".join(turned[28:]), delay=90)
             until(page, "Boolean(asked.painted)")
-            samples.append(page.evaluate(ASK_PARTS))
+            # The browser writes down a request some moments after its answer was read.
+            until(page, f"Boolean({ASK_TEXT})")
+            samples.append(page.evaluate(f"() => {{ {ASK_PARTS} }}"))
         # The first ones load what all of them need.
         total, *parts = zip(*samples[3:], strict=True)
         ordered = sorted(total)
