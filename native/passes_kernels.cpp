@@ -106,8 +106,8 @@ static void rotary(const RotaryCall& call, int64_t first, int64_t end) {
 //
 //     1 - Phi(x) = e^(-x^2 / 2) t P(t),  t = 1 / (1 + 0.305 x),  for x >= 0
 //
-// (the shape of formula 7.1.26 of Abramowitz and Stegun 1964). P is the polynomial of degree 7 whose
-// largest relative error on x in [0, 14] is smallest.
+// (the shape of formula 7.1.26 of Abramowitz and Stegun 1964). P is the polynomial of degree 7
+// whose largest relative error on x in [0, 14] is smallest.
 static Floats normal_distribution(Floats x, Floats& bell) {
     bell = exponential(x * x * -0.5f);
     const Floats magnitude = x < 0.0f ? -x : x;
@@ -165,9 +165,12 @@ static void activation_of(const ActivationCall& call, int64_t first, int64_t end
 static void activation(const ActivationCall& call, int64_t first, int64_t end) {
     const SmallNumbersAreZero small_numbers_are_zero{};
     switch ((Activation)call.kind) {
-        case Activation::gelu: return activation_of<Activation::gelu>(call, first, end);
-        case Activation::gelu_tanh: return activation_of<Activation::gelu_tanh>(call, first, end);
-        case Activation::silu: return activation_of<Activation::silu>(call, first, end);
+        case Activation::gelu:
+            return activation_of<Activation::gelu>(call, first, end);
+        case Activation::gelu_tanh:
+            return activation_of<Activation::gelu_tanh>(call, first, end);
+        case Activation::silu:
+            return activation_of<Activation::silu>(call, first, end);
     }
 }
 
