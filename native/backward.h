@@ -75,30 +75,65 @@ inline void copy_padded(const Tensor& tensor, bool bfloat16, int64_t b, int64_t 
     }
 }
 
-// to[:, 0 .. columns) = rows of a . columns of the panels, for every row of a block.
+// Which columns of a block's cells its rows see, group by group: what lies outside is 0, and no
+// product counts it. Under a causal mask that is up to half of them.
+struct Seen {
+    static constexpr int64_t groups = (block_queries + group_rows - 1) / group_rows;
+    Range columns[groups];
+
+    static Seen all(int64_t count) {
+        Seen seen;
+        for (Range& range : seen.columns) range = {0, count};
+        return seen;
+    }
+
+    Range of_row(int64_t row) const { return columns[row / group_rows]; }
+
+    // The rows, whole groups of them, that see some of the columns.
+    Range rows(Range of, int64_t count) const {
+        Range found;
+        for (int64_t row = 0; row < count; row += group_rows)
+            if (!intersection(of_row(row), of).empty())
+                found = hull(found, {row, smaller(row + group_rows, count)});
+        return found;
+    }
+};
+
+// to[:, 0 .. columns) = rows of a . columns of the panels, for every row of a block, where seen.
 inline void multiply_panels(int64_t rows, const float* a, int64_t a_row, const float* panels,
-                            int64_t depth, int64_t columns, float* to, int64_t to_row) {
+                            int64_t depth, int64_t columns, float* to, int64_t to_row,
+                            const Seen& seen) {
     for (int64_t panel = 0; panel < columns; panel += panel_columns)
         for (int64_t row = 0; row < rows; row += group_rows)
-            multiply_rows<2, false>((int)smaller(group_rows, rows - row), a + row * a_row, a_row, 1,
-                                    panels + panel * depth, panel_columns,
-                                    to + row * to_row + panel, to_row, depth);
+            if (!intersection(seen.of_row(row), {panel, panel + panel_columns}).empty())
+                multiply_rows<2, false>((int)smaller(group_rows, rows - row), a + row * a_row,
+                                        a_row, 1, panels + panel * depth, panel_columns,
+                                        to + row * to_row + panel, to_row, depth);
 }
 
 // to[t, :] += sum over rows i of a[i, t] * b[i, :], for `count` columns t of a.
 inline void add_turned(int64_t count, int64_t rows, const float* a, int64_t a_row, const float* b,
-                       int64_t b_row, int64_t columns, float* to, int64_t to_row) {
-    for (int64_t t = 0; t < count; t += group_rows)
-        multiply<true>((int)smaller(group_rows, count - t), columns, a + t, 1, a_row, b, b_row,
-                       to + t * to_row, to_row, rows);
+                       int64_t b_row, int64_t columns, float* to, int64_t to_row,
+                       const Seen& seen) {
+    for (int64_t t = 0; t < count; t += group_rows) {
+        const int64_t end = smaller(t + group_rows, count);
+        const Range of = seen.rows({t, end}, rows);
+        if (!of.empty())
+            multiply<true>((int)(end - t), columns, a + of.first * a_row + t, 1, a_row,
+                           b + of.first * b_row, b_row, to + t * to_row, to_row, of.end - of.first);
+    }
 }
 
 // to[i, :] += sum over t of a[i, t] * b[t, :].
-inline void add_product(int64_t rows, int64_t count, const float* a, int64_t a_row, const float* b,
-                        int64_t b_row, int64_t columns, float* to, int64_t to_row) {
-    for (int64_t i = 0; i < rows; i += group_rows)
-        multiply<true>((int)smaller(group_rows, rows - i), columns, a + i * a_row, a_row, 1, b,
-                       b_row, to + i * to_row, to_row, count);
+inline void add_product(int64_t rows, const float* a, int64_t a_row, const float* b, int64_t b_row,
+                        int64_t columns, float* to, int64_t to_row, const Seen& seen) {
+    for (int64_t i = 0; i < rows; i += group_rows) {
+        const Range of = seen.of_row(i);
+        if (!of.empty())
+            multiply<true>((int)smaller(group_rows, rows - i), columns, a + i * a_row + of.first,
+                           a_row, 1, b + of.first * b_row, b_row, to + i * to_row, to_row,
+                           of.end - of.first);
+    }
 }
 
 // One row of a tile: from scores and dP to P and dS, both zero where the row sees nothing.
@@ -171,6 +206,7 @@ inline void add_table_gradients(const Call& call, const Gradients& to, const Bac
                                 int64_t b, int64_t h, int64_t first_query, int64_t rows, Range tile,
                                 float* query_gradients) {
     const int64_t distances = 2 * call.clip + 1;
+    const Seen every = Seen::all(distances);
     const int64_t copy = (tile.first / to.piece_keys * call.batch + b) * call.heads + h;
     const auto sum_rows = [&](const float* cells) {
         std::memset(t.by_distance, 0, rows * t.table_row * sizeof(float));
@@ -183,18 +219,18 @@ inline void add_table_gradients(const Call& call, const Gradients& to, const Bac
     };
     if (call.key_table.data) {
         sum_rows(t.gradients);
-        add_product(rows, distances, t.by_distance, t.table_row, t.key_table_rows, to.padded_depth,
-                    to.padded_depth, query_gradients, to.padded_depth);
+        add_product(rows, t.by_distance, t.table_row, t.key_table_rows, to.padded_depth,
+                    to.padded_depth, query_gradients, to.padded_depth, every);
         if (to.key_table)
             add_turned(distances, rows, t.by_distance, t.table_row, t.queries, to.padded_depth,
                        to.padded_depth, to.key_table + copy * distances * to.padded_depth,
-                       to.padded_depth);
+                       to.padded_depth, every);
     }
     if (to.value_table) {
         sum_rows(t.scores);
         add_turned(distances, rows, t.by_distance, t.table_row, t.output, to.padded_value_depth,
                    to.padded_value_depth, to.value_table + copy * distances * to.padded_value_depth,
-                   to.padded_value_depth);
+                   to.padded_value_depth, every);
     }
 }
 
@@ -217,31 +253,39 @@ inline void prepare_tables(const Call& call, const Gradients& to, const Backward
 inline void backward_block(const Call& call, const Gradients& to, const BackwardTile& t, int64_t b,
                            int64_t h, int64_t first_query, Range tile) {
     const int64_t rows = smaller(block_queries, call.queries_count - first_query);
+    Seen by_group;
     Range seen;
-    for (int64_t row = 0; row < rows; ++row)
-        seen = hull(seen, intersection(visible_keys(call, b, first_query + row), tile));
+    for (int64_t row = 0; row < rows; ++row) {
+        const Range keys = intersection(visible_keys(call, b, first_query + row), tile);
+        Range& group = by_group.columns[row / group_rows];
+        group = hull(group, keys);
+        seen = hull(seen, keys);
+    }
     if (seen.empty()) return;
     // From here on the tile is what is seen of it, from a whole panel on.
     const int64_t skipped = (seen.first - tile.first) / panel_columns * panel_columns;
     const int64_t first_key = tile.first + skipped;
     const Range inner{first_key, seen.end};
     const int64_t count = inner.end - inner.first;
+    for (Range& group : by_group.columns)
+        if (!group.empty()) group = {group.first - first_key, group.end - first_key};
 
     copy_padded(call.queries, call.bfloat16, b, h, first_query, first_query + rows, call.depth,
                 to.padded_depth, call.scale, t.queries);
     copy_padded(to.output, false, b, h, first_query, first_query + rows, call.value_depth,
                 to.padded_value_depth, 1.0f, t.output);
     multiply_panels(rows, t.queries, to.padded_depth, t.key_panels + skipped * call.depth,
-                    call.depth, count, t.scores, backward_row);
+                    call.depth, count, t.scores, backward_row, by_group);
     multiply_panels(rows, t.output, to.padded_value_depth,
                     t.value_panels + skipped * call.value_depth, call.value_depth, count,
-                    t.gradients, backward_row);
+                    t.gradients, backward_row, by_group);
+    const Seen every = Seen::all(2 * call.clip + 1);
     if (t.relation)
         multiply_panels(rows, t.queries, to.padded_depth, t.key_table_panels, call.depth,
-                        2 * call.clip + 1, t.relation, t.table_row);
+                        2 * call.clip + 1, t.relation, t.table_row, every);
     if (t.value_relation)
         multiply_panels(rows, t.output, to.padded_value_depth, t.value_table_panels,
-                        call.value_depth, 2 * call.clip + 1, t.value_relation, t.table_row);
+                        call.value_depth, 2 * call.clip + 1, t.value_relation, t.table_row, every);
     for (int64_t row = 0; row < rows; ++row)
         differentiate_row(call, to, t, b, h, first_query + row, row, inner);
 
@@ -253,11 +297,11 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
             to.padded_depth;
     add_turned(count, rows, t.scores, backward_row, t.output, to.padded_value_depth,
                to.padded_value_depth, to.values + (kv_row + first_key) * to.padded_value_depth,
-               to.padded_value_depth);
+               to.padded_value_depth, by_group);
     add_turned(count, rows, t.gradients, backward_row, t.queries, to.padded_depth, to.padded_depth,
-               to.keys + (kv_row + first_key) * to.padded_depth, to.padded_depth);
-    add_product(rows, count, t.gradients, backward_row, t.key_rows + skipped * to.padded_depth,
-                to.padded_depth, to.padded_depth, query_gradients, to.padded_depth);
+               to.keys + (kv_row + first_key) * to.padded_depth, to.padded_depth, by_group);
+    add_product(rows, t.gradients, backward_row, t.key_rows + skipped * to.padded_depth,
+                to.padded_depth, to.padded_depth, query_gradients, to.padded_depth, by_group);
     if (t.by_distance)
         add_table_gradients(call, to, t, b, h, first_query, rows, inner, query_gradients);
 }

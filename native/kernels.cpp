@@ -118,6 +118,7 @@ extern const FewKernels few_kernels;
 extern const PassKernels pass_kernels;
 extern const PreparedKernels prepared_kernels;
 #if defined(WEFT_HAS_PAIRS)
+extern const FeedForwardKernels feed_forward_kernels;
 extern const LinearKernels linear_kernels;
 extern const ProjectedKernels projected_kernels;
 #define WEFT_PAIR_KERNELS(name) &name
@@ -140,6 +141,7 @@ const Kernels kernels = {
     &prepared_kernels,
     WEFT_PAIR_KERNELS(linear_kernels),
     WEFT_PAIR_KERNELS(projected_kernels),
+    WEFT_PAIR_KERNELS(feed_forward_kernels),
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "call.h"
+#include "feed_forward_call.h"
 #include "few.h"
 #include "gradients.h"
 #include "linear_call.h"
@@ -41,6 +42,7 @@ struct Kernels {
     // nullptr where no pairs of bfloat16 are multiplied:
     const LinearKernels* linear;
     const ProjectedKernels* projected;  // the loss of a last linear map
+    const FeedForwardKernels* feed_forward;
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

@@ -1,12 +1,14 @@
 // Products of linear layers, compiled once for every instruction set; see kernels.cpp. Those that
 // do not multiply pairs of bfloat16 leave them to torch.
+#include "has_pairs.h"
+
+#if defined(WEFT_HAS_PAIRS)
+
 #include "kernels.h"
 #include "linear_block.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-#if defined(WEFT_HAS_PAIRS)
 
 // Calls `run` with the kernel of a call.
 template <typename Run>
@@ -49,7 +51,7 @@ extern const LinearKernels linear_kernels;
 const LinearKernels linear_kernels = {space, pack_weights, forward_rows, backward_rows,
                                       backward_weights};
 
-#endif
-
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft
+
+#endif

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention.h"
+#include "feed_forward.h"
 #include "kernels.h"
 #include "linear.h"
 #include "neighbours.h"
@@ -158,6 +159,22 @@ void bind_neighbours(nb::module_& module) {
         "A stable sort of edges by one end, 64 or 32 bits wide; see native/neighbours.h.");
 }
 
+// `pairs`: of bfloat16 are multiplied, which not every instruction set has kernels for.
+template <bool pairs = false, typename Asked, typename Result>
+void bind_run(nb::module_& module, const char* name,
+              Result (*run)(const Kernels&, const Asked&, int), const char* what) {
+    module.def(
+        name,
+        [run](const Asked& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            if (pairs && !kernels.linear)
+                throw nb::value_error("native: no kernels for linear layers");
+            nb::gil_scoped_release unlocked;
+            return run(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+}
+
 void bind_linear(nb::module_& module) {
     using Owner = LinearCall;
     nb::class_<Owner> owner(module, "LinearCall", "See native/linear_call.h.");
@@ -193,20 +210,29 @@ void bind_linear(nb::module_& module) {
             return kernels_by_name(instruction_set).linear != nullptr;
         },
         nb::arg("instruction_set") = "", "Whether there are kernels for linear layers.");
-    const auto def = [&](const char* name, bool (*run)(const Kernels&, const LinearCall&, int),
-                         const char* what) {
-        module.def(
-            name,
-            [run](const LinearCall& call, int threads, const std::string& instruction_set) {
-                const Kernels& kernels = kernels_by_name(instruction_set);
-                if (!kernels.linear) throw nb::value_error("native: no kernels for linear layers");
-                nb::gil_scoped_release unlocked;
-                return run(kernels, call, threads);
-            },
-            nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
-    };
-    def("linear_forward", &linear_forward, "Fill the outputs; whether all factors are finite.");
-    def("linear_backward", &linear_backward, "Fill the gradients; whether all factors are finite.");
+    bind_run<true>(module, "linear_forward", &linear_forward,
+                   "Fill the outputs; whether all factors are finite.");
+    bind_run<true>(module, "linear_backward", &linear_backward,
+                   "Fill the gradients; whether all factors are finite.");
+}
+
+void bind_feed_forward(nb::module_& module) {
+    using Owner = FeedForwardCall;
+    nb::class_<Owner> owner(module, "FeedForwardCall", "See native/feed_forward_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(rows), WEFT_FIELD(width), WEFT_FIELD(inner), WEFT_FIELD(outer);
+    WEFT_FIELD(kind), WEFT_FIELD(input), WEFT_FIELD(input_row);
+    WEFT_FIELD(rise), WEFT_FIELD(rise_biases);
+    WEFT_FIELD(fall), WEFT_FIELD(fall_biases);
+    WEFT_FIELD(hidden), WEFT_FIELD(output);
+    WEFT_FIELD(by_output), WEFT_FIELD(by_output_row);
+    WEFT_FIELD(by_input), WEFT_FIELD(by_rise);
+    WEFT_FIELD(by_rise_biases);
+    WEFT_FIELD(by_fall), WEFT_FIELD(by_fall_biases);
+    bind_run<true>(module, "feed_forward", &feed_forward,
+                   "Fill the output and what is hidden; whether all factors are finite.");
+    bind_run<true>(module, "feed_forward_backward", &feed_forward_backward,
+                   "Fill the gradients; whether all factors are finite.");
 }
 
 void bind_prepared(nb::module_& module) {
@@ -231,19 +257,9 @@ void bind_prepared(nb::module_& module) {
         },
         nb::arg("call"), nb::arg("instruction_set") = "",
         "Bytes of a packed matrix; 0 where this instruction set multiplies no such numbers.");
-    const auto def = [&](const char* name, bool (*run)(const Kernels&, const PreparedCall&, int),
-                         const char* what) {
-        module.def(
-            name,
-            [run](const PreparedCall& call, int threads, const std::string& instruction_set) {
-                const Kernels& kernels = kernels_by_name(instruction_set);
-                nb::gil_scoped_release unlocked;
-                return run(kernels, call, threads);
-            },
-            nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
-    };
-    def("prepare", &prepare, "Pack a matrix; whether all its numbers are finite.");
-    def("prepared_forward", &prepared_forward, "Fill the output; whether all factors are finite.");
+    bind_run(module, "prepare", &prepare, "Pack a matrix; whether all its numbers are finite.");
+    bind_run(module, "prepared_forward", &prepared_forward,
+             "Fill the output; whether all factors are finite.");
 }
 
 void bind_projected(nb::module_& module) {
@@ -260,29 +276,8 @@ void bind_projected(nb::module_& module) {
     WEFT_FIELD(losses);
     WEFT_FIELD(by_inputs);
     WEFT_FIELD(by_matrix);
-    module.def(
-        "projected_losses",
-        [](const ProjectedCall& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            if (!kernels.projected) throw nb::value_error("native: no kernels for linear layers");
-            nb::gil_scoped_release unlocked;
-            return projected_losses(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
-        "Fill the losses and gradients; whether all factors are finite.");
-}
-
-template <typename Asked>
-void bind_pass(nb::module_& module, const char* name,
-               void (*run)(const Kernels&, const Asked&, int), const char* what) {
-    module.def(
-        name,
-        [run](const Asked& call, int threads, const std::string& instruction_set) {
-            const Kernels& kernels = kernels_by_name(instruction_set);
-            nb::gil_scoped_release unlocked;
-            run(kernels, call, threads);
-        },
-        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "", what);
+    bind_run<true>(module, "projected_losses", &projected_losses,
+                   "Fill the losses and gradients; whether all factors are finite.");
 }
 
 void bind_passes(nb::module_& module) {
@@ -332,11 +327,20 @@ void bind_passes(nb::module_& module) {
     WEFT_FIELD(cosines);
     WEFT_FIELD(sines);
     WEFT_FIELD(back);
-    bind_pass(module, "losses", &losses,
-              "Fill the losses, and put gradients in place of the logits if asked.");
-    bind_pass(module, "dropout", &dropout, "Fill the output.");
-    bind_pass(module, "rotary", &rotary, "Fill the output.");
-    bind_pass(module, "activation", &activation, "Fill the output.");
+    {
+        using Owner = RowTermsCall;
+        nb::class_<Owner> owner(module, "RowTermsCall", "See native/passes_call.h.");
+        owner.def(nb::init<>());
+        WEFT_FIELD(batch), WEFT_FIELD(heads), WEFT_FIELD(rows), WEFT_FIELD(depth);
+        WEFT_FIELD(by_output), WEFT_FIELD(output), WEFT_FIELD(lse), WEFT_FIELD(far);
+        WEFT_FIELD(subtract), WEFT_FIELD(finite_lse);
+    }
+    bind_run(module, "row_terms", &row_terms, "Fill both; whether no row is far.");
+    bind_run(module, "losses", &losses,
+             "Fill the losses, and put gradients in place of the logits if asked.");
+    bind_run(module, "dropout", &dropout, "Fill the output.");
+    bind_run(module, "rotary", &rotary, "Fill the output.");
+    bind_run(module, "activation", &activation, "Fill the output.");
 }
 
 #undef WEFT_FIELD
@@ -355,6 +359,7 @@ NB_MODULE(_native, module) {
     bind_gradients(module);
     bind_neighbours(module);
     bind_linear(module);
+    bind_feed_forward(module);
     bind_prepared(module);
     bind_projected(module);
     bind_passes(module);

@@ -1,6 +1,7 @@
 #include "passes.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "threads.h"
 
@@ -34,6 +35,18 @@ void rotary(const Kernels& kernels, const RotaryCall& call, int threads) {
     run_tasks(threads, (rows + step - 1) / step, [&](int64_t task, int) {
         kernels.passes->rotary(call, task * step, std::min((task + 1) * step, rows));
     });
+}
+
+bool row_terms(const Kernels& kernels, const RowTermsCall& call, int threads) {
+    constexpr int64_t piece = 512;
+    const int64_t rows = call.batch * call.heads * call.rows;
+    std::atomic<bool> near{true};
+    run_tasks(threads, (rows + piece - 1) / piece, [&](int64_t task, int) {
+        const int64_t first = task * piece, end = std::min(first + piece, rows);
+        if (!kernels.passes->row_terms(call, first, end))
+            near.store(false, std::memory_order_relaxed);
+    });
+    return near;
 }
 
 }  // namespace weft

@@ -11,4 +11,6 @@ void dropout(const Kernels& kernels, const DropoutCall& call, int threads);
 void rotary(const Kernels& kernels, const RotaryCall& call, int threads);
 void activation(const Kernels& kernels, const ActivationCall& call, int threads);
 
+bool row_terms(const Kernels& kernels, const RowTermsCall& call, int threads);
+
 }  // namespace weft

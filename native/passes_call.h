@@ -44,13 +44,14 @@ struct RotaryCall {
     bool back = false;
 };
 
-enum class Activation : int32_t { gelu, gelu_tanh, silu };
+enum class Activation : int32_t { gelu, gelu_tanh, silu, relu };
 
 // output = f(input), or gradient * f'(input) if there is a gradient.
 //
 //     gelu       x Phi(x), Phi the distribution of the normal law
 //     gelu_tanh  x s(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), s(v) = 1 / (1 + e^-v)
 //     silu       x s(x)
+//     relu       max(0, x)
 struct ActivationCall {
     int64_t count = 0;
     int32_t kind = 0;  // an Activation
@@ -59,12 +60,28 @@ struct ActivationCall {
     float* output = nullptr;
 };
 
+// What the backward pass of attention takes from each row of a head, with dO the gradient by its
+// output O:
+//
+//     subtract = dO . O,  finite_lse = lse;    0 and infinity where a row sees no key
+struct RowTermsCall {
+    int64_t batch = 0, heads = 0, rows = 0, depth = 0;
+    Tensor by_output;               // float32
+    const float* output = nullptr;  // (batch, heads, rows, depth)
+    const float* lse = nullptr;     // (batch, heads, rows)
+    float far = 0.0f;               // magnitudes of lse above it are told
+    float* subtract = nullptr;
+    float* finite_lse = nullptr;
+};
+
 struct PassKernels {
     void (*loss)(const LossCall& call, int64_t first, int64_t end);  // rows
     void (*dropout)(const DropoutCall& call, int64_t first, int64_t end);
     // Rows are counted over positions, then batch; each has all heads.
     void (*rotary)(const RotaryCall& call, int64_t first, int64_t end);
     void (*activation)(const ActivationCall& call, int64_t first, int64_t end);
+    // Rows over all heads; whether none of them is far.
+    bool (*row_terms)(const RowTermsCall& call, int64_t first, int64_t end);
 };
 
 }  // namespace weft

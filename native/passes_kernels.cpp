@@ -1,7 +1,7 @@
 // Passes over memory, compiled once for every instruction set; see kernels.cpp.
+#include "activations.h"
 #include "kernels.h"
 #include "range.h"
-#include "vector.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -101,65 +101,16 @@ static void rotary(const RotaryCall& call, int64_t first, int64_t end) {
     }
 }
 
-// The distribution of the normal law, Phi(x), within 4e-7 of the true value, relatively, and on the
-// other side of 0 within a rounding; and e^(-x^2 / 2), which it is made of:
-//
-//     1 - Phi(x) = e^(-x^2 / 2) t P(t),  t = 1 / (1 + 0.305 x),  for x >= 0
-//
-// (the shape of formula 7.1.26 of Abramowitz and Stegun 1964). P is the polynomial of degree 7
-// whose largest relative error on x in [0, 14] is smallest.
-static Floats normal_distribution(Floats x, Floats& bell) {
-    bell = exponential(x * x * -0.5f);
-    const Floats magnitude = x < 0.0f ? -x : x;
-    const Floats t = 1.0f / (1.0f + 0.305f * magnitude);
-    Floats p = broadcast(0.0366389044f);
-    p = p * t + -0.152746245f;
-    p = p * t + 0.185315207f;
-    p = p * t + -0.037620943f;
-    p = p * t + 0.120840542f;
-    p = p * t + 0.103473648f;
-    p = p * t + 0.122458689f;
-    p = p * t + 0.121640243f;
-    const Floats tail = bell * (p * t);
-    return x < 0.0f ? tail : 1.0f - tail;
-}
-
-// 1 / (1 + e^-x), relatively exact on both sides.
-static Floats logistic(Floats x) {
-    const Floats e = exponential(x < 0.0f ? x : -x), inverse = 1.0f / (1.0f + e);
-    return x < 0.0f ? e * inverse : inverse;
-}
-
-// f(x) = x s and f'(x) = s + x s', of one kind; see ActivationCall.
-template <Activation kind, bool by_gradient>
-static Floats activated(Floats x) {
-    if constexpr (kind == Activation::gelu) {
-        Floats bell;
-        const Floats s = normal_distribution(x, bell);
-        constexpr float height = 0.398942280401432678f;  // 1 / sqrt(2 pi)
-        return by_gradient ? s + x * bell * height : x * s;
-    } else if constexpr (kind == Activation::gelu_tanh) {
-        constexpr float twice_root = 1.59576912160573071f;  // 2 sqrt(2 / pi)
-        const Floats square = x * x;
-        const Floats s = logistic(twice_root * x * (1.0f + 0.044715f * square));
-        const Floats slope = twice_root * (1.0f + 0.134145f * square);
-        return by_gradient ? s + x * s * (1.0f - s) * slope : x * s;
-    } else {
-        const Floats s = logistic(x);
-        return by_gradient ? s + x * s * (1.0f - s) : x * s;
-    }
-}
-
 template <Activation kind>
 static void activation_of(const ActivationCall& call, int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; i += lanes) {
-        const int64_t rest = end - i;
-        const Floats x = load_part(call.input + i, rest);
-        const Floats y = call.gradient
-                             ? activated<kind, true>(x) * load_part(call.gradient + i, rest)
-                             : activated<kind, false>(x);
-        store_part(call.output + i, y, rest);
+    const float *input = call.input, *gradient = call.gradient;
+    float* output = call.output;
+    for (int64_t i = first; i < end && gradient; i += lanes) {
+        const Floats slope = activated<kind>(load_part(input + i, end - i)).slope;
+        store_part(output + i, slope * load_part(gradient + i, end - i), end - i);
     }
+    for (int64_t i = first; i < end && !gradient; i += lanes)
+        store_part(output + i, activated<kind>(load_part(input + i, end - i)).value, end - i);
 }
 
 static void activation(const ActivationCall& call, int64_t first, int64_t end) {
@@ -171,11 +122,33 @@ static void activation(const ActivationCall& call, int64_t first, int64_t end) {
             return activation_of<Activation::gelu_tanh>(call, first, end);
         case Activation::silu:
             return activation_of<Activation::silu>(call, first, end);
+        case Activation::relu:
+            return activation_of<Activation::relu>(call, first, end);
     }
 }
 
+static bool row_terms(const RowTermsCall& call, int64_t first, int64_t end) {
+    const SmallNumbersAreZero small_numbers_are_zero{};
+    bool near = true;
+    for (int64_t at = first; at < end; ++at) {
+        const int64_t head = at / call.rows, i = at % call.rows;
+        const float* gradient = call.by_output.at<float>(head / call.heads, head % call.heads, i);
+        const float* output = call.output + at * call.depth;
+        Floats products{};
+        for (int64_t d = 0; d < call.depth; d += lanes)
+            products +=
+                load_part(gradient + d, call.depth - d) * load_part(output + d, call.depth - d);
+        const float lse = call.lse[at], magnitude = lse < 0 ? -lse : lse;
+        const bool blind = lse == -infinity;
+        near &= !(magnitude > call.far && magnitude < infinity);
+        call.subtract[at] = blind ? 0.0f : sum(products);
+        call.finite_lse[at] = blind ? infinity : lse;
+    }
+    return near;
+}
+
 extern const PassKernels pass_kernels;
-const PassKernels pass_kernels = {loss, dropout, rotary, activation};
+const PassKernels pass_kernels = {loss, dropout, rotary, activation, row_terms};
 
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft

@@ -1,12 +1,14 @@
 // The loss of a last linear map, compiled once for every instruction set; see kernels.cpp. Those
 // that do not multiply pairs of bfloat16 leave it to torch.
+#include "has_pairs.h"
+
+#if defined(WEFT_HAS_PAIRS)
+
 #include "kernels.h"
 #include "projected_block.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-#if defined(WEFT_HAS_PAIRS)
 
 static ProjectedSpace space(const ProjectedCall& call) {
     const ProjectedBlock block(call, nullptr, nullptr);
@@ -37,7 +39,7 @@ static void choices(const ProjectedCall& call, int64_t task, char* shared, char*
 extern const ProjectedKernels projected_kernels;
 const ProjectedKernels projected_kernels = {space, tasks, pack, rows, choices};
 
-#endif
-
 }  // namespace WEFT_INSTRUCTION_SET
 }  // namespace weft
+
+#endif

@@ -15,13 +15,10 @@
 #include <arm_neon.h>
 #endif
 
+#include "has_pairs.h"
+
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
-
-// Products of pairs of bfloat16: on the matrix unit, or in a vector. See pairs.h.
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#define WEFT_HAS_PAIRS 1
-#endif
 
 #if defined(__AVX512F__)
 constexpr int lanes = 16;

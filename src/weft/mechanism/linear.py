@@ -18,10 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.backends import native_linear
+from weft.mechanism.backends import native_feed_forward, native_linear
 from weft.mechanism.backends.native_prepared import PreparedMaps
 
-__all__ = ["Products", "current_products", "is_plain", "linear_maps", "prepared_maps", "products"]
+__all__ = [
+    "Products",
+    "current_products",
+    "feed_forward",
+    "is_plain",
+    "linear_maps",
+    "prepared_maps",
+    "products",
+]
 
 #: How factors of products are rounded.
 Products = Literal["float32", "bfloat16"]
@@ -52,8 +60,9 @@ def products(kind: Products) -> Iterator[None]:
 
 
 def current_products() -> Products:
-    """How linear layers multiply here."""
-    return _products.get()
+    """How linear layers multiply here; what is compiled multiplies in float32."""
+    # (torch's compiler cannot read the variable of a context.)
+    return "float32" if torch.compiler.is_compiling() else _products.get()
 
 
 @contextmanager
@@ -96,7 +105,8 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
 
     Returns: (..., out_features) for each map.
     """
-    rounded, prepared = current_products() == "bfloat16", _prepared.get()
+    rounded = current_products() == "bfloat16"
+    prepared = None if torch.compiler.is_compiling() else _prepared.get()
     plain = (rounded or prepared is not None) and all(map(is_plain, maps))
     if plain and prepared is not None and not torch.is_grad_enabled():
         outputs = prepared.maps(inputs, maps, relu=relu, rounded=rounded)
@@ -106,3 +116,26 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
         return native_linear.linear_maps(inputs, maps, relu)
     outputs = [linear(inputs) for linear in maps]
     return [torch.relu(output) for output in outputs] if relu else outputs
+
+
+def feed_forward(inputs: Tensor, rise: nn.Linear, fall: nn.Linear, kind: str) -> Tensor | None:
+    """Two linear maps with a non-linearity in between, where one kernel computes all of it.
+
+        f(x W_1^T + b_1) W_2^T + b_2
+
+    Args:
+        inputs: (..., width).
+        rise: W_1 and b_1.
+        fall: W_2 and b_2.
+        kind: of f: "relu", "gelu", "gelu-tanh" or "silu".
+
+    Returns: (..., out_features of `fall`), with products in bfloat16; None where `linear_maps` is
+        to be called for each.
+    """
+    if current_products() != "bfloat16" or not (is_plain(rise) and is_plain(fall)):
+        return None
+    if _prepared.get() is not None and not torch.is_grad_enabled():
+        return None
+    if not native_feed_forward.serves(inputs, rise, fall, kind):
+        return None
+    return native_feed_forward.feed_forward(inputs, rise, fall, kind)

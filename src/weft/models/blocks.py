@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
 
 from weft.mechanism.backends import native_passes
-from weft.mechanism.linear import linear_maps
+from weft.mechanism.linear import feed_forward, linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
 from weft.models.configuration import ActivationKind, Architecture
@@ -57,9 +56,7 @@ def activated(hidden: Tensor, kind: ActivationKind) -> Tensor:
         return hidden.relu()
     if native_passes.serves(hidden):
         return native_passes.activation(hidden, kind)
-    if kind == "silu":
-        return silu(hidden)
-    return gelu(hidden, approximate="tanh" if kind == "gelu-tanh" else "none")
+    return native_passes.ACTIVATIONS[kind](hidden)
 
 
 class FeedForward(nn.Module):
@@ -87,6 +84,10 @@ class FeedForward(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., width) to (..., width)."""
+        if self.gate is None:
+            whole = feed_forward(inputs, self.rise, self.fall, self.activation)
+            if whole is not None:
+                return whole
         if self.gate is not None:
             gate, risen = linear_maps(inputs, [self.gate, self.rise])
             hidden = activated(gate, self.activation) * risen

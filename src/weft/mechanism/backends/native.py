@@ -14,11 +14,13 @@ from torch import Tensor
 
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
 from weft.mechanism.backends.native_forward import forward, forward_graph, forward_output
+from weft.mechanism.backends.native_operators import attend_rows, attention_rows
 from weft.mechanism.backends.native_request import (
     INSTRUCTION_SET,
     NativeCall,
     kernels,
     prepare,
+    serves_compiled,
     why_not_served,
 )
 from weft.mechanism.backends.rows import Rows
@@ -118,6 +120,8 @@ def _wants_gradients(native: NativeCall) -> bool:
 def attention(call: AttentionCall) -> Output:
     """The output of a call that the kernels serve."""
     native = prepare(call)
+    if serves_compiled():
+        return attention_rows(native)[0]
     if not _wants_gradients(native):
         return forward_output(native)
     return _attention(native, *native.tensors)[0]
@@ -134,7 +138,9 @@ def attend(
     if instruction_set is not None:
         native = changed(native, instruction_set=instruction_set)
     k = keep.places(call.keys.shape[2])
-    if _wants_gradients(native):
+    if serves_compiled():
+        rows = attend_rows(native, k, call.received is not None)
+    elif _wants_gradients(native):
         rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:
         rows = forward_graph(native, k, call.received is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ from weft.mechanism.backends.native_received import (
     gradient_by_columns,
     with_columns,
 )
-from weft.mechanism.backends.native_request import DEPTHS, NativeCall, kernels
+from weft.mechanism.backends.native_request import DEEPEST, NativeCall, kernels
 from weft.mechanism.backends.recomputed import applied, products_again
 from weft.mechanism.shapes import Edges, Output, PerRow
 
-__all__ = ["Incoming", "Saved", "gradients"]
+__all__ = ["Incoming", "Saved", "by_formulas", "gradients"]
 
 #: Tasks that the backward pass is cut into where there are few heads.
 BACKWARD_TASKS = 8
@@ -172,13 +172,60 @@ def gradients(
 def _gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    """By the kernel, or by torch where lse has lost the digits that weights are made of."""
-    far = rows.lse.abs() > FAR
-    if _columns_added(native, incoming) + native.values.shape[3] > DEPTHS[-1]:
-        return torch_gradients(native, rows.keys, incoming, needs)
-    if bool(far.any()) and bool((far & rows.lse.isfinite()).any()):
+    if _is_of_output(native, rows, incoming):
+        return _output_gradients(native, rows, incoming, needs)
+    if by_formulas(native, rows, incoming):
         return torch_gradients(native, rows.keys, incoming, needs)
     return kernel_gradients(native, rows, incoming, needs)
+
+
+def by_formulas(native: NativeCall, rows: Saved, incoming: Incoming) -> bool:
+    """Whether the kernel leaves the gradients to torch's formulas.
+
+    It does where lse has lost the digits that weights are made of, and where it has too many
+    columns.
+    """
+    if _columns_added(native, incoming) + native.values.shape[3] > DEEPEST:
+        return True
+    far = rows.lse.abs() > FAR
+    return bool(far.any()) and bool((far & rows.lse.isfinite()).any())
+
+
+def _is_of_output(native: NativeCall, rows: Saved, incoming: Incoming) -> bool:
+    """Whether the output alone was asked and has a gradient, as in training, without sinks.
+
+    Where a graph was asked too, a compiled program gives zeros for gradients that are none here,
+    and is to have the same bits.
+    """
+    output, *others = incoming
+    return (
+        output is not None
+        and rows.entropy is None
+        and all(other is None for other in others)
+        and native.sinks is None
+        and native.values.shape[3] <= DEEPEST
+        and output.dtype == rows.output.dtype == torch.float32
+    )
+
+
+def _output_gradients(
+    native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, ...]:
+    """As `_gradients`, with what each row gives in one pass."""
+    by_output = cast("Tensor", incoming.output)
+    if by_output.stride(-1) != 1 and by_output.shape[-1] != 1:
+        by_output = by_output.contiguous()
+    output, saved_lse = rows.output.contiguous(), rows.lse.contiguous()
+    subtract, lse = torch.empty_like(saved_lse), torch.empty_like(saved_lse)
+    call = kernels.RowTermsCall()
+    call.batch, call.heads, call.rows, call.depth = output.shape
+    call.by_output, call.output = kernels.strided(by_output), output.data_ptr()
+    call.lse, call.far = saved_lse.data_ptr(), FAR
+    call.subtract, call.finite_lse = subtract.data_ptr(), lse.data_ptr()
+    if not kernels.row_terms(call, torch.get_num_threads(), native.instruction_set):
+        return torch_gradients(native, rows.keys, incoming, needs)
+    wanted = dict(zip(native.names, needs, strict=True))
+    return *_run_backward(native, rows, wanted, by_output, lse, subtract, None, None), None
 
 
 def _laid_out(

@@ -13,12 +13,25 @@ from torch import Tensor, nn
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["linear_maps", "multiplies_bfloat16", "projected_losses", "serves", "serves_loss"]
+__all__ = [
+    "address",
+    "linear_maps",
+    "multiplies_bfloat16",
+    "projected_losses",
+    "serves",
+    "serves_loss",
+    "serves_map",
+]
 
 #: Maps of one input that a call takes.
 MOST_MAPS = 3
 #: Rows from which packing the weights pays.
 LEAST_ROWS = 16
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor's numbers are; 0: there is none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def multiplies_bfloat16() -> bool:
@@ -41,6 +54,17 @@ def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and why_wrapped((inputs, *weights, *biases)) is None
         and all(weight.shape[1] == width and weight.is_contiguous() for weight in weights)
+    )
+
+
+def serves_map(linear: nn.Linear, width: int) -> bool:
+    """Whether the kernels take this map of that width, of an input that they take."""
+    tensors = [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+    return (
+        linear.weight.shape[1] == width
+        and linear.weight.is_contiguous()
+        and all(map(_is_plain, tensors))
+        and why_wrapped(tensors) is None
     )
 
 
@@ -72,7 +96,7 @@ def projected_losses(
     (call.rows, call.width), call.choices = rows.shape, len(matrix)
     call.inputs, call.matrix = rows.data_ptr(), matrix.data_ptr()
     call.targets, call.smoothing, call.losses = targets.data_ptr(), smoothing, losses.data_ptr()
-    call.by_inputs, call.by_matrix = _address(by_rows), _address(by_matrix)
+    call.by_inputs, call.by_matrix = address(by_rows), address(by_matrix)
     served = kernels.projected_losses(call, torch.get_num_threads(), INSTRUCTION_SET)
     return losses if served else None
 
@@ -101,7 +125,7 @@ class _LinearMaps(torch.autograd.Function):
         outputs = tuple(rows.new_empty(len(rows), len(weight)) for weight in weights)
         call = _call(rows, relu)
         for weight, bias, output in zip(weights, biases, outputs, strict=True):
-            call.add(len(weight), weight.data_ptr(), _address(bias), output.data_ptr())
+            call.add(len(weight), weight.data_ptr(), address(bias), output.data_ptr())
         if not kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET):
             outputs = tuple(
                 _by_torch(rows, *pair, relu) for pair in zip(weights, biases, strict=True)
@@ -123,7 +147,7 @@ class _LinearMaps(torch.autograd.Function):
             return None, *_backward_by_torch(rows, weights, outputs, filled, wants)
         by_rows = torch.empty_like(rows) if wants[0] else None
         call = _call(rows, ctx.relu)
-        call.by_input = _address(by_rows)
+        call.by_input = address(by_rows)
         by_weights: list[Tensor | None] = []
         by_biases: list[Tensor | None] = []
         kept = []  # what the call has addresses of
@@ -136,8 +160,8 @@ class _LinearMaps(torch.autograd.Function):
             by_biases.append(by_bias)
             kept.append(by_output)
             call.add(
-                len(weight), weight.data_ptr(), 0, _address(outputs[part] if ctx.relu else None),
-                by_output.data_ptr(), by_output.stride(0), _address(by_weight), _address(by_bias),
+                len(weight), weight.data_ptr(), 0, address(outputs[part] if ctx.relu else None),
+                by_output.data_ptr(), by_output.stride(0), address(by_weight), address(by_bias),
             )  # fmt: skip
         if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
             return None, *_backward_by_torch(rows, weights, outputs, kept, wants)
@@ -157,10 +181,6 @@ def _call(rows: Tensor, relu: bool) -> Any:
     call.rows, call.terms = rows.shape
     call.input, call.input_row, call.relu = rows.data_ptr(), rows.stride(0), relu
     return call
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _by_torch(rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

@@ -17,15 +17,23 @@ from torch.nn.functional import gelu, silu
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
 
-__all__ = ["ACTIVATIONS", "activation", "dropout", "losses", "rotary", "serves", "serves_rotary"]
+__all__ = [
+    "ACTIVATIONS",
+    "activation",
+    "dropout",
+    "losses",
+    "rotary",
+    "serves",
+    "serves_rotary",
+]
 
-#: The activations there are, in the order of native/passes_call.h.
-ACTIVATIONS = ("gelu", "gelu-tanh", "silu")
-#: What each of them is in torch, for derivatives of derivatives.
-_PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
+#: The activations there are, in the order of native/passes_call.h, as torch computes them: where
+#: the kernels do not serve, and for derivatives of derivatives.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu-tanh": partial(gelu, approximate="tanh"),
     "silu": silu,
+    "relu": torch.relu,
 }
 
 #: Positions whose angles are kept.
@@ -171,7 +179,7 @@ class _Activation(torch.autograd.Function):
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         (inputs,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            outputs = _PLAIN[ctx.kind](inputs)
+            outputs = ACTIVATIONS[ctx.kind](inputs)
             (by_inputs,) = torch.autograd.grad(outputs, inputs, by_output, create_graph=True)
             return by_inputs, None
         return _activated(inputs, ctx.kind, by_output), None
@@ -185,7 +193,7 @@ def _activated(inputs: Tensor, kind: str, by_output: Tensor | None) -> Tensor:
     by_output = None if by_output is None else by_output.contiguous()
     output = torch.empty_like(inputs)
     call = kernels.ActivationCall()
-    call.count, call.kind = inputs.numel(), ACTIVATIONS.index(kind)
+    call.count, call.kind = inputs.numel(), tuple(ACTIVATIONS).index(kind)
     call.input, call.output = inputs.data_ptr(), output.data_ptr()
     call.gradient = 0 if by_output is None else by_output.data_ptr()
     kernels.activation(call, torch.get_num_threads(), INSTRUCTION_SET)

@@ -31,6 +31,7 @@ __all__ = [
     "NativeCall",
     "kernels",
     "prepare",
+    "serves_compiled",
     "why_form_not_served",
     "why_not_served",
     "why_wrapped",
@@ -49,8 +50,8 @@ _WRAPPED = "the tensors are wrapped, the kernels read memory"
 _DOTS = (ScaledDot, Dot, Bilinear)
 #: Types that the kernels read.
 _TYPES = (torch.float32, torch.bfloat16)
-#: Depths the kernels are written for.
-DEPTHS = range(1, 1025)
+#: The largest depth that the kernels are written for.
+DEEPEST = 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -148,7 +149,7 @@ def _import_kernels() -> tuple[Any, str]:
     except ImportError as error:
         return None, f"the native kernels cannot be loaded ({error})"
     fields = {*NativeCall.names, *NativeCall.rules}
-    calls = {"NeighbourCall", "LinearCall", "LossCall", "DropoutCall", "RotaryCall"}
+    calls = {"NeighbourCall", "LinearCall", "FeedForwardCall", "RowTermsCall"}
     if not fields <= set(getattr(module, "CALL_FIELDS", ())) or not calls <= set(dir(module)):
         return None, "the native kernels were built from other sources; run make setup"
     return module, ""
@@ -156,6 +157,27 @@ def _import_kernels() -> tuple[Any, str]:
 
 #: The compiled kernels, or None, and why there are none.
 kernels, NO_KERNELS = _load_kernels()
+
+
+def _in_transform() -> bool:
+    """Whether a transform of torch.func is at work; the compiler asks it once, for its program."""
+    inside: bool = torch._C._functorch.peek_interpreter_stack() is not None
+    return inside
+
+
+# What torch.compiler.assume_constant_result does, which loads the compiler, in seconds.
+_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def serves_compiled() -> bool:
+    """Whether a call goes into a compiled program as an operator.
+
+    It does not where the program is exported, to run where weft may not be, and where torch.func
+    transforms it, or derivatives are taken forward: of operators torch has neither.
+    """
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return forward_ad._current_level < 0 and not _in_transform()
 
 
 def why_wrapped(tensors: Iterable[Tensor]) -> str | None:
@@ -177,7 +199,8 @@ def why_not_served(call: AttentionCall) -> str | None:
     if kernels is None:
         return NO_KERNELS
     queries, keys, values = call.queries, call.keys, call.values
-    wrapped = why_wrapped((queries, keys, values))
+    # Into a compiled program a call goes as an operator, whatever the tensors stand for.
+    wrapped = None if serves_compiled() else why_wrapped((queries, keys, values))
     if wrapped is not None:
         return wrapped
     if not queries.is_cpu:
@@ -185,8 +208,8 @@ def why_not_served(call: AttentionCall) -> str | None:
     if queries.dtype not in _TYPES:
         return f"the tensors are {queries.dtype}, the kernels take float32 and bfloat16"
     depth, value_depth = keys.shape[3], values.shape[3]
-    if depth not in DEPTHS or value_depth > DEPTHS[-1]:
-        return f"the depths are {depth} and {value_depth}, the kernels take 1 to {DEPTHS[-1]}"
+    if not 1 <= depth <= DEEPEST or value_depth > DEEPEST:
+        return f"the depths are {depth} and {value_depth}, the kernels take 1 to {DEEPEST}"
     return why_form_not_served(call)
 
 
