@@ -14,6 +14,7 @@ from torch import Tensor
 
 import weft
 from weft.mechanism.masks import Mask, Ranges, as_mask
+from weft.mechanism.packed import packed
 
 sizes = st.integers(0, 6)
 sides = st.one_of(st.none(), st.integers(0, 7))
@@ -213,9 +214,30 @@ def test_what_may_be_an_edge_index_or_an_adjacency_matrix() -> None:
         weft.neighbours(both)
     check(weft.neighbours(both != 0), both != 0, 2, 3)
     check(weft.neighbours(both.float()), both != 0, 2, 3)
+    check(weft.neighbours(both.to(torch.int8)), both != 0, 2, 3)  # too small to number nodes
     check(weft.neighbours(scipy.sparse.csr_array(both.numpy())), both != 0, 2, 3)
     check(weft.neighbours(both.to_sparse()), both != 0, 2, 3)
     check(weft.neighbours(both, nodes=2), torch.tensor([[False, True], [True, True]]), 2, 2)
+    # A third node: no cell of an adjacency matrix of zeros and ones.
+    three = torch.tensor([[0, 2], [1, 1]])
+    expected = torch.zeros(3, 3, dtype=torch.bool)
+    expected[1, 0] = expected[1, 2] = True
+    check(weft.neighbours(three), expected, 3, 3)
+
+
+def test_packed_sequences_of_any_length_see_themselves_alone() -> None:
+    """The second has queries and no key, the third keys and no query."""
+    expected = torch.zeros(4, 7, dtype=torch.bool)
+    expected[0, :2] = expected[3, 6:] = True
+    check(packed([1, 2, 0, 1], [2, 0, 4, 1]), expected, 4, 7)
+    square = torch.block_diag(*[torch.ones(n, n) for n in (2, 3)]).bool()
+    check(packed([2, 0, 3]), square, 5, 5)
+    check(packed([0, 0]), torch.zeros(0, 0, dtype=torch.bool), 0, 0)
+
+
+def test_a_mask_of_no_queries_has_no_ranges() -> None:
+    found = as_mask(torch.zeros(0, 4, dtype=torch.bool)).ranges(0, 4)
+    assert found is not None and found.shape == (2, 0)
 
 
 def test_real_keys_side_by_side_are_ranges() -> None:

@@ -63,7 +63,9 @@ def attention(
             call.
 
     Returns: (batch, heads, queries, value_depth); 0 for a query that may look at no key.
-        Differentiable as often as asked, forward too, and under torch.func. A key or a value that
+        Differentiable as often as asked, forward too, and under torch.func. In a program that
+        torch.compile makes it is an operator, without graph breaks, and differentiable once; an
+        exported program has torch's operations, and needs no weft. A key or a value that
         is NaN or infinite may make NaN of every query's row, also where a mask hides it: a weight
         of 0 times NaN is NaN, as in torch.
 
@@ -108,7 +110,7 @@ def attention(
         dropout,
     )
     if backend in (None, "native") and routing.serves(call):
-        output = routing.attention(call)
+        output = routing.attention(call, backend)
         return output if batched else output[0]
     by_terms = complete_graph.score_served(call) if backend is None else None
     if by_terms is not None:
@@ -226,7 +228,7 @@ def attend(
         None if received is False else last_queries(received, "attend"),
     )
     if backend in (None, "native") and isinstance(keep, Top) and routing.serves(call):
-        output, graph = routing.attend(call, keep)
+        output, graph = routing.attend(call, keep, backend)
         return (output, graph) if batched else (output[0], graph[0])
     if isinstance(keep, Top) and (backend == "triton" or (backend is None and queries.is_cuda)):
         output, graph = _by_triton("attend", call, keep, named=backend is not None)

@@ -135,7 +135,9 @@ class Lengths(Padding):
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
         _check_batch(self.lengths, batch)
-        if self.lengths.numel() and int(self.lengths.max()) > keys:
+        # (See padding for what is compiled.)
+        known = self.lengths.numel() and not torch.compiler.is_compiling()
+        if known and int(self.lengths.max()) > keys:
             raise ShapeError(
                 f"padding: a length is {int(self.lengths.max())}, the call has {keys} keys. A "
                 "sequence has as many real keys as there are, or fewer."
@@ -155,7 +157,7 @@ class RealKeys(Padding):
     def bounds(self, queries: int, keys: int) -> KeyRanges:
         """See Mask.bounds."""
         marked = self.marked.cpu()
-        if marked.shape[1] == 0:
+        if marked.shape[1] == 0 or torch.compiler.is_compiling():
             return KeyRanges(rest=self)
         first = marked.int().argmax(1)
         count = marked.sum(1)
@@ -263,7 +265,8 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
         if tensor.ndim == 2:
             return RealKeys(tensor)
     elif tensor.ndim == 1 and not tensor.is_floating_point() and not tensor.is_complex():
-        if bool((tensor < 0).any()):
+        # (A program that is being compiled has no numbers yet: its operator looks at them.)
+        if not torch.compiler.is_compiling() and bool((tensor < 0).any()):
             raise InputError(f"padding: a length is {int(tensor.min())}; expected 0 or more keys.")
         return Lengths(tensor)
     raise InputError(
