@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.mechanism.graph_error_cases import GRAPH_CASES
 from tests.mechanism.steps_error_cases import STEPS_CASES
 from torch import nn
 
@@ -37,6 +38,16 @@ def call(
     **options: object,
 ) -> object:
     return untyped.attention(zeros(*queries), zeros(*keys), zeros(*values), **options)
+
+
+def compiled(lengths: list[int]) -> object:
+    """A program that is given lengths: there are none to look at while it is compiled."""
+
+    def padded(real: torch.Tensor) -> torch.Tensor:
+        return weft.attention(*[zeros(2, 2, 7, 8)] * 3, mask=weft.padding(real))
+
+    program = torch.compile(padded, fullgraph=True, backend="eager")
+    return program(torch.tensor(lengths))
 
 
 def layer(**options: Any) -> MultiHeadAttention:
@@ -78,7 +89,6 @@ def wide_matrix() -> AttentionMatrix:
     return AttentionMatrix(zeros(1, 2, 4), zeros(1, 3, 4))
 
 
-no_edges = torch.zeros(2, 0, dtype=torch.int64)
 meta = torch.zeros(2, 2, 7, 8, device="meta")
 
 #: What is done; what the message begins with; what must be in it.
@@ -134,6 +144,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("key list", lambda: untyped.attend(zeros(1), [1], zeros(1)), "attend", "a tensor"),
     ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
     ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
+    ("lengths of a program", lambda: compiled([8, 7]), "mask", "from 0 to 7"),
     ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
     ("triton backend", lambda: call(backend="triton"), "attention", 'backend="torch"'),
     (
@@ -203,7 +214,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "a square one",
     ),
     ("neighbours text", lambda: weft.neighbours("ab"), "neighbours", "of numbers"),
-    ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "SciPy sparse"),
+    ("neighbours", lambda: weft.neighbours([[1]]), "neighbours", "got list; expected an"),
     ("neighbours of 1 dimension", lambda: weft.neighbours(zeros(3)), "neighbours", "adjacency"),
     ("nodes", lambda: call(mask=weft.neighbours(zeros(5, 6))), "neighbours", "row for each query"),
     ("offset", lambda: weft.causal(2**63), "window", "whole number"),
@@ -221,36 +232,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("nodes of a matrix", lambda: weft.neighbours(zeros(3, 3), 3), "neighbours", "Leave nodes out"),
     ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),
     ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
-    # graphs
-    ("layer of no heads", lambda: weft.GATConv(8, 2, heads=0), "GATConv", "1 or more"),
-    ("layer's dropout", lambda: weft.GATConv(8, 2, dropout=2), "GATConv", "a probability"),
-    ("layer's flow", lambda: untyped.GATConv(8, 2, flow="down"), "GATConv", "source_to_target"),
-    (
-        "pair and flow",
-        lambda: weft.GATConv(8, 2, flow="target_to_source")((zeros(3, 8), zeros(3, 8)), no_edges),
-        "GATConv",
-        "Flip the edge_index",
-    ),
-    ("features", lambda: weft.GATConv(8, 2)(zeros(8), no_edges), "GATConv", "(nodes, width)"),
-    ("edges", lambda: weft.GATConv(8, 2)(zeros(3, 8), no_edges[0]), "GATConv", "(2, edges)"),
-    (
-        "features of edges",
-        lambda: weft.GATConv(8, 2, edge_dim=1)(zeros(3, 8), no_edges, zeros(2, 1)),
-        "GATConv",
-        "a row for each edge",
-    ),
-    (
-        "features of plain edges",
-        lambda: weft.GATv2Conv(8, 2)(zeros(3, 8), no_edges, zeros(0, 1)),
-        "GATv2Conv",
-        "edge_dim=",
-    ),
-    (
-        "no targets",
-        lambda: weft.GATv2Conv(8, 2)((zeros(3, 8), None), no_edges),
-        "GATv2Conv",
-        "Give (x, x_t)",
-    ),
+    *GRAPH_CASES,
     (
         "terms of other nodes",
         lambda: complete_graph_attention(zeros(2), zeros(3), zeros(4, 1)),

@@ -84,3 +84,8 @@ def test_bad_input() -> None:
         complete_graph_attention(torch.zeros(2), torch.zeros(3), torch.zeros(4, 1))
     with pytest.raises(weft.InputError, match="slope=2"):
         complete_graph_attention(torch.zeros(2), torch.zeros(3), torch.zeros(3, 1), 2)
+
+
+def test_without_keys_the_output_is_0() -> None:
+    found = complete_graph_attention(torch.ones(2, 3), torch.ones(2, 0), torch.ones(2, 0, 4))
+    assert torch.equal(found, torch.zeros(2, 3, 4))

@@ -15,6 +15,7 @@ from tests.mechanism.error_cases import CASES, call, graph, zeros
 
 import weft
 from weft import mechanism
+from weft.mechanism import matrix
 
 FOLDER = Path(mechanism.__file__).parent
 
@@ -65,12 +66,15 @@ def test_no_raise_of_the_mechanism_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(weft.InputError) as caught:
         graph().to_pyg(0)
     reached.add(line_of_raise(caught.value))
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'") as unknown:
+        _ = matrix.Nothing
+    reached.add(line_of_raise(unknown.value))
 
     missed = []
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise):
                 lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
                 if not any((str(path), line) in reached for line in lines):
-                    missed.append(f"{path.name}:{node.lineno}")
+                    missed.append(f"{path.relative_to(FOLDER)}:{node.lineno}")
     assert missed == []

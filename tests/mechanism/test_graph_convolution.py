@@ -12,6 +12,7 @@ from torch import Tensor
 
 import weft
 from weft.mechanism.graph_layer import GraphObserver
+from weft.mechanism.neighbourhood.loops import with_self_loops
 
 LAYERS = [weft.GATConv, weft.GATv2Conv]
 EDGES = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
@@ -158,7 +159,7 @@ def test_bad_input(layer_class: Any) -> None:
             layer(x, edges)
     with pytest.raises(weft.ShapeError, match=r"x is \(8\)"):
         layer(x[0], EDGES)
-    with pytest.raises(weft.InputError, match="fill_value is 'median'"):
+    with pytest.raises(weft.InputError, match="fill_value: it is 'median'"):
         layer_class(8, 2, edge_dim=1, fill_value="median")(x, EDGES, torch.ones(4))
     with pytest.raises(weft.InputError, match=r"dropout=1\.5"):
         layer_class(8, 2, dropout=1.5)
@@ -235,3 +236,51 @@ def test_weft_does_not_import_pyg(loaded: Loaded) -> None:
     )
     with loaded.start(program=code) as process:
         assert process.wait() == 0, process.errors()
+
+
+@pytest.mark.parametrize("layer_class", LAYERS)
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_features_of_edges_in_a_sparse_matrix(layer_class: Any) -> None:
+    """The matrix sorts them by target and source; a list of edges keeps its own order."""
+    layer = layer_class(8, 4, heads=2, edge_dim=3)
+    x, order = torch.randn(4, 8), torch.tensor([2, 0, 3, 1])
+    features = torch.randn(4, 3)
+    matrix = torch.sparse_coo_tensor(EDGES[:, order].flip(0), features[order], (4, 4, 3))
+    torch.testing.assert_close(layer(x, matrix), layer(x, EDGES, features))
+
+
+@pytest.mark.parametrize("layer_class", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_and_no_more(layer_class: Any, dtype: torch.dtype) -> None:
+    """Of numbers that half precision holds, the output is that of float64, rounded on the way."""
+    layer = layer_class(8, 4, heads=2, edge_dim=3).to(dtype)
+    x, features = torch.randn(4, 8).to(dtype), torch.randn(4, 3).to(dtype)
+    output, (_, weights) = layer(x, EDGES, features, return_attention_weights=True)
+    assert output.dtype == weights.dtype == dtype
+    exact, (_, expected) = copy.deepcopy(layer).double()(
+        x.double(), EDGES, features.double(), return_attention_weights=True
+    )
+    close = 0.05 if dtype == torch.bfloat16 else 0.01
+    torch.testing.assert_close(output.double(), exact, rtol=close, atol=close)
+    torch.testing.assert_close(weights.double(), expected, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize(
+    ("fill", "loops"),
+    [
+        ("mean", [0, 4, 0]), ("add", [0, 8, 0]), ("min", [0, 2, 0]), ("max", [0, 6, 0]),
+        ("mul", [1, 12, 1]), (None, [1, 1, 1]), (0.5, [0.5] * 3),
+    ],
+)  # fmt: skip
+def test_features_of_self_loops_where_a_node_has_no_edge(fill: Any, loops: list[float]) -> None:
+    """Edges 0 -> 1 and 2 -> 1, one to a fourth target, which has no loop, and a loop that goes."""
+    edges = torch.tensor([[0, 1, 2, 2], [1, 1, 1, 3]])
+    index, features = with_self_loops(edges, torch.tensor([2.0, 9.0, 6.0, 5.0]), fill, 3)
+    assert index.tolist() == [[0, 2, 2, 0, 1, 2], [1, 1, 3, 0, 1, 2]]
+    assert features is not None and features.tolist() == [2, 6, 5, *loops]
+
+
+def test_a_size_without_targets() -> None:
+    layer = weft.GATConv((8, 8), 2, heads=2)
+    none = torch.zeros(2, 0, dtype=torch.int64)
+    assert layer((torch.randn(3, 8), None), none, size=(3, 0)).shape == (0, 4)

@@ -104,6 +104,7 @@ def test_scores_that_e_to_the_power_of_would_overflow(arrays: Arrays) -> None:
 RELATIVE = {
     "shaw": lambda: weft.Shaw(torch.randn(5, DEPTH), torch.randn(5, VALUE)),
     "shaw by head": lambda: weft.Shaw(torch.randn(HEADS, 5, DEPTH), torch.randn(HEADS, 5, VALUE)),
+    "shaw from key 2 on": lambda: weft.Shaw(torch.randn(5, DEPTH), torch.randn(5, VALUE), offset=2),
     "alibi": lambda: weft.ALiBi(weft.alibi_slopes(HEADS)),
 }
 

@@ -82,6 +82,7 @@ class GATConv(GraphConvolution):
             in_channels, out_channels, heads, concat, negative_slope, dropout, add_self_loops,
             edge_dim, fill_value, bias, residual, flow,
         )  # fmt: skip
+        in_channels, heads, out_channels = self.in_channels, self.heads, self.out_channels
         wide = heads * out_channels
         self.lin = self.lin_src = self.lin_dst = None
         if isinstance(in_channels, int):
@@ -194,6 +195,7 @@ class GATv2Conv(GraphConvolution):
             edge_dim, fill_value, bias, residual, flow,
         )  # fmt: skip
         self.share_weights = share_weights
+        in_channels, heads, out_channels = self.in_channels, self.heads, self.out_channels
         wide = heads * out_channels
         widths = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
         self.lin_l = projection(widths[0], wide, bias)

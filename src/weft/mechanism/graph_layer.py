@@ -10,6 +10,13 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.graph_inputs import (
+    check_edges,
+    check_features,
+    check_numbers,
+    check_size,
+    checked_widths,
+)
 from weft.mechanism.neighbourhood.call import NeighbourCall
 from weft.mechanism.neighbourhood.edges import Edges
 from weft.mechanism.neighbourhood.function import (
@@ -20,7 +27,7 @@ from weft.mechanism.neighbourhood.function import (
 )
 from weft.mechanism.neighbourhood.loops import Fill, with_self_loops
 from weft.mechanism.neighbourhood.projection import glorot, projection
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, whole_number
 
 __all__ = ["Flow", "GraphConvolution", "GraphObserver", "Nodes"]
 
@@ -58,17 +65,17 @@ class GraphConvolution(nn.Module):
         flow: Flow,
     ) -> None:
         super().__init__()
-        if heads < 1 or out_channels < 1:
-            raise InputError(
-                f"{self.name}: {heads} heads of {out_channels} channels; expected 1 or more."
-            )
-        if not 0 <= dropout <= 1:
-            raise InputError(f"{self.name}: dropout={dropout}; expected a probability, 0 to 1.")
+        self.in_channels = in_channels = checked_widths(self.name, in_channels)
+        heads = whole_number(self.name, "heads", heads, 1, None)
+        out_channels = whole_number(self.name, "out_channels", out_channels, 1, None)
+        if edge_dim is not None:
+            edge_dim = whole_number(self.name, "edge_dim", edge_dim, -1, None)
+        check_numbers(self.name, dropout, negative_slope)
         if flow not in ("source_to_target", "target_to_source"):
             raise InputError(
                 f'{self.name}: flow={flow!r}; expected "source_to_target" or "target_to_source".'
             )
-        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.out_channels, self.heads = out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
         self.residual, self.flow = residual, flow
@@ -110,6 +117,7 @@ class GraphConvolution(nn.Module):
     ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
         self._check(x)
         sources, targets = self.projected(x)
+        check_size(self.name, size, sources, targets)
         index, features = self._index(edge_index, edge_attr, sources, targets, size)
         count = targets.shape[0] if targets is not None else (size or (0, len(sources)))[1]
         call = self.call(Edges.of_index(index, count, len(sources)), sources, targets, features)
@@ -129,33 +137,22 @@ class GraphConvolution(nn.Module):
         return output, (_as_given(index, weights, edge_index, self.flow), weights)
 
     def _check(self, x: Nodes) -> None:
-        if not isinstance(x, Tensor) and self.flow == "target_to_source":
+        if isinstance(x, tuple | list) and self.flow == "target_to_source":
             raise InputError(
                 f"{self.name}: x is a pair, sources and targets, and the layer has "
                 'flow="target_to_source". Flip the edge_index, and make the layer without flow.'
             )
-        for nodes in (x,) if isinstance(x, Tensor) else x:
-            if nodes is not None and nodes.ndim != 2:
-                raise ShapeError(
-                    f"{self.name}: x is {describe(nodes)}; expected features (nodes, width)."
-                )
-
-    def _check_edges(self, edge_index: object) -> None:
-        """Of what the caller gave: self-loops and flips come after."""
-        got = type(edge_index).__name__
-        if isinstance(edge_index, Tensor):
-            got = f"{edge_index.dtype} of shape {describe(edge_index)}"
-            if edge_index.layout != torch.strided:
-                fits = edge_index.sparse_dim() == 2
-            else:
-                fits = edge_index.ndim == 2 and len(edge_index) == 2
-                fits = fits and edge_index.dtype in (torch.int64, torch.int32)
-            if fits:
-                return
-        raise InputError(
-            f"{self.name}: the edge_index is {got}; expected a tensor of int64, (2, edges), "
-            "sources over targets, or a sparse one, (targets, sources)."
-        )
+        pair = x if isinstance(x, tuple | list) else (x, x)
+        if len(pair) != 2:
+            raise InputError(
+                f"{self.name}: x is {type(pair).__name__} of length {len(pair)}; expected the "
+                "features of the nodes, or a pair, those of sources and of targets."
+            )
+        width = self.in_channels
+        widths = width if isinstance(width, tuple) else (width, width)
+        check_features(self.name, "x", pair[0], widths[0])
+        if pair[1] is not None:
+            check_features(self.name, "x", pair[1], widths[1])
 
     def _index(
         self,
@@ -166,7 +163,7 @@ class GraphConvolution(nn.Module):
         size: tuple[int, int] | None,
     ) -> tuple[Tensor, Tensor | None]:
         """The edges as sources over targets, and their features; with self-loops if asked."""
-        self._check_edges(edge_index)
+        check_edges(self.name, edge_index)
         if edge_index.layout != torch.strided:
             # A matrix of targets and sources, whose values may be the edges' features.
             matrix = edge_index.to_sparse(layout=torch.sparse_coo).coalesce()
@@ -177,11 +174,15 @@ class GraphConvolution(nn.Module):
             edge_index = edge_index.flip(0)
         if self.lin_edge is None:
             edge_attr = None
-        if edge_attr is not None and len(edge_attr) != edge_index.shape[1]:
-            raise ShapeError(
-                f"{self.name}: edge_attr is {describe(edge_attr)}, there are "
-                f"{edge_index.shape[1]} edges. Give a row for each edge."
-            )
+        if edge_attr is not None and self.edge_dim is not None:
+            flat = isinstance(edge_attr, Tensor) and edge_attr.ndim == 1
+            rows = edge_attr[:, None] if flat else edge_attr
+            check_features(self.name, "edge_attr", rows, self.edge_dim)
+            if len(rows) != edge_index.shape[1]:
+                raise ShapeError(
+                    f"{self.name}: edge_attr is {describe(edge_attr)}, there are "
+                    f"{edge_index.shape[1]} edges. Give a row for each edge."
+                )
         if self.add_self_loops:
             nodes = len(sources) if targets is None else min(len(sources), len(targets))
             nodes = nodes if size is None else min(size)

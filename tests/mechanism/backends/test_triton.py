@@ -40,9 +40,9 @@ def interpreted(*arguments: object) -> dict[str, int]:
 
 @needs_triton
 def test_random_calls_are_those_of_float64() -> None:
-    met = interpreted(2, 7)
-    assert (met["calls"], met["wrong"]) == (7, 0)
-    for feature in ("bfloat16", "float32", "mask", "edges", "gradients", "grouped heads"):
+    met = interpreted(2, 20)
+    assert (met["calls"], met["wrong"]) == (20, 0)
+    for feature in ("bfloat16", "float32", "mask", "bias", "edges", "gradients", "grouped heads"):
         assert met[feature] > 0, met
 
 

@@ -16,7 +16,7 @@ MASKS: dict[str, Mask | None] = {
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("size", [1, 7, 16, 400])
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 400])
 def test_summaries_of_blocks_are_those_of_the_dense_matrix(mask: str, size: int) -> None:
     torch.manual_seed(len(mask) + size)
     queries, keys = torch.randn(4, LENGTH, 8), torch.randn(2, LENGTH, 8)

@@ -103,7 +103,7 @@ def test_top_keeps_32_where_nobody_says() -> None:
     close(matrix.top().weights, -np.sort(-dense, -1)[..., :32])
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 50])
+@pytest.mark.parametrize("size", [1, 2, 4, 50])
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_matrix_in_many_tiles(size: int, relative: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is formed at a time is so small here that every part is several."""
@@ -212,3 +212,27 @@ def test_one_head_by_its_number_from_either_end() -> None:
     assert repr(matrix) == "AttentionMatrix(shape=(2, 11, 9), dtype=torch.float64)"
     operator = matrix.head(0)
     assert operator.shape == (ROWS, KEYS) and operator.dtype == np.float64
+
+
+def test_blocks_of_scores_that_are_no_plain_products() -> None:
+    """A cap, a score of two terms, a log-sum-exp of the caller's: each with its formula."""
+    q, k = 3 * numbers(1, ROWS, DEPTH), numbers(1, KEYS, DEPTH, seed=1)
+    products = np.einsum("hid,hjd->hij", q, k) / math.sqrt(DEPTH)
+    first, second = numbers(DEPTH, seed=2), numbers(DEPTH, seed=3)
+    terms = (q @ first)[..., None] + (k @ second)[:, None]
+    lse = np.log(np.exp(products).sum(-1)) + numbers(1, ROWS, seed=4) ** 2
+    given = np.exp(products - lse[..., None])
+    pair_of_vectors = weft.GraphAttention(torch.tensor(first), torch.tensor(second))
+    for options, dense in (
+        ({"softcap": 1.5}, softmax(1.5 * np.tanh(products / 1.5))),
+        ({"score": pair_of_vectors}, softmax(np.where(terms > 0, terms, 0.2 * terms))),
+        ({"lse": torch.tensor(lse)}, given),
+    ):
+        matrix = weft.AttentionMatrix(torch.tensor(q), torch.tensor(k), **options)
+        close(matrix[0, :, :], dense[0])
+        padded = np.zeros((12, 12))
+        padded[:ROWS, :KEYS] = dense[0]
+        parts = padded.reshape(4, 3, 4, 3)[:, :, :3]
+        largest, sums = matrix.block_summaries(0, 3)
+        close(largest, parts.max((1, 3)))
+        close(sums, parts.sum((1, 3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,11 @@ from weft.mechanism.backends import native as attention_kernels
 from weft.mechanism.neighbourhood import by_torch, native
 from weft.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
 from weft.mechanism.neighbourhood.edges import Edges
-from weft.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
+from weft.mechanism.neighbourhood.function import (
+    neighbour_attention,
+    neighbour_graph,
+    neighbour_weights,
+)
 
 from .dense_formula import dense_output
 
@@ -263,3 +268,32 @@ def test_the_kernels_and_torch_sort_edges_alike(monkeypatch: pytest.MonkeyPatch)
             patch.setattr(module, "kernels", None)
             by_sort = module.grouped(ends.to(kind), 60)
         assert all(torch.equal(*pair) for pair in zip(by_kernel, by_sort, strict=True))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_kernels_have_what_they_serve_and_torch_the_rest(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 0 weighs 2 and 4 by 1/4 and 3/4, row 1 sees 4 alone."""
+    ran: list[str] = []
+    for name, module in (("native", native), ("torch", by_torch)):
+        real = module.output
+        monkeypatch.setattr(
+            module, "output", lambda call, name=name, real=real: ran.append(name) or real(call)
+        )
+    edges = Edges.of_index(torch.tensor([[0, 1, 1], [0, 0, 1]]), 2, 2)
+    call = NeighbourCall(
+        edges, NeighbourScore.ADDITIVE, torch.tensor([[[2.0]], [[4.0]]], dtype=dtype),
+        target_terms=torch.zeros(2, 1, dtype=dtype),
+        source_terms=torch.tensor([[0.0], [math.log(3)]], dtype=dtype),
+    )  # fmt: skip
+    for backend in (None, "torch", "native"):
+        if backend == "native" and dtype == torch.float64:
+            continue  # an error: see graph_error_cases
+        output = neighbour_attention(call, backend)
+        assert output.dtype == dtype
+        close = 1e-2 if dtype == torch.bfloat16 else 1e-6
+        assert output.flatten().tolist() == pytest.approx([3.5, 4.0], rel=close)
+    by_kernels = ["native", "torch", "native"]
+    assert ran == (["torch", "torch"] if dtype == torch.float64 else by_kernels)

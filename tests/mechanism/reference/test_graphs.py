@@ -167,3 +167,34 @@ def test_one_token_has_no_neighbours() -> None:
     one = torch.ones(1, 1)
     assert graphs.previous(one) == graphs.next_token(one) == 0
     assert graphs.same(one) == graphs.first(one) == 1
+
+
+def test_the_next_and_the_previous_token_of_every_row() -> None:
+    """The pure heads above do not tell which rows count."""
+    weights = torch.tensor([[0.1, 0.7, 0.2], [0.3, 0.5, 0.2], [0.6, 0.3, 0.1]])
+    assert graphs.previous(weights) == pytest.approx((0.3 + 0.3) / 2)
+    assert graphs.next_token(weights) == pytest.approx((0.7 + 0.2) / 2)
+    lower = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.25, 0.25, 0.5]])
+    assert graphs.previous(lower) == pytest.approx((0.9 + 0.25) / 2)
+
+
+def test_pagerank_of_weights_that_do_not_sum_to_1() -> None:
+    weights = 7 * weights_of(3, 4)
+    weights[2] /= 30
+    network = networkx.from_numpy_array(weights.numpy(), create_using=networkx.DiGraph)
+    expected = networkx.pagerank(network, tol=1e-12, max_iter=1000)
+    assert graphs.pagerank(weights).tolist() == pytest.approx(list(expected.values()), abs=1e-8)
+
+
+def test_directionality_by_hand() -> None:
+    """One row of norms 1 (eight times), 3.2 and 5: mean 1.62, deviation 1.374.
+
+    Above the mean and 2 deviations, 4.37, lies 5 alone; the row's own norm is sqrt(43.24), above
+    0.658 + 2 * 2.079; 3 deviations would let neither pass.
+    """
+    M = torch.zeros(10, 10, dtype=torch.float64)
+    M[0] = torch.tensor([1.0] * 8 + [3.2, 5.0])
+    row = math.sqrt(8 + 3.2**2 + 5**2)
+    assert float(graphs.directionality(M)) == pytest.approx((5 - row) / (5 + row))
+    assert float(graphs.directionality(M.T)) == pytest.approx((row - 5) / (row + 5))
+    assert float(graphs.directionality(M, spread=1.0)) == pytest.approx((8.2 - row) / (8.2 + row))

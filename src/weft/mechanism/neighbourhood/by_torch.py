@@ -15,8 +15,7 @@ __all__ = ["dropped", "output", "raw_scores", "weights_of"]
 
 
 def _needed(tensor: Tensor | None) -> Tensor:
-    if tensor is None:
-        raise TypeError("a call over neighbours lacks a tensor that its score reads")
+    assert tensor is not None  # whoever names a score gives what it reads
     return tensor
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.mechanism.backends.native_request import kernels
-from weft.mechanism.shapes import describe
 
 __all__ = ["Edges", "grouped"]
 
@@ -66,32 +65,29 @@ class Edges:
     def of_index(cls, edge_index: Tensor, targets: int, sources: int) -> Edges:
         """The edges of PyTorch Geometric's `edge_index`: integers (2, edges), sources over targets.
 
-        Raises: InputError: it is none, or names a node that is not there.
+        Raises: InputError: it names a node that is not there; too many nodes or edges.
 
         >>> edges = Edges.of_index(torch.tensor([[1, 2, 0], [0, 1, 0]]), 3, 3)
         >>> edges.row_starts.tolist(), edges.columns.tolist(), edges.numbers.tolist()
         ([0, 2, 3, 3], [1, 0, 2], [0, 2, 1])
         """
-        integers = (torch.int64, torch.int32)
-        if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in integers:
-            raise InputError(
-                f"edges: got {edge_index.dtype} of shape {describe(edge_index)}; expected an "
-                "edge_index, int64 of shape (2, edges), sources over targets."
-            )
         for name, ends, nodes in (
             ("source", edge_index[0], sources),
             ("target", edge_index[1], targets),
         ):
             if nodes > MOST or len(ends) > MOST:
-                raise InputError(f"edges: {nodes:,} nodes, {len(ends):,} edges; expected {MOST:,}.")
+                raise InputError(
+                    f"edges: there are {nodes:,} nodes and {len(ends):,} edges; expected {MOST:,} "
+                    "or fewer of each. Take a part of the graph."
+                )
             if not len(ends):
                 continue
             least, most = (int(end) for end in torch.aminmax(ends))
             if least < 0 or most >= nodes:
                 raise InputError(
                     f"edges: an edge has the {name} {least if least < 0 else most}; there are "
-                    f"{nodes:,} such nodes, 0 to {nodes - 1}. Give features for every node, or "
-                    "leave the edge out."
+                    f"{nodes:,} such nodes, counted from 0. Give features for every node, or leave "
+                    "the edge out."
                 )
         starts, order = grouped(edge_index[1], targets)
         return cls(targets, sources, starts, edge_index[0][order.long()].int(), order)

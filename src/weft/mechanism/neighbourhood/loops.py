@@ -58,7 +58,7 @@ def _filled(targets: Tensor, features: Tensor, fill: Fill, nodes: int) -> Tensor
     if isinstance(fill, str):
         if fill not in _COMBINED:
             raise InputError(
-                f"fill_value is {fill!r}; expected a number, a tensor or one of "
+                f"fill_value: it is {fill!r}; expected a number, a tensor or one of "
                 f"{', '.join(_COMBINED)}."
             )
         # The empty product is 1, everything else that is empty 0.
@@ -72,6 +72,13 @@ def _filled(targets: Tensor, features: Tensor, fill: Fill, nodes: int) -> Tensor
             return fill.to(features).expand(shape)
         except RuntimeError:
             raise InputError(
-                f"fill_value is {describe(fill)}; an edge has features {tuple(features.shape[1:])}."
+                f"fill_value: it is {describe(fill)}; an edge has features "
+                f"{tuple(features.shape[1:])}. Give a tensor of that shape, or a number."
             ) from None
-    return features.new_full(shape, 1.0 if fill is None else float(fill))
+    try:
+        return features.new_full(shape, 1.0 if fill is None else float(fill))
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(
+            f"fill_value: it is {type(fill).__name__}; expected a number, a tensor or one of "
+            f"{', '.join(_COMBINED)}."
+        ) from None

@@ -55,27 +55,31 @@ def serves(call: AttentionCall) -> bool:
     return type(score) in (GraphAttention, GraphAttentionV2) and call.scale == 1
 
 
-def attention(call: AttentionCall) -> Output:
-    """The output of a call that is served."""
-    outputs = [neighbour_attention(with_dropout(each, call.dropout)) for each in _calls(call)]
+def attention(call: AttentionCall, backend: str | None = None) -> Output:
+    """The output of a call that is served; for the backend see `neighbour_attention`."""
+    outputs = [
+        neighbour_attention(with_dropout(each, call.dropout), backend) for each in _calls(call)
+    ]
     return torch.stack([output.transpose(0, 1) for output in outputs])
 
 
-def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
-    """Output and graph of a call that is served."""
+def attend(
+    call: AttentionCall, keep: Top, backend: str | None = None
+) -> tuple[Output, AttentionGraph]:
+    """Output and graph of a call that is served; for the backend see `neighbour_attention`."""
+    output = attention(call, backend)
     places = keep.places(call.keys.shape[2])
     graphs = [neighbour_graph(each, places, call.received) for each in _calls(call)]
     every = ("keys", "scores", "weights", "lse", "entropy", "rest", "count", *Received._fields)
     names = [name for name in every if getattr(graphs[0], name) is not None]
     stacked = {name: torch.stack([getattr(graph, name) for graph in graphs]) for name in names}
-    return attention(call), changed(graphs[0], **stacked, symmetric=call.symmetric)
+    return output, changed(graphs[0], **stacked, symmetric=call.symmetric)
 
 
 def _calls(call: AttentionCall) -> list[NeighbourCall]:
     """One for each input of the batch."""
     mask = call.mask
-    if not isinstance(mask, Neighbours):
-        raise TypeError("a call over neighbours without its graph")
+    assert isinstance(mask, Neighbours)  # a call that is served
     edges = Edges(
         len(mask.row_starts) - 1, mask.keys, mask.row_starts.contiguous(), mask.columns.int()
     )
