@@ -227,3 +227,39 @@ def test_smollm2_completes_the_sentence() -> None:
     assert [layer.heads for layer in trace.layers] == [9] * 30
     assert trace.model["quantization"] == "4-bit (Q4_1)"
     assert trace.deviation < 5e-6
+
+
+def _text(words: str) -> bytes:
+    return struct.pack("<Q", len(words)) + words.encode()
+
+
+def _made(path: Path, entries: list[bytes], tensors: list[bytes], data: int) -> Path:
+    """A file of version 3 by the format's own words, whatever is wrong with it."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
+    content = head + b"".join(entries) + b"".join(tensors)
+    path.write_bytes(content + bytes(-len(content) % 32) + bytes(data))
+    return path
+
+
+def test_a_header_that_contradicts_itself_is_one_line(tmp_path: Path) -> None:
+    named = _text("general.architecture") + struct.pack("<I", 8) + _text("llama")
+    cap = _text("llama.cap") + struct.pack("<If", 6, float("inf"))
+    three = _text("general.alignment") + struct.pack("<II", 4, 3)
+
+    def tensor(name: str, offset: int) -> bytes:
+        """Eight numbers of float32."""
+        return _text(name) + struct.pack("<IQIQ", 1, 8, 0, offset)
+
+    for entries, tensors, said in (
+        ([named], [], "it has no tensors"),
+        ([named, named], [tensor("a", 0)], "the entry 'general.architecture' stands twice"),
+        ([named, three], [tensor("a", 0)], "the alignment 3 is no power of two"),
+        ([named], [tensor("a", 0), tensor("a", 32)], "two tensors have one name"),
+        ([named], [tensor("a", 0), tensor("b", 0)], "the tensor b begins inside another one"),
+        ([named], [tensor("a", 0), tensor("b", 64)], "the tensor b ends at byte"),
+        ([named, cap], [tensor("a", 0)], r"llama\.cap is inf"),
+    ):
+        file = _made(tmp_path / "x.gguf", entries, tensors, 64)
+        with pytest.raises(weft.DataError, match=said) as caught:
+            load_pretrained(file)
+        assert "is damaged" in str(caught.value) and "\n" not in str(caught.value)

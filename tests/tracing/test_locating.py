@@ -80,3 +80,11 @@ def test_a_hub_that_answers_is_asked(hub: Path, monkeypatch: pytest.MonkeyPatch)
     assert locating.locate("nobody/no-such-model") == locating.Located(
         "nobody/no-such-model", folder=False
     )
+
+
+def test_a_misspelled_name_of_a_packaged_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"forbids it\. Did you mean minilm\?$"):
+        locating.locate("minilmm")
+    with pytest.raises(DataError, match=r"forbids it\. Check the name"):
+        locating.locate("something-else")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 import weft
 from weft.analysis.graphs.flow import attention_flow
 from weft.analysis.graphs.rollout import passed_over
-from weft.tracing.modules import fast_paths
+from weft.tracing.modules import fast_paths_off
+from weft.tracing.sources.torch_functions import eager_functions
 
 
 class Axial(nn.Module):
@@ -127,7 +129,7 @@ def test_two_threads_leave_the_fast_path_as_it_was() -> None:
 
 
 def test_the_fast_path_stays_off_until_the_last_trace_has_ended() -> None:
-    first, second = fast_paths.off(), fast_paths.off()
+    first, second = fast_paths_off.on(), fast_paths_off.on()
     enabled = torch.backends.mha.get_fastpath_enabled
     first.__enter__()
     second.__enter__()
@@ -135,6 +137,25 @@ def test_the_fast_path_stays_off_until_the_last_trace_has_ended() -> None:
     still_off = not enabled()
     second.__exit__(None, None, None)
     assert still_off and enabled()
+
+
+def test_what_is_compiled_is_compiled_again_after_traces_that_overlapped() -> None:
+    """It was left as it is written for good: the second put back what it had found."""
+    calls = []
+
+    def backend(module: torch.fx.GraphModule, _: list[Tensor]) -> Any:
+        calls.append(module)
+        return module.forward
+
+    first, second = eager_functions(), eager_functions()
+    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    torch.compile(lambda x: x + 2, backend=backend)(torch.zeros(2))
+    second.__exit__(None, None, None)
+    torch.compile(lambda x: x + 3, backend=backend)(torch.zeros(2))
+    assert len(calls) == 2
 
 
 def test_a_row_that_is_no_number_is_none_in_the_dense_graph() -> None:
@@ -169,3 +190,33 @@ def test_a_watch_without_a_trace_says_why() -> None:
         model(torch.randn(1, 3, 4))
     with pytest.raises(weft.InputError, match="there is no trace; expected one"):
         _ = watched.trace
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_masks_of_calls_with_more_dimensions_and_fewer_heads_of_keys(kv_heads: int) -> None:
+    """Five dimensions, (1, inputs, heads, positions, depth), and a mask for each input."""
+    masks = torch.rand(1, 3, 1, 5, 5, generator=torch.Generator().manual_seed(5)) > 0.4
+    masks = masks | torch.eye(5, dtype=torch.bool)
+    seen: list[Tensor] = []
+
+    class Grouped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            queries = x.reshape(1, 3, 5, 4, 8).transpose(2, 3)
+            keys = queries[:, :, :kv_heads].flip(-1)
+            seen[:] = [queries, keys]
+            if kv_heads == 4:
+                made = nn.functional.scaled_dot_product_attention(queries, keys, keys, masks)
+            else:
+                made = nn.functional.scaled_dot_product_attention(
+                    queries[0], keys[0], keys[0], masks[0], enable_gqa=True
+                )[None]
+            return made.transpose(2, 3).reshape(3, 5, 32)
+
+    traces = weft.trace(Grouped().eval(), torch.randn(3, 5, 32), keep=weft.All())
+    queries, keys = (part[0].double() for part in seen)
+    scores = queries @ keys.repeat_interleave(4 // kv_heads, 1).mT / 8**0.5
+    weights = scores.masked_fill(~masks[0], -torch.inf).softmax(-1)
+    for trace, expected in zip(traces, weights, strict=True):
+        (layer,) = trace.layers
+        assert torch.allclose(layer.graph.dense().double(), expected, atol=2e-6)
+        assert trace.deviation < 1e-5

@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,10 +92,11 @@ def locate(model: Path | str) -> Located:
     tried += f", not in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
     reason = why_unreachable()
     if reason is not None:
-        raise DataError(
-            f"{tried}, and {constants.ENDPOINT} cannot be asked: {reason}. Check the name, or give "
-            "a run or a folder."
+        meant = get_close_matches(source, PACKAGED, 1)
+        remedy = (
+            f"Did you mean {meant[0]}?" if meant else "Check the name, or give a run or a folder."
         )
+        raise DataError(f"{tried}, and {constants.ENDPOINT} cannot be asked: {reason}. {remedy}")
     return Located(source, folder=False)
 
 

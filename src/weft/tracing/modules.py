@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -31,6 +30,7 @@ from weft.tracing.recording.module_sequences import ModuleSequences, samples_of
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.geometric import unknown_layers
+from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls, eager_functions
 from weft.tracing.verification import UntouchedRun, run_untouched
@@ -285,7 +285,7 @@ def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouc
                 lengths.append(part[name].shape[1])
         return part, max(lengths)
 
-    with eager_functions(), fast_paths.off():
+    with eager_functions(), fast_paths_off.on():
         return run_untouched(model, inputs, verify, {}, cut)
 
 
@@ -300,30 +300,15 @@ def as_recorded(model: nn.Module, keep: Keep) -> Callable[[Inputs, Comparison], 
     return traced
 
 
-class _FastPaths:
-    """torch's switch for the fast paths of its encoder layers, which all threads share."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._before = True
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Off while the block runs; as it was when the last block of any thread has ended."""
-        with self._lock:
-            if not self._blocks:
-                self._before = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)
-            self._blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._blocks -= 1
-                if not self._blocks:
-                    torch.backends.mha.set_fastpath_enabled(self._before)
+@contextmanager
+def _no_fast_paths() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
-#: Of this process.
-fast_paths = _FastPaths()
+#: Off: torch's fast paths of its encoder layers, which call no attention function.
+fast_paths_off = SharedSwitch(_no_fast_paths)

@@ -6,6 +6,7 @@ each with the rows of all steps. Until then its edges need not be in memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from dataclasses import replace
@@ -82,6 +83,6 @@ class CallFile:
         while left:
             count = self._file.readinto(left)
             if not count:
-                raise OSError(5, "the temporary file ends too soon")
+                raise OSError(errno.EIO, "the temporary file ends too soon")
             left = left[count:]
         return numbers

@@ -13,7 +13,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -33,6 +33,7 @@ from weft.tracing.recording.sequences import kind_of_name
 from weft.tracing.sources.flex import FlexCall, UnreadableRuleError
 from weft.tracing.sources.provenance import Provenance
 from weft.tracing.sources.score_masks import score_mask
+from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers
 from weft.tracing.sources.weft_calls import WeftCall
 
@@ -347,10 +348,18 @@ def _with_attention(function: Any, fused: Callable[..., Any]) -> Callable[..., A
 @contextmanager
 def eager_functions() -> Iterator[None]:
     """Run what is compiled as it is written, while the block runs: compiled code calls no mode."""
-    with ExitStack() as stack:
-        # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
-        if "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+    # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
+    loaded = "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
+    with _as_written.on() if loaded else nullcontext():
         yield
+
+
+@contextmanager
+def _not_compiled() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
+
+
+#: On: what was compiled runs as it is written. The compiler's stance is that of all threads.
+_as_written = SharedSwitch(_not_compiled)
