@@ -92,7 +92,7 @@ def test_layers_that_do_not_fit(make_trace, minilm_trace, pair_trace) -> None:
         compare(make_trace(["a"]), make_trace(["a"]), exact=True)
     part = type(pair_trace)(pair_trace.sequences, pair_trace.layers[1:], {})
     assert matched_layers(pair_trace, part) == [(1, 0), (2, 1)]
-    with pytest.raises(weft.InputError, match="in common"):
+    with pytest.raises(weft.InputError, match="first are encoder, of the second cross and decoder"):
         matched_layers(minilm_trace, part)
 
 

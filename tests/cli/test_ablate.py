@@ -99,11 +99,28 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),
         (("--text", "abc", "--target", "x"), "language model"),
         (("--replacement", "half"), "half"),
+        (("--target", "x"), "--logit and --target need --text"),
+        (("--logit", "a"), "--logit and --target need --text"),
+        (("--text", "a"), "the text has one token; the loss needs two or more"),
     ],
 )
 def test_bad_options(weft_main: Command, runs: Path, arguments: tuple[str, ...], said: str) -> None:
     result = weft_main("ablate", runs / "language", *arguments)
     assert said in result.one_line()
+
+
+def test_what_a_translator_and_models_of_hugging_face_refuse(
+    weft_main: Command, runs: Path, writer: Path
+) -> None:
+    words = ("--text", "the cat", "--target", "das", "--logit", "das")
+    line = weft_main("ablate", runs / "translation", *words).one_line()
+    assert "--logit is for language models; this run is a translator. Leave it out." in line
+    for words, said in (
+        ((), "give the text that the model reads, by --text or --file"),
+        (("--text", "ab", "--target", "c"), "--target: a gpt2 reads one text and has no target"),
+        (("--text", "a"), "the text has one token; the loss needs two or more"),
+    ):
+        assert said in weft_main("ablate", writer, *words).one_line()
 
 
 def test_a_model_needs_a_text_and_must_be_there(weft_main: Command, tmp_path: Path) -> None:

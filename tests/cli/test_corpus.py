@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli.conftest import LETTERS, Command, assert_one_line, traces_in
 from tests.forked import Loaded
 
@@ -122,6 +123,43 @@ def test_a_corpus_that_is_killed_goes_on(
     assert (said["there"], said["traced"]) == (len(there), 40 - len(there))
     left = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".weft"))
     assert left == ["corpus.json"]
+
+
+def test_a_worker_that_is_killed_is_told_and_the_rest_is_there(
+    loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
+) -> None:
+    """As the system does where memory ends. Then workers go on, and give what one process does."""
+    corpus, folder = tmp_path / "texts.txt", tmp_path / "out"
+    corpus.write_text("\n".join("abcdefghij"[: 2 + n % 8] for n in range(60)) + "\n")
+    arguments = ("trace", writer, "--corpus", corpus)
+    several = (*arguments, "-o", folder, "--workers", 2, "--threads", 1)
+    with loaded.start(*several) as process:
+        while len(traces_in(folder)) < 3:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        worker = next(
+            child
+            for child in sorted(_children(process.pid))
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
+        os.kill(worker, signal.SIGKILL)
+        _, said = process.communicate()
+        assert process.wait() == 2
+    (line,) = said.decode().splitlines()
+    assert line.startswith(f"weft: {folder}: a worker was killed, perhaps for want of memory")
+    there = traces_in(folder)
+    assert 3 <= len(there) < 60
+    done = weft_main(*several, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out.splitlines()[-1])
+    assert (report["there"], report["traced"]) == (len(there), 60 - len(there))
+    assert weft_main(*arguments, "-o", tmp_path / "alone").code == 0
+    assert traces_in(folder) == traces_in(tmp_path / "alone")
+    for name in traces_in(folder):
+        for number, layer in enumerate(weft.open(folder / name).layers):
+            other = weft.open(tmp_path / "alone" / name).layers[number]
+            assert layer.graph.keys.equal(other.graph.keys)
+            assert torch.allclose(layer.graph.scores, other.graph.scores, atol=1e-5)
 
 
 def test_a_trace_that_came_meanwhile_is_there(

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 import weft
+from weft import pictures
 from weft.formats.tensors import load_tensors
 from weft.jobs import demo
 from weft.training.config import RunConfig, check_config
@@ -36,6 +37,11 @@ def test_a_small_demo_leaves_all_that_it_names(
     weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "demo_config", small_demo)
+    drawn = []
+    draw = pictures.history
+    monkeypatch.setattr(
+        pictures, "history", lambda *given, **named: drawn.append(given) or draw(*given, **named)
+    )
     run = tmp_path / "[red]demo"
     result = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert result.code == 0, result.err
@@ -50,6 +56,11 @@ def test_a_small_demo_leaves_all_that_it_names(
     traces = sorted((run / "traces").glob("*.weft"))
     assert len(traces) == len(demo.TRACED)
     assert {layer.kind for layer in weft.open(traces[0]).layers} == {"encoder", "decoder", "cross"}
+    # The curve of the loss ends where the training did, later than the last loss of a snapshot.
+    reports = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    steps, losses = drawn[0][2]["loss"]
+    assert (steps[-1], losses[-1]) == (20, next(r["loss"] for r in reports if r["step"] == 20))
+    assert steps == sorted(set(steps))
     # Started again, it has nothing to learn and draws the same.
     again = weft_main("demo", "--run", run, "--seed", 3, "--threads", 1, "--json")
     assert json.loads(again.out.splitlines()[-1])["exact_match"] == report["exact_match"]

@@ -118,6 +118,9 @@ def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
         (("trace", "--image", "train.npz:80"), "train.npz:80: the file has images 0 to 79"),
         (("trace", "--image", "train.npz"), "not an image that Pillow can read"),
         (("relevance", "--text", "x"), "--text: RUN is a run that sees images"),
+        (("ablate", "--text", "x"), "--text: RUN is a run that sees images"),
+        (("ablate", "--target", "x"), "--target: RUN is a run that sees images"),
+        (("ablate", "--logit", "x"), "--logit: RUN is a run that sees images"),
     ],
 )
 def test_what_it_refuses(folder, tmp_path, weft_main: Command, arguments, message) -> None:

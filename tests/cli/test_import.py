@@ -310,6 +310,25 @@ def test_what_no_file_says_must_be_said(weft_main: Command, tmp_path: Path) -> N
     ).one_line()  # fmt: skip
 
 
+def test_what_import_does_not_take(weft_main: Command, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", q=Q, k=Q)
+    (tmp_path / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokens.json").write_text('{"tokens": ["a", 1.5]}')
+    np.savez(tmp_path / "half.npz", q=Q, k=Q, tokens=np.array([0.5] * 5))
+    for words, said in (
+        (("edges.csv", "a.npz"), "give one table of edges, or files of arrays, not both"),
+        (("a.npz", "--mask", "sideways"), "sideways"),
+        (("a.npz", "--mask", "all", "--mask-window", 2), "--mask-window needs --mask causal"),
+        (("a.npz", "--tokenizer", "tokenizer.json"), "cannot be read as a tokenizer"),
+        (("a.npz", "--tokens", "tokens.json"), "expected a list of texts or ids"),
+        (("half.npz", "--mask", "all"), "expected the ids of tokens, or their texts"),
+    ):
+        there = [tmp_path / word if "." in str(word) else word for word in words]
+        assert said in weft_main("import", *there, "-o", tmp_path / "t").one_line(), words
+        assert not (tmp_path / "t").exists()
+
+
 def test_patterns_say_it_where_names_do_not(weft_main: Command, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     arrays = {f"x_{n}_{part}": generator.normal(size=(5, 2, 4)) for n in (1, 0) for part in "ab"}

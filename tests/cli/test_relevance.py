@@ -154,3 +154,22 @@ def test_models_that_are_not_there(weft_main: Command, tmp_path: Path) -> None:
     result = weft_main("relevance", tmp_path / "no" / "model" / "here", "--text", "a")
     assert result.code == 2
     assert len(result.err.splitlines()) == 1
+
+
+def test_tokens_are_shown_by_their_texts(weft_main: Command, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tests.tracing.test_names import byte_level
+
+    tokenizer = byte_level()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=tokenizer.get_vocab_size(), n_embd=8, n_layer=1, n_head=2, n_positions=16,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    command = ("relevance", tmp_path, "--text", "the price of the dog")
+    printed = weft_main(*command)
+    assert "after ␣dog (" in printed.out and "  ␣of\n" in printed.out
+    table = csv.DictReader(io.StringIO(weft_main(*command, "--csv").out))
+    assert "".join(row["token"] for row in table) == "the price of the dog"

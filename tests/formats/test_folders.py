@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import textwrap
 from pathlib import Path
@@ -72,6 +73,77 @@ def test_a_swap_that_fails_puts_the_old_folder_back(
         (folder / "new").write_text("new")
     assert names(tmp_path) == ["f"]
     assert names(tmp_path / "f") == ["old"]
+
+
+def test_a_swap_that_fails_twice_says_where_the_old_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the new folder nor the old one can be put in its place: nothing may be removed."""
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "old").write_text("old")
+    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if target.name == "f":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with (
+        pytest.raises(DataError, match=r"What was there is now (.*); rename it") as caught,
+        atomic_folder(tmp_path / "f", lambda path: None) as folder,
+    ):
+        (folder / "new").write_text("new")
+    named = re.search(r"is now (.*); rename it", str(caught.value))
+    assert named is not None
+    assert (Path(named[1]) / "old").read_text() == "old"
+
+
+def test_an_old_folder_that_cannot_be_moved_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "old").write_text("old")
+    rename = Path.rename
+
+    def busy(self: Path, target: Path) -> Path:
+        if self.name == "f":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return rename(self, target)
+
+    def new_folder() -> None:
+        with atomic_folder(tmp_path / "f", lambda path: None) as folder:
+            (folder / "new").write_text("new")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "_exchange", lambda one, other: False)
+        patch.setattr(Path, "rename", busy)
+        with pytest.raises(DataError, match="Nothing was changed"):
+            new_folder()
+    assert names(tmp_path) == ["f"] and names(tmp_path / "f") == ["old"]
+
+    def refused(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.shutil, "rmtree", refused)
+        with pytest.raises(DataError, match=r"is written, but .* could not be removed .*: remove"):
+            new_folder()
+    assert names(tmp_path / "f") == ["new"]
+
+
+@pytest.mark.skipif(not folders.FOLDERS, reason="folders have no locks here")
+def test_a_folder_of_results_is_one_process_alone(tmp_path: Path) -> None:
+    with (
+        folders.own_folder(tmp_path / "out", "traces this corpus") as first,
+        pytest.raises(DataError, match=r"out: another process traces this corpus\. Wait for it"),
+        folders.own_folder(first, "traces this corpus"),
+    ):
+        pass
+    with folders.own_folder(tmp_path / "out", "traces this corpus"):
+        pass  # the lock went with the first
 
 
 def test_a_leftover_goes_but_not_what_is_being_written(tmp_path: Path) -> None:

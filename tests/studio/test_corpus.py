@@ -163,7 +163,8 @@ def test_on_the_screen(studio: Any, viewer: Viewer) -> None:
     assert words.count() == 12
     first.locator("button").click()
     page.locator(".short-threads").wait_for()
-    assert page.get_by_label("Example", exact=True).last.input_value() == str(STRONGEST)
+    example = page.get_by_label("Example", exact=True).last
+    until(page, lambda: example.input_value() == str(STRONGEST))
     page.locator('.queries .word[aria-selected="true"]').wait_for()
     assert page.locator(".queries .word").nth(6).get_attribute("aria-selected") == "true"
     until(page, lambda: all(part in page.url for part in ("example=017", "query=6", "key=4")))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import signal
 import socket
+import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +77,51 @@ def test_ctrl_c_ends_at_once_what_still_computes(loaded: Loaded, trace_path: Pat
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate()
         assert (process.returncode, out, errors) == (0, b"", b"")
+
+
+#: Whoever asks for an example waits.
+WAITING = """
+import os, threading
+from weft.studio.pieces import Pieces
+
+def wait(pieces, number):
+    os.write(1, b"asked\\n")
+    threading.Event().wait()
+
+Pieces.example = wait
+from weft.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_is_silent_where_requests_wait(loaded: Loaded, trace_path: Path, times: int) -> None:
+    command = ("view", trace_path, "--port", 0, "--no-browser")
+    with loaded.start(*command, program=WAITING) as process, ExitStack() as requests:
+        port = int(process.stdout.readline().decode().strip().strip("/").rsplit(":", 1)[1])
+        for _ in range(2):
+            one = requests.enter_context(socket.create_connection(("127.0.0.1", port)))
+            line = f"GET /api/examples/0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+            one.sendall(line.encode())
+            assert process.stdout.readline() == b"asked\n"
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        out, errors = process.communicate()
+        assert (process.returncode, out, errors) == (0, b"", b"")
+
+
+def test_requests_that_a_closed_viewer_cancels_are_no_news(trace_path: Path) -> None:
+    view(trace_path, port=0, browser=False).close()
+    log = logging.getLogger("uvicorn.error")
+
+    def is_told(message: str, cause: type[BaseException] | None) -> bool:
+        found = (cause, cause(), None) if cause else None
+        return bool(log.filter(log.makeRecord("", logging.ERROR, "", 0, message, (), found)))
+
+    assert not is_told("Exception in ASGI application", asyncio.CancelledError)
+    assert not is_told("Cancel 2 running task(s), timeout graceful shutdown exceeded", None)
+    assert is_told("Exception in ASGI application", ZeroDivisionError)
 
 
 def test_a_program_that_ends_lets_its_viewer_finish(loaded: Loaded, trace_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from weft.errors import DataError, InputError
 from weft.training.vectors import read_vectors
@@ -54,6 +54,33 @@ def test_the_embeddings_of_a_pretrained_model() -> None:
     unknown = given.vocabulary.encode("\u16a0")
     assert unknown == [given.vocabulary.unknown]
     assert torch.equal(given.matrix[unknown[0]], matrix[100].float())
+
+
+def test_a_unigram_tokenizer_and_weights_in_several_files(tmp_path: Path) -> None:
+    """As of T5: pieces with their logarithms, the unknown one anywhere among them."""
+    pieces = [["a", -1.0], ["<unk>", 0.0], ["b", -1.5], ["ab", -1.2], ["c", -2.0]]
+    tokenizer = Tokenizer(models.Unigram([tuple(piece) for piece in pieces], unk_id=1))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    matrix = torch.arange(10.0).reshape(5, 2)
+    save_file({"shared.weight": matrix}, tmp_path / "model-2.safetensors")
+    save_file({"layer.weight": MATRIX}, tmp_path / "model-1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    places = {"layer.weight": "model-1.safetensors", "shared.weight": "model-2.safetensors"}
+    index.write_text(json.dumps({"weight_map": places}))
+    given = read_vectors(tmp_path)
+    for text in ("abc", "ba", "cab"):
+        ids = given.vocabulary.encode(text)
+        expected = tokenizer.encode(text)
+        assert given.vocabulary.token_strings(ids) == expected.tokens
+        assert torch.equal(given.matrix[ids], matrix[expected.ids])
+    assert given.vocabulary.encode("z") == [given.vocabulary.unknown]
+    assert torch.equal(given.matrix[given.vocabulary.unknown], matrix[1])
+    (tmp_path / "model-2.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(DataError, match=r"shared\.weight cannot be read"):
+        read_vectors(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(DataError, match="expected a weight_map"):
+        read_vectors(tmp_path)
 
 
 def test_filling_keeps_directions_and_gives_a_spread_of_one_over_sqrt_width(tmp_path: Path) -> None:

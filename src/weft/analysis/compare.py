@@ -248,7 +248,11 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
             )
         pairs.append((number, other))
     if not pairs:
-        raise InputError("compare: the traces have no layer of one kind and index in common.")
+        kinds = [" and ".join(sorted({x.kind for x in t.layers})) for t in (first, second)]
+        raise InputError(
+            "compare: the traces have no layer of one kind and index in common: layers of the "
+            f"first are {kinds[0]}, of the second {kinds[1]}. Compare traces of models of one kind."
+        )
     return pairs
 
 

@@ -174,7 +174,7 @@ def _history_pictures(run: TrainedRun) -> tuple[Figure, Figure]:
     reports = [report for report in run.folder.read_metrics() if "loss" in report]
     losses |= {each["step"]: each["loss"] for each in reports if each["step"] > max(losses)}
     measures: JsonObject = {
-        "loss": ([*sorted(losses)], [losses[step] for step in sorted(losses)]),
+        "loss": ([*losses], [*losses.values()]),
         "|W_Q|": [layer.measures["norm_W_Q"][head] for layer in layers],
         "effective rank": [layer.measures["effective_rank"][head] for layer in layers],
         "symmetry": [layer.measures["symmetry"][head] for layer in layers],

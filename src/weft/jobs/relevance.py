@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Relevance:
     logit: float
     position: int | None
     after: str | None
-    tokens: list[str]
+    tokens: Sequence[str]
     values: list[float]
     pooling: str | None = None
     parts: list[float] | None = None
@@ -91,7 +91,7 @@ def relevance_of_tokens(
         asked.logit,
         place,
         None if place is None else shown(prediction.read)[place],
-        list(prediction.tokens),
+        prediction.tokens,
         values,
         None if prediction.pooling is None else prediction.pooling.name,
         None if asked.parts is None else asked.parts.tolist(),
@@ -132,7 +132,7 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
         prediction.network, inputs, asked.score, rows=asked.rows(), between=check
     )
     return RelevanceShown(
-        shown(list(prediction.tokens)),
+        shown(prediction.tokens),
         shown([_name(prediction, asked.number)])[0],
         asked.logit,
         place,

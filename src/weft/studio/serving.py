@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import errno
 import logging
@@ -42,23 +43,35 @@ class Viewer:
         self._warming = threading.Thread(target=self._warm, daemon=True)
 
     def run(self) -> None:
-        """Serve until interrupted."""
+        """Serve until interrupted: what still computes or waits then is left alone."""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        try:
+            # Half a second at a time: on Windows a wait without an end hears no Ctrl-C.
+            while self._thread.is_alive():
+                self._thread.join(timeout=0.5)
+        except KeyboardInterrupt:
+            # In a thread, since uvicorn would not return before every request is answered.
+            self.close(patience=1)
+            raise
+
+    def _serve(self) -> None:
         self._warming.start()
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
         """Serve in the background; returns once it answers."""
-        self._thread = threading.Thread(target=self.run, daemon=True)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         atexit.register(self._end)
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.01)
 
-    def close(self) -> None:
-        """Stop serving."""
+    def close(self, patience: float = 10) -> None:
+        """Stop serving. patience: seconds for requests that still wait."""
         self._server.should_exit = True
         if self._thread is not None:
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=patience)
         self._socket.close()
         self._collection.queries.close()
 
@@ -133,6 +146,16 @@ def view(trace: TraceData | Path | str, *, port: int | None = None, browser: boo
     return viewer
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's log tells more than that a studio was ended.
+
+    A request that still waits then is cancelled, and uvicorn logs its traceback as an error.
+    """
+    cause = record.exc_info[0] if record.exc_info else None
+    cancelled = cause is not None and issubclass(cause, asyncio.CancelledError)
+    return not (cancelled or record.getMessage().startswith("Cancel "))
+
+
 def _server(collection: Collection) -> uvicorn.Server:
     with optional_package("view", '"weft[studio]"'):
         import uvicorn
@@ -149,6 +172,7 @@ def _server(collection: Collection) -> uvicorn.Server:
         server_header=False,
         timeout_graceful_shutdown=2,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Server(config)
 
 

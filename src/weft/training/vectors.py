@@ -155,16 +155,21 @@ def _behind_specials(content: Any) -> tuple[Any, list[int], int | None]:
     """
     model = dict(content["model"])
     kind, vocabulary = model.get("type"), model["vocab"]
+
+    def moved(word: str) -> str:
+        """A token of weft's own names moves out of the way: no text is cut into it."""
+        return f"[{word}]" if word in SPECIALS else word
+
     if kind == "Unigram":
         pieces = [[special, -100.0] for special in SPECIALS]
         old_unknown = model.get("unk_id")
-        model |= {"vocab": [*pieces, *vocabulary], "unk_id": SPECIALS.index("<unk>")}
+        own = [[moved(word), score] for word, score in vocabulary]
+        model |= {"vocab": [*pieces, *own], "unk_id": SPECIALS.index("<unk>")}
         order = list(range(len(vocabulary)))
     else:
         taken = sorted(vocabulary.items(), key=lambda pair: pair[1])
         old_unknown = vocabulary.get(model.get("unk_token"))
-        # A token of weft's own names moves out of the way: no text is cut into it.
-        names = [f"[{word}]" if word in SPECIALS else word for word, _ in taken]
+        names = [moved(word) for word, _ in taken]
         numbered = {word: place for place, word in enumerate((*SPECIALS, *names))}
         model |= {"vocab": numbered, "unk_token": SPECIALS[1]}
         order = [number for _, number in taken]

@@ -137,6 +137,26 @@ def test_against_loops(
     assert not bool((kept.upper < expected - 2e-6).any())
 
 
+def test_scores_that_have_a_cap() -> None:
+    """As in Gemma 2: the weights from which every measure is read are those of capped scores."""
+    generator = torch.Generator().manual_seed(7)
+    queries, keys = 4 * torch.randn(2, 4, 40, 8, generator=generator)
+    tokens = [",a.bcdef"[int(n)] for n in torch.randint(0, 8, (40,), generator=generator)]
+    (layer,) = weft.from_queries_keys(
+        queries, keys, mask=weft.causal(), softcap=2.0, scale=0.5, tokens=tokens, keep=weft.Top(3)
+    ).layers
+    scores = 2 * (0.25 * queries.double() @ keys.double().mT).tanh()
+    hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    for measure, function in FUNCTIONS.items():
+        expected = by_loops(measure, weights, tokens, True)
+        found = function(LayerWeights(layer, exact=True)).score
+        assert torch.allclose(found, expected, atol=2e-6, equal_nan=True), measure
+    roots = torch.empty(4, 6, 40)
+    LayerWeights(layer, exact=True).roots(30, 36, 40, roots)
+    assert torch.allclose(roots.double(), weights[:, 30:36].sqrt(), atol=1e-4)
+
+
 @pytest.mark.parametrize("measure", ["duplicate", "induction", "first"])
 @pytest.mark.parametrize("small", [0, 20, 10**6])
 def test_classes_cell_by_cell_and_in_blocks(

@@ -225,3 +225,19 @@ def test_adapters_are_added_to_what_they_adapt() -> None:
         assert torch.equal(matrices_of(adapted)[0].W_Q, before.W_Q)
     adapted.merge_adapter()
     assert torch.allclose(matrices_of(adapted)[0].W_Q, before.W_Q + change, atol=1e-6)
+
+
+def test_cross_attention_of_gpt2_has_its_queries_apart() -> None:
+    torch.manual_seed(2)
+    config = transformers.GPT2Config(**GPT2, add_cross_attention=True)
+    model = transformers.GPT2Model(config).eval()
+    module = model.h[0].crossattention
+    layers = {layer.name: layer for layer in matrices_of(model)}
+    found = layers["h.0.crossattention"]
+    states = torch.randn(5, 24)
+    with torch.no_grad():
+        queries = module.q_attn(states) - module.q_attn.bias
+        keys, values = (module.c_attn(states) - module.c_attn.bias).chunk(2, -1)
+    for made, expected in ((found.W_Q, queries), (found.W_K, keys), (found.W_V, values)):
+        by_head = expected.reshape(5, 4, 6).transpose(0, 1)
+        torch.testing.assert_close(states @ made, by_head, rtol=1e-4, atol=1e-5)

@@ -96,6 +96,14 @@ def read_nodes_of(**changes: Any) -> Any:
     ).checked("test")  # fmt: skip
 
 
+def test_a_task_of_an_undirected_graph_goes_both_ways(tmp_path: Path) -> None:
+    path = str(saved(tmp_path, edge_index=np.array([[0, 3, 5], [1, 3, 4]])))
+    for undirected, expected in ((False, {(0, 1), (3, 3), (5, 4)}), (True, None)):
+        task = nodes_task(NodesConfig(kind="nodes", graph=path, undirected=undirected), 1)
+        edges = {tuple(edge) for edge in task.batch([0]).inputs["edge_index"].T.tolist()}
+        assert edges == (expected or {(0, 1), (1, 0), (3, 3), (4, 5), (5, 4)})
+
+
 def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
     path = str(saved(tmp_path))
     whole = nodes_task(NodesConfig(kind="nodes", graph=path), 1)
