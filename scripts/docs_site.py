@@ -24,9 +24,13 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 #: Files that other programs run are shown as text.
 SHOWN_AS = ".txt"
+#: A link of a notebook's page to a Markdown page, which MkDocs leaves as it is written.
+LINK_TO_SOURCE = re.compile(r"(<a [^>]*href=\"(?!\w+:)[^\"#]*)\.md(?=[\"#])")
 
 #: A section of a docstring that begins in the line of its name.
 IN_LINE = re.compile(r"^(Args|Returns|Raises|Sources?): (?=\S)")
+#: An attribute of a class and what it is, "name: text" or in two columns.
+ATTRIBUTE = re.compile(r"^([a-z_]+(?:, [a-z_]+)*)(?:: | {2,})(?=\S)")
 
 
 class Docstrings(griffe.Extension):  # type: ignore[misc]
@@ -39,8 +43,10 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
 
 
 def as_markdown(text: str) -> str:
-    """A docstring with fenced examples, and the names of sections that are one line in bold."""
-    lines, fenced = [], False
+    """A docstring with fenced examples, the names of sections that are one line in bold, and lists
+    of what stands line by line: attributes.
+    """
+    lines, fenced, listed = [], False, False
     for line in text.splitlines():
         if line.startswith(">>> ") and not fenced:
             lines.append("```pycon")
@@ -48,6 +54,13 @@ def as_markdown(text: str) -> str:
         elif not line.strip() and fenced:
             lines.append("```")
             fenced = False
+        begins = not fenced and (listed or not lines[-1:] or not lines[-1])
+        if begins and ATTRIBUTE.match(line):
+            line = ATTRIBUTE.sub(r"- `\1`: ", line)
+            listed = True
+        elif listed and not line.startswith("  "):
+            listed = False
+            lines.append("")
         if not fenced and IN_LINE.match(line):
             lines.append("")
             line = IN_LINE.sub(r"**\1:** ", line)
@@ -107,6 +120,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Take the script for the search from here."""
+    """Take the script for the search from here, and lead a notebook's links to pages."""
     up = "../" * (len(Path(page.file.dest_path).parts) - 1)
+    if page.file.src_path.endswith(".py"):
+        output = LINK_TO_SOURCE.sub(r"\1.html", output)
     return output.replace(SHIM, up + SHIM_HERE)
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """The same script for the page of what is not found."""
+    return output_content.replace(SHIM, f"/{SHIM_HERE}")

@@ -236,9 +236,13 @@ def tested(items: list[Any], change: Callable[[], None], seconds: float, loud: b
 def _pass(items: list[Any], loud: bool) -> bool:
     """Run tests until one fails."""
     from _pytest.runner import runtestprotocol
+    from _pytest.warnings import catch_warnings_for_item
 
     for item, following in zip(items, [*items[1:], None], strict=True):
-        for report in runtestprotocol(item, log=False, nextitem=following):
+        # With the warnings that a test's marks pass over, as pytest's own loop has them.
+        with catch_warnings_for_item(item.config, item.ihook, when="runtest", item=item):
+            reports = runtestprotocol(item, log=False, nextitem=following)
+        for report in reports:
             if report.failed:
                 if loud:
                     print(report.nodeid, report.longreprtext, sep="\n")

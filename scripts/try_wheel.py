@@ -2,11 +2,16 @@
 
     python scripts/try_wheel.py dist/weft-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl
     python scripts/try_wheel.py --quick dist/weft-0.1.0.tar.gz     # 20 steps of the demo's training
+    python scripts/try_wheel.py dist/weft-0.1.0-cp311-cp311-manylinux_2_35_x86_64.whl --tests
 
 There is nothing on the path but the environment: no compiler, no Node. (A source distribution is
 built with what this program's own path has, in an environment of pip's own.) On Linux pip takes a
 torch with gigabytes of CUDA, unless `--before` names another. The first command that fails ends the
 trial, with what it printed.
+
+With `--tests` the whole test suite runs against the installed wheel instead, with the tests' own
+packages beside it and this program's path: the tests of this folder, and the docstrings of what was
+installed. `--tests tests/formats`, after the wheel, runs a part.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
 #: Programs that must not be needed.
 UNWANTED = ("c++", "g++", "gcc", "clang", "cmake", "ninja", "node", "npm")
 
@@ -70,13 +76,22 @@ def main() -> None:
         default=[],
         help="Packages that are there already: a torch for the CPU.",
     )
+    parser.add_argument(
+        "--tests",
+        nargs="*",
+        metavar="PATH",
+        help="Run the tests, or those of paths, against the installed wheel.",
+    )
     arguments = parser.parse_args()
     # On Windows a program that ends late keeps its files.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         newcomer = Newcomer(Path(folder))
         if arguments.before:
             newcomer.run("pip", "install", "--quiet", *arguments.before)
-        try_out(newcomer, arguments.wheel.resolve(), arguments.quick)
+        if arguments.tests is None:
+            try_out(newcomer, arguments.wheel.resolve(), arguments.quick)
+        else:
+            run_tests(newcomer, arguments.wheel.resolve(), arguments.tests or ["tests", "weft"])
 
 
 def try_out(newcomer: Newcomer, wheel: Path, quick: bool) -> None:
@@ -113,6 +128,26 @@ def try_out(newcomer: Newcomer, wheel: Path, quick: bool) -> None:
     newcomer.run("weft", "export", "t.weft", "--html", "page.html", "--picture", "heads.png")
     view(newcomer, "t.weft")
     print("everything works")
+
+
+def run_tests(newcomer: Newcomer, wheel: Path, what: list[str]) -> None:
+    """Run tests of this folder; what is tested is the package that was installed."""
+    newcomer.run("pip", "install", "--quiet", f"{wheel}[all,dev]")
+    newcomer.run("pip", "install", "--quiet", "--no-deps", "timm>=1.0")
+    programs = os.pathsep.join([str(newcomer.programs), os.environ["PATH"]])
+    variables = {**newcomer.variables, "PATH": programs}
+    python = newcomer.program("python")
+    where = [python, "-c", "import weft; print(*weft.__path__)"]
+    tested = subprocess.check_output(where, cwd=ROOT, env=variables, text=True).strip()
+    if not Path(tested).is_relative_to(newcomer.programs.parent):
+        raise SystemExit(f"{tested} would be tested, not what was installed")
+    print(f"testing {tested}", flush=True)
+    words = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder")
+    kernels = f"--ignore={tested}/mechanism/backends/triton_kernels.py"  # as in pyproject.toml
+    command = [python, "-m", "pytest", *words, kernels, "--pyargs", *what]
+    done = subprocess.run(command, cwd=ROOT, env=variables)
+    if done.returncode:
+        raise SystemExit(done.returncode)
 
 
 def compilers(folder: Path) -> str:

@@ -63,6 +63,34 @@ def test_docstrings_are_told_as_markdown(monkeypatch: pytest.MonkeyPatch) -> Non
         "One.\n\n**Returns:** a number.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nRaises:\n"
         "    InputError: no."
     )
+    attributes = "A map.\n\nmass         what is\n             there\nlost, kept: two.\nRaises: no."
+    assert as_markdown(attributes) == (
+        "A map.\n\n- `mass`: what is\n             there\n- `lost, kept`: two.\n\n\n**Raises:** no."
+    )
+    sentence = "All that is\nkept: nothing."  # in the midst of a paragraph
+    assert as_markdown(sentence) == sentence
+
+
+def test_links_of_notebooks_lead_to_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="needs MkDocs, which `make docs` installs")
+    monkeypatch.syspath_prepend(str(DOCS.parent / "scripts"))
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import File
+    from mkdocs.structure.pages import Page
+
+    from docs_site import on_post_page, on_post_template
+
+    config = MkDocsConfig()
+    config["site_url"] = None
+    page = Page("one", File("tutorials/one.py", "docs", "site", False), config)
+    linked = '<a class="x" href="../a.md#b">A</a> <a href="https://x.org/c.md">C</a> a.md'
+    assert on_post_page(linked, page=page, config=config) == linked.replace(
+        "../a.md#", "../a.html#"
+    )
+    script = '<script src="https://unpkg.com/iframe-worker/shim"></script>'
+    assert on_post_page(script, page=page, config=config).count('"../assets/iframe-worker.js"') == 1
+    missing = on_post_template(output_content=script, template_name="404.html")
+    assert missing == '<script src="/assets/iframe-worker.js"></script>'
 
 
 def test_every_public_name_is_in_the_reference() -> None:
