@@ -2,9 +2,14 @@
 .PHONY: help setup setup-no-tools demo test test-all coverage check bench pictures docs wheel clean
 
 python := .venv/bin/python
+# Each module is compiled once, not anew by each process that imports it: scripts/setup leaves that to
+# the first. Containers often set this, and loading torch takes twice the time then, an optimizer more.
+unexport PYTHONDONTWRITEBYTECODE
 # A file of tests stays in one process, long files first (tests/conftest.py); each worker computes on
-# its share of the cores.
-parallel := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# its share of the cores. There is one more than cores, up to 8: with a browser, a worker has nothing
+# to compute for a third of the time.
+workers ?= $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores < 8 ? cores + 1 : 8)))
+parallel = -n $(workers) --dist loadfile --no-loadscope-reorder
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
