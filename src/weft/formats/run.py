@@ -4,6 +4,8 @@ run.json               format, version, state ("training" or "finished")
 config.json            the whole configuration, defaults filled in
 vocabulary.json        the tokenizer (format of the `tokenizers` library), where text is read
 data.json              what else the model must know of its data, as the names of classes
+tokens.bin             ids of the text that a language model learns from, 2 or 4 bytes each; what
+                       they are of is in data.json. Made anew where it is missing
 checkpoint.safetensors everything needed to go on: weights, optimiser, random state
 shards/                the same, of a run whose model is shared by several processes, see
                        weft.formats.shards
@@ -73,6 +75,11 @@ class RunFolder:
     def data(self) -> Path:
         """What else a model must know of its data."""
         return self.path / "data.json"
+
+    @property
+    def tokens(self) -> Path:
+        """Ids of the text to learn from."""
+        return self.path / "tokens.bin"
 
     @property
     def checkpoint(self) -> Path:

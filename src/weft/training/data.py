@@ -9,6 +9,7 @@ from weft.formats.files import JsonObject, read_json, write_json
 from weft.formats.run import RunFolder
 from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import Vocabulary
+from weft.training.token_file import TokenFile
 
 __all__ = ["DataDescription", "classes_of"]
 
@@ -19,17 +20,23 @@ class DataDescription:
 
     vocabulary: None where nothing is read as tokens.
     facts: as JSON; what they are called is the task's choice.
+    tokens: of the text to learn from, where it is one long text.
     """
 
     vocabulary: Vocabulary | None = None
     facts: JsonObject = field(default_factory=dict)
+    tokens: TokenFile | None = None
 
     def save(self, folder: RunFolder) -> None:
-        """Write vocabulary.json and data.json, each where there is something to write."""
+        """Write vocabulary.json, tokens.bin, data.json, each where there is something to write."""
         if self.vocabulary is not None:
             self.vocabulary.save(folder.vocabulary)
-        if self.facts:
-            write_json(folder.data, self.facts)
+        facts = self.facts
+        if self.tokens is not None:
+            self.tokens.keep(folder.tokens)
+            facts = {**facts, "tokens": self.tokens.facts}
+        if facts:
+            write_json(folder.data, facts)
 
     @classmethod
     def load(cls, folder: RunFolder) -> DataDescription | None:
@@ -43,6 +50,8 @@ class DataDescription:
             if not isinstance(found, dict):
                 raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
             facts = found
+        known = facts.pop("tokens", None)
+        tokens = None if known is None else TokenFile.open(folder.tokens, known)
         vocabulary: Vocabulary | None = None
         if folder.vocabulary.exists():
             ids = facts.get("special_tokens")
@@ -50,7 +59,7 @@ class DataDescription:
                 vocabulary = PretrainedVocabulary.read(folder.vocabulary, ids)
             else:
                 vocabulary = Vocabulary.load(folder.vocabulary)
-        return cls(vocabulary, facts) if facts or vocabulary is not None else None
+        return cls(vocabulary, facts, tokens) if facts or vocabulary is not None else None
 
 
 def classes_of(data: DataDescription) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import InputError
@@ -20,6 +22,7 @@ from weft.training.measures.corpus import Results, digest
 from weft.training.measures.language import language_measures, token_bytes
 from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
+from weft.training.token_file import TokenFile
 from weft.training.validation import score_targets
 
 __all__ = ["LanguageTask", "language_task"]
@@ -29,9 +32,10 @@ class LanguageTask(TextTask):
     """Windows of one long text; each token is predicted from those before it in its window."""
 
     def __init__(
-        self, vocabulary: Vocabulary, seed: int, train: Tensor, valid_text: str, block: int
+        self, vocabulary: Vocabulary, seed: int, train: TokenFile, valid_text: str, block: int
     ) -> None:
         super().__init__(vocabulary)
+        self.description = DataDescription(vocabulary, tokens=train)
         self.seed, self.block = seed, block
         self.valid_text = valid_text
         ids, offsets = vocabulary.encode_with_offsets(valid_text)
@@ -42,7 +46,7 @@ class LanguageTask(TextTask):
     def sizes(self) -> dict[str, int]:
         """See Task.sizes."""
         return {
-            "train_tokens": len(self._train),
+            "train_tokens": len(self._train.ids),
             "valid_tokens": len(self._valid),
             "vocabulary": len(self.vocabulary),
         }
@@ -51,16 +55,18 @@ class LanguageTask(TextTask):
         """Windows at random places, as many tokens as the text has."""
         numbers = random.Random(self.seed * 1_000_003 + epoch)
         windows = max(1, batch_tokens // self.block)
-        last = len(self._train) - self.block - 1
-        count = max(1, len(self._train) // (windows * self.block))
+        tokens = len(self._train.ids)
+        last = tokens - self.block - 1
+        count = max(1, tokens // (windows * self.block))
         return [[numbers.randint(0, last) for _ in range(windows)] for _ in range(count)]
 
     def batch(self, plan: Plan) -> Batch:
         """See Task.batch."""
-        return self._windows(self._train, plan)
+        return self._windows(self._train.ids, plan)
 
-    def _windows(self, text: Tensor, starts: list[int]) -> Batch:
-        windows = torch.stack([text[start : start + self.block + 1] for start in starts])
+    def _windows(self, ids: NDArray[Any], starts: list[int]) -> Batch:
+        places = np.array(starts)[:, None] + np.arange(self.block + 1)
+        windows = torch.from_numpy(ids[places].astype(np.int64))
         return Batch({"tokens": windows[:, :-1]}, windows[:, 1:], len(starts) * self.block)
 
     def validation(self, batch_tokens: int) -> list[Batch]:
@@ -68,7 +74,7 @@ class LanguageTask(TextTask):
         starts = list(range(0, len(self._valid) - self.block, self.block))
         size = max(1, batch_tokens // self.block)
         return [
-            self._windows(self._valid, starts[place : place + size])
+            self._windows(self._valid.numpy(), starts[place : place + size])
             for place in range(0, len(starts), size)
         ]
 
@@ -110,7 +116,11 @@ class LanguageTask(TextTask):
 def language_task(
     config: LanguageConfig, seed: int, data: DataDescription | None = None
 ) -> LanguageTask:
-    """The task with its text read and split: the beginning to learn from, the end held out."""
+    """The task with its text read and split: the beginning to learn from, the end held out.
+
+    Raises: DataError: the text cannot be read. InputError: it is too short for the windows, or no
+    longer the text of this run.
+    """
     text = read_text(Path(config.file), "text")
     if not text.strip():
         raise InputError(f"{config.file}: the text is empty.")
@@ -124,7 +134,14 @@ def language_task(
         else:
             lines = (line for line in train_text.splitlines() if line)
             vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
-    train = torch.tensor(vocabulary.encode(train_text))
+    train = None if data is None else data.tokens
+    if train is None:
+        train = TokenFile.of_text(train_text, vocabulary)
+    elif not train.is_of(train_text):
+        raise InputError(
+            f"{config.file}: it has changed since this run began to learn from it. Put it back, or "
+            "train again in another folder with --run."
+        )
     task = LanguageTask(vocabulary, seed, train, valid_text, config.block)
     sizes = task.sizes()
     for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):
