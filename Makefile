@@ -44,8 +44,10 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 	.venv/bin/clang-format --dry-run --Werror native/*.h native/*.cpp benchmarks/*.cpp tests/native/*.cpp
 	cd studio && PATH="$(CURDIR)/.venv/bin:$$PATH" npm run --silent check
 
-bench: setup  ## every benchmark: peer and weft in turn, the ratio last
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(python) $$file || exit 1; done
+bench: setup  ## every benchmark: peer and weft in turn, the ratio last; hours
+	@for file in benchmarks/bench_*.py; do \
+		echo "== $$file"; $(python) $$file || lacking="$$lacking $$file"; \
+	done; [ -z "$$lacking" ] || echo "Not run, since they lack what they name above:$$lacking"
 
 pictures: setup  ## every picture of the docs anew; look at each one
 	@scripts/setup-tests
