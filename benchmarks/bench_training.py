@@ -1,10 +1,11 @@
 r"""Claim: training on weft's layers is not slower than on torch.nn.Transformer.
 
 Peer: torch.nn.Transformer of the same sizes, with the same embeddings, batches and optimiser, and
-torch's own loss. weft multiplies in float32, and in bfloat16 where the processor has such products.
-All take the same steps in turn. Prints real source + target tokens a second; the bound: what the
-peer's step would take if it were its matrix products alone, at the speed of large ones, in float32
-by torch and in bfloat16 by weft; and the ratios, weft / peer, last.
+torch's own loss. weft multiplies in float32, in float32 on the tiles of a matrix unit where there
+is one, and in bfloat16 where the processor has such products. All take the same steps in turn.
+Prints real source + target tokens a second; the bound: what the peer's step would take if it were
+its matrix products alone, at the speed of large ones, in each of these ways; and the ratios, weft /
+peer, last.
 
     python benchmarks/bench_training.py                        # dates
     python benchmarks/bench_training.py --folder PATH/multi30k # English to German
@@ -19,11 +20,13 @@ import math
 import resource
 import statistics
 import time
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from weft.mechanism.backends import native_product
 from weft.mechanism.linear import Products, linear_maps, products
 from weft.mechanism.positions import sinusoidal
 from weft.models.configuration import Architecture
@@ -112,9 +115,8 @@ def bounds(model: Peer, batches: list[Batch]) -> dict[Products, float]:
     model.zero_grad()
     operations = counter.get_total_flops() / len(batches)
     inputs, large = torch.randn(LARGE, LARGE), nn.Linear(LARGE, LARGE, bias=False)
-    kinds: tuple[Products, Products] = ("float32", "bfloat16")
-    seconds = {}
-    for kind in kinds:
+    seconds: dict[Products, float] = {}
+    for kind in get_args(Products):
         times = []
         for _ in range(8):
             start = time.perf_counter()
@@ -160,8 +162,13 @@ def main() -> None:
     models: dict[str, Transformer | Peer] = {
         "torch.nn.Transformer": peer,
         "weft": Transformer(choices, sizes),
-        "weft, bfloat16": Transformer(choices, sizes),
     }
+    kinds: dict[str, Products] = dict.fromkeys(models, "float32")
+    if native_product.has_matrix_unit():
+        kinds["weft, float32-tiles"] = "float32-tiles"
+    kinds["weft, bfloat16"] = "bfloat16"
+    for name in list(kinds)[len(models) :]:
+        models[name] = Transformer(choices, sizes)
     optimisers = {
         name: torch.optim.AdamW(model.parameters(), fused=True) for name, model in models.items()
     }
@@ -170,8 +177,7 @@ def main() -> None:
     for number, plan in enumerate(plans):
         batch = task.batch(plan)
         for name, model in models.items():
-            kind: Products = "bfloat16" if "bfloat16" in name else "float32"
-            seconds = step(model, optimisers[name], batch, kind)
+            seconds = step(model, optimisers[name], batch, kinds[name])
             if number >= 4:  # the first steps warm up
                 speeds[name].append(batch.tokens / seconds)
     medians = {name: statistics.median(values) for name, values in speeds.items()}
@@ -186,7 +192,7 @@ def main() -> None:
     for kind, seconds in least.items():
         most = tokens / seconds / medians["torch.nn.Transformer"]
         print(f"bound {most:.2f} ({kind}: the peer's products alone take {seconds:.2f} s a step)")
-    for name in ("weft, bfloat16", "weft"):
+    for name in list(models)[:0:-1]:
         pairs = zip(speeds[name], speeds["torch.nn.Transformer"], strict=True)
         ratios = sorted(ours / peers for ours, peers in pairs)
         low, high = ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]

@@ -125,6 +125,12 @@ extern const ProjectedKernels projected_kernels;
 #else
 #define WEFT_PAIR_KERNELS(name) nullptr
 #endif
+#if defined(__AMX_BF16__)
+extern const ProductKernels product_kernels;
+#define WEFT_UNIT_KERNELS(name) &name
+#else
+#define WEFT_UNIT_KERNELS(name) nullptr
+#endif
 
 // Named by the instruction set's namespace, so that every build of this file has its own.
 extern const Kernels kernels;
@@ -142,6 +148,7 @@ const Kernels kernels = {
     WEFT_PAIR_KERNELS(linear_kernels),
     WEFT_PAIR_KERNELS(projected_kernels),
     WEFT_PAIR_KERNELS(feed_forward_kernels),
+    WEFT_UNIT_KERNELS(product_kernels),
 };
 
 }  // namespace WEFT_INSTRUCTION_SET

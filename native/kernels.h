@@ -14,6 +14,7 @@
 #include "neighbours_call.h"
 #include "passes_call.h"
 #include "prepared_call.h"
+#include "product_call.h"
 #include "projected_call.h"
 
 namespace weft {
@@ -43,6 +44,8 @@ struct Kernels {
     const LinearKernels* linear;
     const ProjectedKernels* projected;  // the loss of a last linear map
     const FeedForwardKernels* feed_forward;
+    // nullptr where there is no matrix unit:
+    const ProductKernels* product;  // of float32
 };
 
 // Instruction sets that this build has and this processor runs, widest first.

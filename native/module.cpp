@@ -12,6 +12,7 @@
 #include "neighbours.h"
 #include "passes.h"
 #include "prepared.h"
+#include "product.h"
 #include "projected.h"
 #include "reading.h"
 
@@ -239,17 +240,9 @@ void bind_prepared(nb::module_& module) {
     using Owner = PreparedCall;
     nb::class_<Owner> owner(module, "PreparedCall", "See native/prepared_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows);
-    WEFT_FIELD(terms);
-    WEFT_FIELD(columns);
-    WEFT_FIELD(pairs);
-    WEFT_FIELD(weight);
-    WEFT_FIELD(matrix);
-    WEFT_FIELD(input);
-    WEFT_FIELD(input_row);
-    WEFT_FIELD(bias);
-    WEFT_FIELD(relu);
-    WEFT_FIELD(output);
+    WEFT_FIELD(rows), WEFT_FIELD(terms), WEFT_FIELD(columns), WEFT_FIELD(pairs), WEFT_FIELD(weight);
+    WEFT_FIELD(matrix), WEFT_FIELD(input), WEFT_FIELD(input_row), WEFT_FIELD(bias);
+    WEFT_FIELD(relu), WEFT_FIELD(output);
     module.def(
         "prepared_bytes",
         [](const PreparedCall& call, const std::string& instruction_set) {
@@ -262,20 +255,40 @@ void bind_prepared(nb::module_& module) {
              "Fill the output; whether all factors are finite.");
 }
 
+void bind_product(nb::module_& module) {
+    using Owner = ProductCall;
+    nb::class_<Owner> owner(module, "ProductCall", "See native/product_call.h.");
+    owner.def(nb::init<>());
+    WEFT_FIELD(rows), WEFT_FIELD(columns), WEFT_FIELD(terms);
+    WEFT_FIELD(left), WEFT_FIELD(left_row), WEFT_FIELD(left_along);
+    WEFT_FIELD(right), WEFT_FIELD(right_row), WEFT_FIELD(right_along);
+    WEFT_FIELD(bias), WEFT_FIELD(relu), WEFT_FIELD(accumulate);
+    WEFT_FIELD(output), WEFT_FIELD(output_row);
+    module.def(
+        "has_product",
+        [](const std::string& instruction_set) {
+            return kernels_by_name(instruction_set).product != nullptr;
+        },
+        nb::arg("instruction_set") = "", "Whether float32 is multiplied on a matrix unit.");
+    module.def(
+        "multiply",
+        [](const ProductCall& call, int threads, const std::string& instruction_set) {
+            const Kernels& kernels = kernels_by_name(instruction_set);
+            if (!kernels.product) throw nb::value_error("native: no matrix unit for products");
+            nb::gil_scoped_release unlocked;
+            return multiply(kernels, call, threads);
+        },
+        nb::arg("call"), nb::arg("threads"), nb::arg("instruction_set") = "",
+        "Fill the output; whether all results are finite.");
+}
+
 void bind_projected(nb::module_& module) {
     using Owner = ProjectedCall;
     nb::class_<Owner> owner(module, "ProjectedCall", "See native/projected_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(rows);
-    WEFT_FIELD(width);
-    WEFT_FIELD(choices);
-    WEFT_FIELD(inputs);
-    WEFT_FIELD(matrix);
-    WEFT_FIELD(targets);
-    WEFT_FIELD(smoothing);
-    WEFT_FIELD(losses);
-    WEFT_FIELD(by_inputs);
-    WEFT_FIELD(by_matrix);
+    WEFT_FIELD(rows), WEFT_FIELD(width), WEFT_FIELD(choices), WEFT_FIELD(inputs);
+    WEFT_FIELD(matrix), WEFT_FIELD(targets), WEFT_FIELD(smoothing), WEFT_FIELD(losses);
+    WEFT_FIELD(by_inputs), WEFT_FIELD(by_matrix);
     bind_run<true>(module, "projected_losses", &projected_losses,
                    "Fill the losses and gradients; whether all factors are finite.");
 }
@@ -285,48 +298,28 @@ void bind_passes(nb::module_& module) {
         using Owner = LossCall;
         nb::class_<Owner> owner(module, "LossCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(rows);
-        WEFT_FIELD(columns);
-        WEFT_FIELD(logits);
-        WEFT_FIELD(targets);
-        WEFT_FIELD(smoothing);
-        WEFT_FIELD(gradient);
-        WEFT_FIELD(losses);
+        WEFT_FIELD(rows), WEFT_FIELD(columns), WEFT_FIELD(logits), WEFT_FIELD(targets);
+        WEFT_FIELD(smoothing), WEFT_FIELD(gradient), WEFT_FIELD(losses);
     }
     {
         using Owner = DropoutCall;
         nb::class_<Owner> owner(module, "DropoutCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(count);
-        WEFT_FIELD(input);
-        WEFT_FIELD(residual);
-        WEFT_FIELD(output);
-        WEFT_FIELD(seed);
-        WEFT_FIELD(dropped);
-        WEFT_FIELD(factor);
+        WEFT_FIELD(count), WEFT_FIELD(input), WEFT_FIELD(residual), WEFT_FIELD(output);
+        WEFT_FIELD(seed), WEFT_FIELD(dropped), WEFT_FIELD(factor);
     }
     {
         using Owner = ActivationCall;
         nb::class_<Owner> owner(module, "ActivationCall", "See native/passes_call.h.");
         owner.def(nb::init<>());
-        WEFT_FIELD(count);
-        WEFT_FIELD(kind);
-        WEFT_FIELD(input);
-        WEFT_FIELD(gradient);
+        WEFT_FIELD(count), WEFT_FIELD(kind), WEFT_FIELD(input), WEFT_FIELD(gradient);
         WEFT_FIELD(output);
     }
     using Owner = RotaryCall;
     nb::class_<Owner> owner(module, "RotaryCall", "See native/passes_call.h.");
     owner.def(nb::init<>());
-    WEFT_FIELD(batch);
-    WEFT_FIELD(heads);
-    WEFT_FIELD(positions);
-    WEFT_FIELD(depth);
-    WEFT_FIELD(input);
-    WEFT_FIELD(output);
-    WEFT_FIELD(cosines);
-    WEFT_FIELD(sines);
-    WEFT_FIELD(back);
+    WEFT_FIELD(batch), WEFT_FIELD(heads), WEFT_FIELD(positions), WEFT_FIELD(depth);
+    WEFT_FIELD(input), WEFT_FIELD(output), WEFT_FIELD(cosines), WEFT_FIELD(sines), WEFT_FIELD(back);
     {
         using Owner = RowTermsCall;
         nb::class_<Owner> owner(module, "RowTermsCall", "See native/passes_call.h.");
@@ -361,6 +354,7 @@ NB_MODULE(_native, module) {
     bind_linear(module);
     bind_feed_forward(module);
     bind_prepared(module);
+    bind_product(module);
     bind_projected(module);
     bind_passes(module);
     module.def(

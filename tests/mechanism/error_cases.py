@@ -399,7 +399,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "product",
         "expected one width",
     ),
-    ("products", lambda: products("half").__enter__(), "products", 'expected "float32" or'),
+    ("products", lambda: products("half").__enter__(), "products", 'expected "float32", '),
     (
         "ring: alone",
         lambda: ring(),

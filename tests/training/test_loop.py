@@ -17,6 +17,7 @@ from weft.errors import DataError, InputError
 from weft.formats.history import MATRICES, History
 from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
+from weft.mechanism.backends import native_product
 from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
@@ -138,6 +139,32 @@ def test_interruptions_change_nothing(tiny: ConfigMaker, tmp_path: Path) -> None
     assert (again.tokens, again.reason) == (result.tokens, result.reason)
     _, notes = load_tensors(tmp_path / "pieces" / "checkpoint.safetensors", "checkpoint")
     assert notes["position"]["epoch"] > 0
+
+
+@pytest.mark.skipif(not native_product.has_matrix_unit(), reason="no matrix unit")
+def test_interruptions_change_nothing_on_tiles(
+    tiny: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = 0
+    multiply = native_product.multiply
+
+    def counting(*arguments: Any, **options: Any) -> bool:
+        nonlocal taken
+        taken += 1
+        return multiply(*arguments, **options)
+
+    monkeypatch.setattr(native_product, "multiply", counting)
+    config = tiny(
+        model={"width": 128, "feed_forward": 128}, max_steps=6, batch_tokens=256, validate_every=3,
+        checkpoint_every=2, products="float32-tiles",
+    )  # fmt: skip
+    run(config, tmp_path / "whole")
+    assert taken > 0
+    for step in (1, 3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "pieces", Interruption(step))
+    run(config, tmp_path / "pieces")
+    assert_same(tmp_path / "whole", tmp_path / "pieces")
 
 
 def test_a_finished_run_is_left_as_it_is(tiny: ConfigMaker, tmp_path: Path) -> None:

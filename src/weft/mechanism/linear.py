@@ -1,10 +1,13 @@
-"""Linear maps of one input, with products in float32 or in bfloat16.
+"""Linear maps of one input, with products in float32, on tiles or not, or in bfloat16.
 
     y_m = act(x W_m^T + b_m),    act = identity or max(0, x)
 
 In bfloat16, the factors of each product are rounded to 8 bits and their products summed in float32;
 inputs, outputs, weights and gradients stay float32 ("mixed precision", Micikevicius et al. 2018).
 Processors with a matrix unit, or dot products of bfloat16, take a fraction of the time for it.
+
+In float32 on tiles, a matrix unit multiplies float32: each number is cut into three bfloat16,
+x = x_1 + x_2 + x_3, exactly, and x y is the sum of the six x_i y_j with i + j <= 4.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
-from weft.mechanism.backends import native_feed_forward, native_linear
+from weft.mechanism.backends import native_feed_forward, native_linear, native_product
 from weft.mechanism.backends.native_prepared import PreparedMaps
 
 __all__ = [
@@ -31,8 +34,9 @@ __all__ = [
     "products",
 ]
 
-#: How factors of products are rounded.
-Products = Literal["float32", "bfloat16"]
+#: How linear layers multiply: by torch; on the tiles of a matrix unit, as exactly; with factors
+#: rounded to bfloat16.
+Products = Literal["float32", "float32-tiles", "bfloat16"]
 
 _products: ContextVar[Products] = ContextVar("products", default="float32")
 _prepared: ContextVar[PreparedMaps | None] = ContextVar("prepared", default=None)
@@ -42,16 +46,18 @@ _prepared: ContextVar[PreparedMaps | None] = ContextVar("prepared", default=None
 def products(kind: Products) -> Iterator[None]:
     """Linear layers multiply in this way while the block runs, and in the backward pass of it.
 
-    Where the processor multiplies no bfloat16, or a factor is infinite or NaN, products are those
-    of float32.
+    Where the processor multiplies no bfloat16 (has no matrix unit, for "float32-tiles"), or a
+    factor is infinite or NaN, products are those of float32. With "float32-tiles", so are those of
+    fewer than 128 rows, terms or columns.
 
     Raises: InputError: another kind.
 
     >>> with products("bfloat16"):
     ...     y = nn.Linear(8, 8)(torch.randn(2, 8))
     """
-    if kind not in ("float32", "bfloat16"):
-        raise InputError(f'products: {kind!r}; expected "float32" or "bfloat16".')
+    if kind not in get_args(Products):
+        expected = '"float32", "float32-tiles" or "bfloat16"'
+        raise InputError(f"products: {kind!r}; expected {expected}.")
     before = _products.set(kind)
     try:
         yield
@@ -105,15 +111,18 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
 
     Returns: (..., out_features) for each map.
     """
-    rounded = current_products() == "bfloat16"
+    kind = current_products()
+    rounded = kind == "bfloat16"
     prepared = None if torch.compiler.is_compiling() else _prepared.get()
-    plain = (rounded or prepared is not None) and all(map(is_plain, maps))
+    plain = (kind != "float32" or prepared is not None) and all(map(is_plain, maps))
     if plain and prepared is not None and not torch.is_grad_enabled():
         outputs = prepared.maps(inputs, maps, relu=relu, rounded=rounded)
         if outputs is not None:
             return outputs
     if plain and rounded and native_linear.serves(inputs, maps):
         return native_linear.linear_maps(inputs, maps, relu)
+    if plain and kind == "float32-tiles" and native_product.serves(inputs, maps):
+        return native_product.linear_maps(inputs, maps, relu)
     outputs = [linear(inputs) for linear in maps]
     return [torch.relu(output) for output in outputs] if relu else outputs
 

@@ -76,7 +76,9 @@ class TrainingConfig(Section):
         description="with several processes: each holds the whole model (ddp), or a share (fsdp)",
     )
     products: Products = Field(
-        "float32", description="of linear layers; bfloat16 is quicker where the processor has it"
+        "float32",
+        description="of linear layers; float32-tiles: on a matrix unit, as exact, quicker where "
+        "it is free; bfloat16 is quicker where the processor has it",
     )
     optimiser: Literal["adamw", "adam", "muon"] = Field(
         "adamw",

@@ -19,15 +19,17 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from weft.errors import InputError
-from weft.mechanism.backends import native_linear, native_passes
-from weft.mechanism.linear import current_products, is_plain
+from weft.mechanism.backends import native_linear, native_passes, native_product
+from weft.mechanism.linear import Products, current_products, is_plain
 from weft.models.predictor import Predictor
 from weft.training.optimisation import smoothed_cross_entropy
 
 __all__ = ["predictor_loss", "projected_loss"]
 
-#: Logits that are formed at once.
+#: Logits that are formed at once; and on the tiles of a matrix unit, where the matrix is cut anew
+#: for each.
 LOGITS_AT_ONCE = 2**21
+LOGITS_ON_TILES = 2**22
 #: No id: every row that comes here has a target.
 NO_TARGET = -100
 
@@ -54,8 +56,8 @@ def projected_loss(
             f"ids from 0 to {len(matrix) - 1}. Leave rows without a target out."
         )
     if bias is None and native_passes.serves(outputs, matrix):
-        fast = current_products() == "bfloat16" and native_linear.serves_loss(outputs, matrix)
-        return _projected_loss(outputs.contiguous(), matrix, targets, smoothing, fast)
+        kind = current_products()
+        return _projected_loss(outputs.contiguous(), matrix, targets, smoothing, kind)
     logits = torch.nn.functional.linear(outputs, matrix, bias)
     return smoothed_cross_entropy(logits, targets, smoothing=smoothing, ignore=NO_TARGET)
 
@@ -79,9 +81,17 @@ def _losses_in_pieces(
     smoothing: float,
     by_outputs: Tensor | None,
     by_matrix: Tensor | None,
-) -> Tensor:
-    """The sum of the rows' losses; fills its gradients where they are wanted. In float32."""
-    step = max(32, LOGITS_AT_ONCE // max(len(matrix), 1))
+    tiles: bool = False,
+) -> Tensor | None:
+    """The sum of the rows' losses; fills its gradients where they are wanted. In float32.
+
+    tiles: whether a matrix unit multiplies.
+
+    Returns: None where it does and a product is not finite; then the gradients hold nothing of
+        worth.
+    """
+    step = max(32, (LOGITS_ON_TILES if tiles else LOGITS_AT_ONCE) // max(len(matrix), 1))
+    multiply = native_product.multiply if tiles else _multiply
     room = outputs.new_empty(min(step, len(outputs)), len(matrix))
     gradient = by_outputs is not None or by_matrix is not None
     total = outputs.new_zeros(())
@@ -90,13 +100,47 @@ def _losses_in_pieces(
     for first in range(0, len(outputs), step):
         rows = slice(first, first + step)
         x, logits = outputs[rows], room[: len(outputs[rows])]
-        torch.mm(x, matrix.T, out=logits)
+        if not multiply(x, matrix.T, logits):
+            return None
         total += native_passes.losses(logits, targets[rows], smoothing, gradient=gradient).sum()
-        if by_outputs is not None:
-            torch.mm(logits, matrix, out=by_outputs[rows])
-        if by_matrix is not None:
-            by_matrix.addmm_(logits.T, x)
+        if by_outputs is not None and not multiply(logits, matrix, by_outputs[rows]):
+            return None
+        if by_matrix is not None and not multiply(logits.T, x, by_matrix, add=True):
+            return None
     return total
+
+
+def _multiply(left: Tensor, right: Tensor, output: Tensor, *, add: bool = False) -> bool:
+    """As `native_product.multiply`, by torch."""
+    if add:
+        output.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=output)
+    return True
+
+
+def _losses(
+    kind: Products,
+    outputs: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    by_outputs: Tensor | None,
+    by_matrix: Tensor | None,
+) -> Tensor:
+    """The sum of the rows' losses, by the products asked for where the kernels take them."""
+    arguments = outputs, matrix, targets, smoothing, by_outputs, by_matrix
+    sizes = len(outputs), *matrix.shape
+    found: Tensor | None = None
+    if kind == "bfloat16" and native_linear.serves_loss(outputs, matrix):
+        losses = native_linear.projected_losses(*arguments)
+        found = None if losses is None else losses.sum()
+    elif kind == "float32-tiles" and native_product.serves_sizes(*sizes) and matrix.is_contiguous():
+        found = _losses_in_pieces(*arguments, tiles=True)
+    if found is None:
+        found = _losses_in_pieces(*arguments)
+    assert found is not None  # torch multiplies what is not finite too
+    return found
 
 
 class _ProjectedLoss(torch.autograd.Function):
@@ -104,15 +148,13 @@ class _ProjectedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float, fast: bool
+        ctx: Any, outputs: Tensor, matrix: Tensor, targets: Tensor, smoothing: float, kind: Products
     ) -> Tensor:
         by_outputs, by_matrix = (
             torch.empty_like(outputs) if ctx.needs_input_grad[0] else None,
             torch.empty_like(matrix) if ctx.needs_input_grad[1] else None,
         )
-        arguments = outputs, matrix, targets, smoothing, by_outputs, by_matrix
-        losses = native_linear.projected_losses(*arguments) if fast else None
-        total = _losses_in_pieces(*arguments) if losses is None else losses.sum()
+        total = _losses(kind, outputs, matrix, targets, smoothing, by_outputs, by_matrix)
         ctx.smoothing = smoothing
         ctx.save_for_backward(outputs, matrix, targets, by_outputs, by_matrix)
         return total

@@ -15,12 +15,16 @@ from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why
 
 __all__ = [
     "address",
+    "backward_by_torch",
     "linear_maps",
+    "map_by_torch",
     "multiplies_bfloat16",
+    "or_zeros",
     "projected_losses",
     "serves",
     "serves_loss",
     "serves_map",
+    "takes",
 ]
 
 #: Maps of one input that a call takes.
@@ -41,8 +45,11 @@ def multiplies_bfloat16() -> bool:
 
 def serves(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
     """Whether the kernels take these maps."""
-    if not multiplies_bfloat16():
-        return False
+    return multiplies_bfloat16() and takes(inputs, maps)
+
+
+def takes(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
+    """Whether kernels can read these maps, and their input, and differentiate them."""
     weights = [linear.weight for linear in maps]
     biases = [linear.bias for linear in maps if linear.bias is not None]
     width = inputs.shape[-1]
@@ -128,7 +135,7 @@ class _LinearMaps(torch.autograd.Function):
             call.add(len(weight), weight.data_ptr(), address(bias), output.data_ptr())
         if not kernels.linear_forward(call, torch.get_num_threads(), INSTRUCTION_SET):
             outputs = tuple(
-                _by_torch(rows, *pair, relu) for pair in zip(weights, biases, strict=True)
+                map_by_torch(rows, *pair, relu) for pair in zip(weights, biases, strict=True)
             )
         ctx.relu = relu
         ctx.save_for_backward(rows, *weights, *biases, *(outputs if relu else ()))
@@ -143,8 +150,8 @@ class _LinearMaps(torch.autograd.Function):
         wants = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # to be differentiated again
             pairs = zip(by_outputs, weights, strict=True)
-            filled = [_or_zeros(by_output, rows, weight) for by_output, weight in pairs]
-            return None, *_backward_by_torch(rows, weights, outputs, filled, wants)
+            filled = [or_zeros(by_output, rows, weight) for by_output, weight in pairs]
+            return None, *backward_by_torch(rows, weights, outputs, filled, wants)
         by_rows = torch.empty_like(rows) if wants[0] else None
         call = _call(rows, ctx.relu)
         call.by_input = address(by_rows)
@@ -152,7 +159,7 @@ class _LinearMaps(torch.autograd.Function):
         by_biases: list[Tensor | None] = []
         kept = []  # what the call has addresses of
         for part, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            by_output = _or_zeros(by_outputs[part], rows, weight)
+            by_output = or_zeros(by_outputs[part], rows, weight)
             by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
             by_weight = torch.empty_like(weight) if wants[1 + part] else None
             by_bias = torch.empty_like(bias) if wants[1 + count + part] else None
@@ -164,14 +171,14 @@ class _LinearMaps(torch.autograd.Function):
                 by_output.data_ptr(), by_output.stride(0), address(by_weight), address(by_bias),
             )  # fmt: skip
         if not kernels.linear_backward(call, torch.get_num_threads(), INSTRUCTION_SET):
-            return None, *_backward_by_torch(rows, weights, outputs, kept, wants)
+            return None, *backward_by_torch(rows, weights, outputs, kept, wants)
         return None, by_rows, *by_weights, *by_biases
 
 
 _linear_maps: Callable[..., tuple[Tensor, ...]] = _LinearMaps.apply
 
 
-def _or_zeros(by_output: Tensor | None, rows: Tensor, weight: Tensor) -> Tensor:
+def or_zeros(by_output: Tensor | None, rows: Tensor, weight: Tensor) -> Tensor:
     """The gradient by the output of a map; zeros where nothing depends on it."""
     return rows.new_zeros(len(rows), len(weight)) if by_output is None else by_output
 
@@ -183,12 +190,13 @@ def _call(rows: Tensor, relu: bool) -> Any:
     return call
 
 
-def _by_torch(rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+def map_by_torch(rows: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """A map's output, in float32."""
     output = nn.functional.linear(rows, weight, bias)
     return torch.relu(output) if relu else output
 
 
-def _backward_by_torch(
+def backward_by_torch(
     rows: Tensor,
     weights: Sequence[Tensor],
     outputs: Sequence[Tensor],
