@@ -35,6 +35,11 @@ def test_help(weft_main: Command, verb: str) -> None:
     assert "Usage" in result.out
 
 
+def test_weft_alone_prints_its_help(weft_main: Command) -> None:
+    """Who types the name alone wants to know what there is."""
+    assert weft_main() == weft_main("--help")
+
+
 def test_help_of_all_names_every_verb(weft_process: Command) -> None:
     result = weft_process("--help")
     assert result.code == 0

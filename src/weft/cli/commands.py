@@ -70,12 +70,9 @@ class _Verbs(TyperGroup):
         formatter.write(group_page(ctx.command_path, self.help or "", panels))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        help_is_asked_for = not args
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, args or ["--help"])
         except _UsageError as error:
-            if help_is_asked_for:
-                raise
             raise self._in_one_line(error) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -152,7 +149,6 @@ def _app() -> typer.Typer:
     commands = typer.Typer(
         name="weft",
         cls=_Verbs,
-        no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
