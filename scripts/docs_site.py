@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 import griffe
+from markdown.extensions.toc import slugify
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -20,6 +21,11 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 #: A link of a Markdown page: text, then an address, of which a part behind # stays.
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+#: A link whose text is the name of a page's file: right in a folder of files, odd on a site.
+NAMED = re.compile(r"\[[\w./]+\.md\](\(([^)\s#]+\.md)(?:#([^)\s]*))?\))")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+#: A dialog without a name, as the theme has it.
+SEARCH = '<div class="md-search" data-md-component="search" role="dialog"'
 #: A script that pages which are opened from a disk need for their search, and where it is here.
 SHIM, SHIM_HERE = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 #: Files that other programs run are shown as text.
@@ -79,6 +85,16 @@ def _outside(page: Path, address: str) -> Path | None:
     return None
 
 
+def _title(page: Path, address: str, anchor: str | None) -> str | None:
+    """The heading that a link of a page leads to; None: it leads to no page of docs."""
+    target = (page.parent / address).resolve()
+    if not target.is_relative_to(ROOT / "docs") or not target.is_file():
+        return None
+    headings = HEADING.findall(target.read_text("utf-8"))
+    wanted = (heading for heading in headings if anchor in (None, slugify(heading, "-")))
+    return next(wanted, None)
+
+
 def _address(path: Path) -> str:
     name = str(path) if (ROOT / path).is_file() else f"{path}/index"
     return f"source/{name}{SHOWN_AS}"
@@ -105,7 +121,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to files outside of docs to what came along of them."""
+    """Lead links to files outside of docs to what came along of them; name a page by its title."""
     here = Path(config.docs_dir) / page.file.src_path
     up = "../" * (len(Path(page.file.src_path).parts) - 1)
 
@@ -116,17 +132,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return match[0]
         return f"{before}{up}{quote(_address(found))}{after}"
 
-    return LINK.sub(led, markdown)
+    def named(match: re.Match[str]) -> str:
+        target, address, anchor = match.groups()
+        title = _title(here, address, anchor)
+        return match[0] if title is None else f"[{title}]{target}"
+
+    return LINK.sub(led, NAMED.sub(named, markdown))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Take the script for the search from here, and lead a notebook's links to pages."""
+    """Take the script for the search from here, name its dialog, and lead links to pages."""
     up = "../" * (len(Path(page.file.dest_path).parts) - 1)
     if page.file.src_path.endswith(".py"):
         output = LINK_TO_SOURCE.sub(r"\1.html", output)
+    output = output.replace(SEARCH, f'{SEARCH} aria-label="Search"')
     return output.replace(SHIM, up + SHIM_HERE)
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
-    """The same script for the page of what is not found."""
+    """The same for the page of what is not found."""
+    output_content = output_content.replace(SEARCH, f'{SEARCH} aria-label="Search"')
     return output_content.replace(SHIM, f"/{SHIM_HERE}")
