@@ -38,7 +38,7 @@ def test_what_it_shows_is_so_and_fits_eighty_columns(weft_main: Command) -> None
     assert set(checks) == {*native.instruction_sets(), "torch", "took"}
     assert checks["took"].endswith(" s")
     extras = importlib.metadata.metadata("weft").get_all("Provides-Extra")
-    assert set(facts["extras"]) == set(extras or []) - {"dev", "all", "test-notebooks"}
+    assert set(facts["extras"]) == set(extras or []) - {"dev", "docs", "all", "test-notebooks"}
 
 
 def test_a_quicker_instruction_set_is_named_and_not_taken(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from pathlib import Path
 
 import pytest
 
-from weft.errors import DataError
+from weft.errors import DataError, InputError
 from weft.formats import files, folders
 from weft.formats.files import (
     atomic_file,
@@ -18,6 +19,7 @@ from weft.formats.files import (
     write_json,
 )
 from weft.formats.folders import atomic_folder
+from weft.formats.lines import decoded_lines
 
 
 def names(folder: Path) -> list[str]:
@@ -146,9 +148,30 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         read_json(path, "run")
     with pytest.raises(DataError, match="a folder; expected a run, which is a file"):
         read_text(tmp_path, "run")
+    with pytest.raises(DataError, match=r"a folder; expected a text file\.$"):
+        read_text(tmp_path, "text file")
     path.write_text('{"a": 1,\n"b"')
     with pytest.raises(DataError, match="this run is damaged: line 2 is not JSON"):
         read_json(path, "run")
     path.write_bytes(b"one\ntwo\nthr\xe9e\n")
     with pytest.raises(DataError, match=r"line 3 is not UTF-8 text \(byte 11 is 0xe9\).*iconv"):
         read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0", r"a PNG picture; expected text.*by --image\.$"),
+        (b"%PDF-1.7\xe2", r"a PDF document; expected text, as UTF-8\. Give a file of text\.$"),
+        (b"\x7fELF\0\xff", r"no text: it has zeros in it; expected text"),
+        ("Mädchen".encode("utf-16"), r"line 1 is not UTF-8.*iconv -f utf-16 -t utf-8\.$"),
+    ],
+)
+def test_what_is_no_text(content: bytes, said: str, tmp_path: Path) -> None:
+    """A remedy that fits: a picture is not converted by iconv."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.txt: {said}"):
+        read_text(path)
+    with pytest.raises(InputError, match=f"it: {said}"):
+        list(decoded_lines(io.BytesIO(content), "it"))

@@ -42,6 +42,14 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
+def test_a_snapshot_shown_is_short(history: History) -> None:
+    """Who types history[-1] is told what there is, not every number of it."""
+    assert repr(history[-1]) == "Snapshot(step 100,000,000: first.attention, second)"
+    assert repr(history[0].layer("second")) == (
+        "LayerSnapshot(second, W_Q (2, 6, 3), W_K (2, 6, 3), W_V (2, 6, 3), W_O (2, 3, 6))"
+    )
+
+
 def test_round_trip(history: History) -> None:
     assert history.steps == [0, 4, 100_000_000]
     assert [snapshot.step for snapshot in history] == history.steps

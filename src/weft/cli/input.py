@@ -44,4 +44,6 @@ def iterate_standard_input() -> Iterator[str]:
 
     if sys.stdin is None:
         raise InputError("standard input is closed; give the text by a file or a pipe.")
+    if sys.stdin.isatty():
+        print("weft: type a line, then Enter; Ctrl-D ends.", file=sys.stderr)
     return decoded_lines(sys.stdin.buffer, "standard input")

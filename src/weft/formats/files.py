@@ -29,6 +29,7 @@ __all__ = [
     "disk_errors",
     "finite",
     "is_there",
+    "not_utf8",
     "open_file",
     "parse_json",
     "read_json",
@@ -42,6 +43,19 @@ __all__ = [
 #: An object of JSON, to be written or as it was read; and one that is only read.
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
+
+#: How files begin that are given by mistake where a text is expected.
+_NO_TEXT = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"GIF8": "a GIF picture",
+    b"%PDF": "a PDF document",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"GGUF": "a GGUF model",
+}
+#: Bytes of a file in which a zero says that it is no text.
+_LOOKED_AT = 8192
 
 #: What a temporary name begins with, after a dot and the name of the file to be.
 MARK = ".weft-part-"
@@ -214,7 +228,7 @@ def open_file(path: Path | str, what: str = "file") -> BinaryIO:
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
-            raise DataError(f"{path}: a folder; expected a {what}, which is a file.")
+            raise DataError(f"{path}: a folder; {_a_file(what)}")
         is_file = stat.S_ISREG(status.st_mode) and status.st_dev != _system_device()
         if not is_file and not str(path).startswith(_HANDED_OVER):
             raise DataError(f"{path}: {_no_file(what)}")
@@ -235,7 +249,11 @@ def _system_device() -> int | None:
 
 
 def _no_file(what: str) -> str:
-    return f"a pipe, a socket or a device; expected a {what}, which is a file."
+    return f"a pipe, a socket or a device; {_a_file(what)}"
+
+
+def _a_file(what: str) -> str:
+    return f"expected a {what}" + ("." if what.endswith("file") else ", which is a file.")
 
 
 def cannot_read(path: Path | str, what: str, error: OSError) -> DataError:
@@ -314,7 +332,20 @@ def read_text(path: Path | str, what: str = "file") -> str:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}: line {line} is not UTF-8 text (byte {error.start} is "
-            f"0x{content[error.start]:02x}). Convert the file, as in: iconv -f latin1 -t utf-8."
-        ) from None
+        byte = f" (byte {error.start} is 0x{content[error.start]:02x})"
+        raise DataError(f"{path}: {not_utf8(content, line, byte)}") from None
+
+
+def not_utf8(content: bytes, line: int, byte: str = "") -> str:
+    """What is said of content that is not UTF-8 text: what it is instead, and the remedy.
+
+    content: from its beginning, or from that of the line where it is no text.
+    """
+    kind = next((name for start, name in _NO_TEXT.items() if content.startswith(start)), None)
+    if kind is not None:
+        picture = " weft trace takes a picture by --image." if kind.endswith("picture") else ""
+        return f"{kind}; expected text, as UTF-8. Give a file of text.{picture}"
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
+    if encoding == "latin1" and b"\0" in content[:_LOOKED_AT]:
+        return "no text: it has zeros in it; expected text, as UTF-8. Give a file of text."
+    return f"line {line} is not UTF-8 text{byte}. Convert it, as in: iconv -f {encoding} -t utf-8."

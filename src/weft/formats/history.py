@@ -71,7 +71,7 @@ def is_snapshot_step(step: int, growth: float) -> bool:
     return exact <= step
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerSnapshot:
     """One attention layer at one step.
 
@@ -93,10 +93,14 @@ class LayerSnapshot:
     scale: float | None = None
     product: Tensor | None = None
 
+    def __repr__(self) -> str:
+        matrices = "".join(f", {name} {tuple(part.shape)}" for name, part in self.matrices.items())
+        return f"LayerSnapshot({self.name}{matrices})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Snapshot:
-    """All attention layers at one step; step 0 is the random birth."""
+    """All attention layers at one step; at step 0 their matrices are random."""
 
     step: int
     loss: float | None
@@ -110,6 +114,9 @@ class Snapshot:
         raise DataError(
             f"the history has no layer {name!r}; it has {', '.join(x.name for x in self.layers)}."
         )
+
+    def __repr__(self) -> str:
+        return f"Snapshot(step {self.step:,}: {', '.join(layer.name for layer in self.layers)})"
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> None:

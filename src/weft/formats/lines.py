@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from weft.errors import DataError, InputError
-from weft.formats.files import cannot_read, open_file
+from weft.formats.files import cannot_read, not_utf8, open_file
 
 __all__ = ["decoded_lines", "file_lines"]
 
@@ -28,10 +28,7 @@ def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:
         try:
             line = content.decode("utf-8")
         except UnicodeDecodeError:
-            raise InputError(
-                f"{name}: line {number} is not UTF-8 text. Convert it, as in: iconv -f latin1 -t "
-                "utf-8."
-            ) from None
+            raise InputError(f"{name}: {not_utf8(content, number)}") from None
         if number == 1:
             line = line.removeprefix(_MARK)
         yield line.removesuffix("\n").removesuffix("\r")

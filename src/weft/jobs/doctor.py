@@ -25,7 +25,7 @@ __all__ = ["Finding", "examine", "report"]
 #: An instruction set that takes less than this share of the chosen one's time is named.
 QUICKER = 0.9
 #: Extras of contributors, and of extras.
-_NOT_SHOWN = {"dev", "all", "test-notebooks"}
+_NOT_SHOWN = {"dev", "docs", "all", "test-notebooks"}
 
 
 @dataclass(frozen=True)

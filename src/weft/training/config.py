@@ -238,7 +238,9 @@ def load_config(path: Path | str, overrides: list[str] | None = None) -> RunConf
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path}: not TOML: {error}.") from None
+        raise InputError(
+            f"{path}: not TOML: {error}. Give a configuration, as those in examples."
+        ) from None
     except RecursionError:
         raise InputError(f"{path}: its values are nested too deeply.") from None
     except ValueError:

@@ -75,7 +75,11 @@ def test_what_does_not_pair(folder: Path) -> None:
         (["empty"], InputError, r"no pairs"),
         (["blank"], InputError, r"no pairs"),
         (["latin", "a.de"], DataError, r"latin: line 2 is not UTF-8 text \(byte 5 is 0xe4\)"),
-        (["a.en", "no"], DataError, r"no: no such text\. Check the path"),
+        (
+            ["a.en", "no"],
+            DataError,
+            r"no: no such text \(task\.folder says where\)\. Check the path",
+        ),
         ([], InputError, r"no file: expected two line-aligned files"),
         (["a", "b", "c"], InputError, r"a, b, c: expected two line-aligned files"),
     ):

@@ -36,7 +36,10 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
             "tab-separated pairs."
         )
     paths = [folder / name for name in files]
-    lines = [read_text(path, "text").removesuffix("\n").split("\n") for path in paths]
+    lines = [
+        read_text(path, "text (task.folder says where)").removesuffix("\n").split("\n")
+        for path in paths
+    ]
     if len(files) == 2:
         sources, targets = lines
         if len(sources) != len(targets):
