@@ -33,6 +33,9 @@ SHOWN_AS = ".txt"
 #: A link of a notebook's page to a Markdown page, which MkDocs leaves as it is written.
 LINK_TO_SOURCE = re.compile(r"(<a [^>]*href=\"(?!\w+:)[^\"#]*)\.md(?=[\"#])")
 
+#: A picture of a Markdown page, which may be too large for it.
+PICTURE = re.compile(r'<img [^>]*?src="([^"]+)"[^>]*>')
+
 #: A section of a docstring that begins in the line of its name.
 IN_LINE = re.compile(r"^(Args|Returns|Raises|Sources?): (?=\S)")
 #: An attribute of a class and what it is, "name: text" or in two columns.
@@ -64,9 +67,11 @@ def as_markdown(text: str) -> str:
         if begins and ATTRIBUTE.match(line):
             line = ATTRIBUTE.sub(r"- `\1`: ", line)
             listed = True
-        elif listed and not line.startswith("  "):
+        elif listed and (not line.strip() or IN_LINE.match(line)):
             listed = False
             lines.append("")
+        elif listed and not line.startswith("  "):
+            line = f"  {line}"
         if not fenced and IN_LINE.match(line):
             lines.append("")
             line = IN_LINE.sub(r"**\1:** ", line)
@@ -138,6 +143,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         return match[0] if title is None else f"[{title}]{target}"
 
     return LINK.sub(led, NAMED.sub(named, markdown))
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Lead a picture of a Markdown page to itself, whole: a narrow page shows it small."""
+    if page.file.src_path.endswith(".py"):
+        return html
+    return PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -61,7 +61,7 @@ print(A, "\nsums of the rows:", A.sum(axis=1))
 # "sat" is the last word, so it may look at all three. Its weights:
 
 # %%
-dict(zip(words, A[2].round(3), strict=True))
+dict(zip(words, A[2].round(3).tolist(), strict=True))
 
 # %% [markdown]
 # ## 6. Each word takes a weighted sum of the values

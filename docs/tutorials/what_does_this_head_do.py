@@ -75,7 +75,7 @@ _ = axis.set(
 )
 
 # %% [markdown]
-# The bright line below the diagonal is the second sentence looking at the first, one token
+# The dark line below the diagonal is the second sentence looking at the first, one token
 # further.
 #
 # ## Sinks

@@ -191,6 +191,15 @@ class TestNetworkx:
             assert data["score"] == pytest.approx(float(expected[i, j]), abs=1e-6)
             assert "weight" not in data
 
+    def test_a_symmetric_score_under_a_causal_mask_has_a_direction(self) -> None:
+        tokens = torch.randn(1, 4, 2)
+        _, caught = weft.attend(tokens, tokens, tokens, mask=weft.causal())
+        assert caught.symmetric
+        graph = caught.to_networkx(0)
+        assert set(graph.edges) == {(i, j) for i in range(4) for j in range(i + 1)}
+        graph.remove_edges_from([(i, i) for i in range(4)])
+        assert networkx.is_directed_acyclic_graph(graph)
+
 
 def test_to_pyg_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_geometric", None)

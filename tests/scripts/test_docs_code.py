@@ -67,6 +67,9 @@ def test_docstrings_are_told_as_markdown(monkeypatch: pytest.MonkeyPatch) -> Non
     assert as_markdown(attributes) == (
         "A map.\n\n- `mass`: what is\n             there\n- `lost, kept`: two.\n\n\n**Raises:** no."
     )
+    assert as_markdown("A sum.\n\nat: 0 where\nthere is no key.\n\nThe end.") == (
+        "A sum.\n\n- `at`: 0 where\n  there is no key.\n\n\nThe end."
+    )
     sentence = "All that is\nkept: nothing."  # in the midst of a paragraph
     assert as_markdown(sentence) == sentence
 
@@ -91,6 +94,29 @@ def test_links_of_notebooks_lead_to_pages(monkeypatch: pytest.MonkeyPatch) -> No
     assert on_post_page(script, page=page, config=config).count('"../assets/iframe-worker.js"') == 1
     missing = on_post_template(output_content=script, template_name="404.html")
     assert missing == '<script src="/assets/iframe-worker.js"></script>'
+
+
+def test_links_are_named_and_pictures_lead_to_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mkdocs", reason="needs MkDocs, which `make docs` installs")
+    monkeypatch.syspath_prepend(str(DOCS.parent / "scripts"))
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import File
+    from mkdocs.structure.pages import Page
+
+    from docs_site import on_page_content, on_page_markdown
+
+    config = MkDocsConfig()
+    config["docs_dir"], config["site_url"] = str(DOCS), None
+    page = Page("one", File("howto/gguf.md", str(DOCS), "site", False), config)
+    text = (
+        "See [tracing.md](../tracing.md), [tracing.md](../tracing.md#limits), [x](../tracing.md)."
+    )
+    assert on_page_markdown(text, page=page, config=config) == (
+        "See [Tracing models](../tracing.md), [Limits](../tracing.md#limits), [x](../tracing.md)."
+    )
+    picture = '<img alt="a" src="a.png">'
+    whole = f'<a class="picture" href="a.png">{picture}</a>'
+    assert on_page_content(f"<p>{picture}</p>", page=page) == f"<p>{whole}</p>"
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -43,7 +43,8 @@ def test_a_name_that_is_nowhere(hub: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DataError) as error:
         locating.locate("nobody/no-such-model")
     line = str(error.value)
-    assert line.startswith("nobody/no-such-model: no such folder, not in the cache of Hugging Face")
+    assert line.startswith("nobody/no-such-model: no such run, trace or folder here; as a model's")
+    assert "name, not in the cache of Hugging Face (" in line
     assert str(hub) in line
     assert f"http://127.0.0.1:{port} cannot be asked: connection refused" in line
     assert "\n" not in line

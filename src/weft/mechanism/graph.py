@@ -293,13 +293,14 @@ class AttentionGraph:
 
         Self-attention has one node a token, 0, 1, ...; between two sequences the nodes are
         ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the score is
-        symmetric (the weights never are: each row has its own sum).
+        symmetric and no pair is masked (the weights never are: each row has its own sum).
         """
         import networkx
 
         rows, columns, scores, weights = self._edges("to_networkx", head)
         _, queries, keys = self.shape
-        graph = networkx.Graph() if self.symmetric else networkx.DiGraph()
+        undirected = self.symmetric and bool((self.count[head] == self.length).all())
+        graph = networkx.Graph() if undirected else networkx.DiGraph()
         one_sequence = queries == keys
         if one_sequence:
             graph.add_nodes_from(range(keys))
@@ -310,7 +311,7 @@ class AttentionGraph:
             rows.tolist(), columns.tolist(), scores.tolist(), weights.tolist(), strict=True
         ):
             ends = (i, j) if one_sequence else (("query", i), ("key", j))
-            values = {"score": score} if self.symmetric else {"score": score, "weight": weight}
+            values = {"score": score} if undirected else {"score": score, "weight": weight}
             graph.add_edge(*ends, **values)
         return graph
 

@@ -81,7 +81,7 @@ def locate(model: Path | str) -> Located:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    tried = f"{model}: no such folder"
+    tried = f"{model}: no such run, trace or folder here"
     try:
         validate_repo_id(source)
     except HFValidationError:
@@ -89,7 +89,7 @@ def locate(model: Path | str) -> Located:
     cached = _cached(source)
     if cached is not None:
         return Located(source, folder=False, cached=cached)
-    tried += f", not in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
+    tried += f"; as a model's name, not in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
     reason = why_unreachable()
     if reason is not None:
         meant = get_close_matches(source, PACKAGED, 1)

@@ -156,6 +156,7 @@ class ConsoleListener(SilentListener):
             f"{self._speed(position):,.0f} tokens/s  {position.seconds:,.0f} s"
             + ("  kept" if better else ""),
             highlight=False,
+            soft_wrap=True,
         )
 
     def _speed(self, position: Position) -> float:
