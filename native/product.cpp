@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <vector>
 
 #include "memory.h"
 #include "threads.h"
@@ -41,23 +43,51 @@ ProductPlan plan_of(const ProductCall& call, int threads) {
     return plan;
 }
 
-// The segments' results, in order, and what follows them.
-bool add_segments(const ProductCall& call, const ProductPlan& plan, int64_t first, int64_t end) {
-    bool finite = true;
-    const int64_t segment = call.rows * call.columns;
-    for (int64_t row = first; row < end; ++row) {
-        const float* from = plan.partial + row * call.columns;
-        float* to = call.output + row * call.output_row;
-        for (int64_t n = 0; n < call.columns; ++n) {
-            float sum = from[n];
-            for (int64_t s = 1; s < plan.segments; ++s) sum += from[s * segment + n];
-            if (call.bias) sum += call.bias[n];
-            if (call.accumulate) sum += to[n];
-            finite &= sum - sum == 0.0f;
-            to[n] = call.relu ? std::max(sum, 0.0f) : sum;
-        }
+// Memory of this thread, kept from call to call: a few megabytes, which the system would give and
+// take back for each of a step's hundred products, page by page.
+char* scratch(size_t bytes) {
+    static thread_local Memory memory;
+    static thread_local size_t size = 0;
+    if (bytes > size) {
+        size = 0;
+        memory.reset();
+        memory = aligned_memory(bytes);
+        size = bytes;
     }
-    return finite;
+    return memory.get();
+}
+
+// Whether a number is infinite or NaN, as bits, so that compilers see vectors.
+uint32_t not_finite(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+// The segments' results, in order, and what follows them; whether all are finite.
+bool add_segments(const ProductCall& call, const ProductPlan& plan, int64_t first, int64_t end) {
+    const int64_t columns = call.columns;
+    std::vector<float> row_sums(static_cast<size_t>(columns));
+    float* sums = row_sums.data();
+    uint32_t bad = 0;
+    for (int64_t row = first; row < end; ++row) {
+        float* to = call.output + row * call.output_row;
+        const float* from = plan.partial + row * columns;
+        std::copy(from, from + columns, sums);
+        for (int64_t s = 1; s < plan.segments; ++s) {
+            from += call.rows * columns;
+            for (int64_t n = 0; n < columns; ++n) sums[n] += from[n];
+        }
+        if (call.bias)
+            for (int64_t n = 0; n < columns; ++n) sums[n] += call.bias[n];
+        if (call.accumulate)
+            for (int64_t n = 0; n < columns; ++n) sums[n] += to[n];
+        for (int64_t n = 0; n < columns; ++n) bad |= not_finite(sums[n]);
+        if (call.relu)
+            for (int64_t n = 0; n < columns; ++n) sums[n] = sums[n] > 0.0f ? sums[n] : 0.0f;
+        std::copy(sums, sums + columns, to);
+    }
+    return bad == 0;
 }
 
 }  // namespace
@@ -73,13 +103,13 @@ bool multiply(const Kernels& kernels, const ProductCall& call, int threads) {
         in_segments ? static_cast<size_t>(plan.segments * call.rows * call.columns) * sizeof(float)
                     : 0;
     const size_t room = (kernels.product->space(call, plan) + 63) / 64 * 64;
-    const Memory memory = aligned_memory(room * static_cast<size_t>(workers));
-    const Memory sums = aligned_memory(partial);
-    if (in_segments) plan.partial = reinterpret_cast<float*>(sums.get());
+    char* const memory = scratch(room * static_cast<size_t>(workers) + partial);
+    if (in_segments)
+        plan.partial = reinterpret_cast<float*>(memory + room * static_cast<size_t>(workers));
     std::atomic<bool> finite{true};
     // Neighbouring tasks stay with one worker, which prepares the next while it computes one.
     run_tasks(threads, workers, [&](int64_t share, int) {
-        char* own = memory.get() + room * static_cast<size_t>(share);
+        char* own = memory + room * static_cast<size_t>(share);
         if (!kernels.product->tasks(call, plan, share * count / workers,
                                     (share + 1) * count / workers, own))
             finite.store(false, std::memory_order_relaxed);

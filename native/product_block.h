@@ -23,6 +23,8 @@ namespace WEFT_INSTRUCTION_SET {
 
 constexpr int64_t step_chunks = 4;
 constexpr int64_t square = stripe_rows * stripe_rows;  // results that are in registers at once
+// How long before it is cut a piece is fetched from memory, in pieces.
+constexpr int64_t pieces_ahead = 16;
 // Places between the products of a chunk where portions are cut.
 constexpr int places = 6;
 
@@ -127,14 +129,18 @@ private:
     Piece piece_of(int64_t number) const {
         const bool right = number >= left_pieces_;
         if (right) number -= left_pieces_;
-        const int64_t block = number / next_.chunks, chunk = number % next_.chunks;
+        const bool along = right ? call_.right_along : call_.left_along;
+        // In the order of memory.
+        const int64_t blocks = 2 * (right ? next_.column_pairs : next_.row_pairs);
+        const int64_t block = along ? number / next_.chunks : number % blocks;
+        const int64_t chunk = along ? number % next_.chunks : number / blocks;
         const int64_t first = (right ? next_.column : next_.row) + block * 16;
         const int64_t term = next_.term + chunk * chunk_terms;
         const int64_t count = (right ? call_.columns : call_.rows) - first;
         const int64_t terms = next_.end_term - term;
         Piece piece;
         piece.row = right ? call_.right_row : call_.left_row;
-        piece.along = right ? call_.right_along : call_.left_along;
+        piece.along = along;
         piece.turned = piece.along == right;
         piece.from = (right ? call_.right : call_.left) +
                      (piece.along ? first * piece.row + term : term * piece.row + first);
@@ -147,8 +153,9 @@ private:
     }
 
     __attribute__((noinline)) void cut_portion() {
-        // The piece after the next is fetched meanwhile.
-        if (portion_ == 0) fetched_ = cut_ + 2 < pieces_ ? piece_of(cut_ + 2) : piece_;
+        // A piece that comes later is fetched meanwhile.
+        if (portion_ == 0)
+            fetched_ = cut_ + pieces_ahead < pieces_ ? piece_of(cut_ + pieces_ahead) : piece_;
         fetched_.fetch(portion_);
         piece_.cut(portion_, half_turned_);
         if (++portion_ < portions) return;
