@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,4 +59,6 @@ def _note(result: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").removeprefix("trace: ")[:160]
+    # What is read on this page needs no pointer to the other one.
+    text = text.removeprefix("trace: ").partition(" docs/tracing.md lists")[0]
+    return textwrap.shorten(text, 160, placeholder=" ...").replace("|", "\\|")
