@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from weft.formats.history import History
 from weft.studio.page import page_html
@@ -48,3 +52,16 @@ def test_several_traces_are_named_apart(make_trace, weft_main, tmp_path: Path) -
     ):
         result = weft_main(*command)
         assert result.code == 2 and result.err.count("\n") == 1
+
+
+def test_a_person_at_a_terminal_is_told_how_to_end(
+    make_trace: Any, weft_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trace(["a", "b"]).save(tmp_path / "dog.weft")
+    monkeypatch.setattr("weft.studio.serving.Viewer.run", lambda viewer: viewer.close())
+    seen = ("view", tmp_path / "dog.weft", "--no-browser", "--port", "0")
+    assert weft_main(*seen).err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    result = weft_main(*seen)
+    assert result.out.startswith("http://127.0.0.1:") and result.out.count("\n") == 1
+    assert result.err == "weft: Open it in a browser; Ctrl-C here ends it.\n"

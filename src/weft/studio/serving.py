@@ -7,6 +7,7 @@ import atexit
 import errno
 import logging
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -102,7 +103,8 @@ class Viewer:
 def serve(
     collection: Collection, port: int | None = None, browser: bool = True, start: str = ""
 ) -> None:
-    """Serve a collection until interrupted; prints the address on one line.
+    """Serve a collection until interrupted; prints the address on one line, and to a person at a
+    terminal what to do with it.
 
     Args:
         collection: what to show.
@@ -115,6 +117,9 @@ def serve(
     viewer = Viewer(collection, port)
     address = viewer.address + start
     print(address, flush=True)
+    if sys.stderr.isatty():
+        opened = "A browser opens it" if browser else "Open it in a browser"
+        print(f"weft: {opened}; Ctrl-C here ends it.", file=sys.stderr)
     if browser:
         # The socket listens already: the browser waits until it is answered.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
