@@ -262,7 +262,7 @@ void bind_product(nb::module_& module) {
     WEFT_FIELD(rows), WEFT_FIELD(columns), WEFT_FIELD(terms);
     WEFT_FIELD(left), WEFT_FIELD(left_row), WEFT_FIELD(left_along);
     WEFT_FIELD(right), WEFT_FIELD(right_row), WEFT_FIELD(right_along);
-    WEFT_FIELD(bias), WEFT_FIELD(relu), WEFT_FIELD(accumulate);
+    WEFT_FIELD(bias), WEFT_FIELD(relu), WEFT_FIELD(accumulate), WEFT_FIELD(gate);
     WEFT_FIELD(output), WEFT_FIELD(output_row);
     module.def(
         "has_product",

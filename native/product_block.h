@@ -295,6 +295,11 @@ private:
                 y += load_lanes(to + 16, lanes_right);
             }
             bad += x * 0.0f + y * 0.0f;
+            if (call_.gate && !in_segments) {
+                const float* gate = call_.gate + (to - call_.output);
+                x = load_lanes(gate, lanes_left) <= 0.0f ? Floats{} : x;
+                y = load_lanes(gate + 16, lanes_right) <= 0.0f ? Floats{} : y;
+            }
             if (call_.relu && !in_segments) {
                 x = maximum(Floats{}, x);
                 y = maximum(Floats{}, y);

@@ -21,6 +21,8 @@ struct ProductCall {
     bool right_along = false;
     const float* bias = nullptr;  // (columns,), or nullptr
     bool relu = false, accumulate = false;
+    // (rows, columns), as the output: results are 0 where it is 0 or less; or nullptr.
+    const float* gate = nullptr;
     float* output = nullptr;
     int64_t output_row = 0;
 };

@@ -10,7 +10,7 @@ from tests.mechanism.linear_cases import drawn
 from torch import Tensor, nn
 
 from weft.mechanism.backends import native_product
-from weft.mechanism.linear import Products, linear_maps, products
+from weft.mechanism.linear import Products, feed_forward, linear_maps, products
 from weft.training.loss import projected_loss
 
 pytestmark = pytest.mark.skipif(
@@ -321,3 +321,64 @@ def test_losses_do_not_depend_on_threads(
         return [loss.detach(), *torch.autograd.grad(loss, [outputs, matrix])]
 
     on_any_number_of_threads(results)
+
+
+def _networks(kind: Products, *, value: float | None = None, second: bool = False) -> list[Tensor]:
+    """The output of a feed-forward layer and its gradients, or theirs."""
+    torch.manual_seed(3)
+    inputs = torch.randn(3, 50, 130, requires_grad=True)
+    rise, fall = nn.Linear(130, 200), nn.Linear(200, 140, bias=False)
+    leaves = [inputs, *rise.parameters(), fall.weight]
+    if value is not None:
+        with torch.no_grad():
+            inputs[1, 2, 3] = value
+    with products(kind):
+        output = feed_forward(inputs, rise, fall, "relu")
+        assert (output is None) == (kind == "float32")
+        output = fall(rise(inputs).relu()) if output is None else output
+    if second:
+        first = torch.autograd.grad((output**3).sum(), leaves, create_graph=True)
+        penalty = sum((gradient**2).sum() for gradient in first)
+        return list(torch.autograd.grad(penalty, leaves))
+    return [output, *torch.autograd.grad((output**2).sum(), leaves)]
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_both_maps_of_a_feed_forward_layer(second: bool) -> None:
+    for ours, exact in zip(
+        _networks("float32-tiles", second=second), _networks("float32", second=second), strict=True
+    ):
+        assert float(((ours - exact).norm() / exact.norm()).detach()) < 1e-5
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_feed_forward_layer_of_numbers_that_are_not_finite(value: float) -> None:
+    ours, exact = _networks("float32-tiles", value=value), _networks("float32", value=value)
+    for one, other in zip(ours, exact, strict=True):
+        assert torch.equal(one.isfinite(), other.isfinite())
+        assert torch.allclose(one[one.isfinite()], other[one.isfinite()], rtol=1e-4, atol=1e-3)
+
+
+def test_only_what_is_wanted_of_a_feed_forward_layer() -> None:
+    rise, fall = nn.Linear(128, 128), nn.Linear(128, 128)
+    for linear in (rise, fall):
+        linear.weight.requires_grad_(False)
+    inputs = torch.randn(200, 128)
+    with products("float32-tiles"):
+        output = feed_forward(inputs, rise, fall, "relu")
+        assert feed_forward(inputs, rise, fall, "gelu") is None
+        assert feed_forward(inputs[:100], rise, fall, "relu") is None
+    assert output is not None
+    output.sum().backward()
+    assert rise.bias.grad is not None and fall.bias.grad is not None
+    assert torch.equal(fall.bias.grad, torch.full((128,), 200.0))
+    expected = (rise(inputs) > 0).float() * fall.weight.sum(0)
+    assert torch.allclose(rise.bias.grad, expected.sum(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("terms", [100, 4000])
+def test_a_gate(terms: int) -> None:
+    left, right, gate = torch.randn(40, terms), torch.randn(terms, 50), torch.randn(40, 50)
+    output = torch.empty(40, 50)
+    assert native_product.multiply(left, right, output, gate=gate)
+    assert torch.equal(output, product(left, right) * (gate > 0))

@@ -138,12 +138,17 @@ def feed_forward(inputs: Tensor, rise: nn.Linear, fall: nn.Linear, kind: str) ->
         fall: W_2 and b_2.
         kind: of f: "relu", "gelu", "gelu-tanh" or "silu".
 
-    Returns: (..., out_features of `fall`), with products in bfloat16; None where `linear_maps` is
-        to be called for each.
+    Returns: (..., out_features of `fall`), with products in bfloat16 or on tiles; None where
+        `linear_maps` is to be called for each.
     """
-    if current_products() != "bfloat16" or not (is_plain(rise) and is_plain(fall)):
+    chosen = current_products()
+    if chosen == "float32" or not (is_plain(rise) and is_plain(fall)):
         return None
     if _prepared.get() is not None and not torch.is_grad_enabled():
+        return None
+    if chosen == "float32-tiles":
+        if native_product.serves_feed_forward(inputs, rise, fall, kind):
+            return native_product.feed_forward(inputs, rise, fall)
         return None
     if not native_feed_forward.serves(inputs, rise, fall, kind):
         return None

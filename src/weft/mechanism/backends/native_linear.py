@@ -211,7 +211,7 @@ def backward_by_torch(
     for part, weight in enumerate(weights):
         by_output = by_outputs[part]
         if outputs:
-            by_output = torch.where(outputs[part] > 0, by_output, 0)
+            by_output = torch.where(outputs[part] <= 0, 0, by_output)  # NaN remains, as in torch
         by_rows = by_rows + by_output @ weight
         by_weights.append(by_output.T @ rows)
         by_biases.append(by_output.sum(0))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.mechanism.backends import native_linear
 from weft.mechanism.backends.native_linear import (
     address,
     backward_by_torch,
@@ -22,7 +23,15 @@ from weft.mechanism.backends.native_linear import (
 )
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels
 
-__all__ = ["has_matrix_unit", "linear_maps", "multiply", "serves", "serves_sizes"]
+__all__ = [
+    "feed_forward",
+    "has_matrix_unit",
+    "linear_maps",
+    "multiply",
+    "serves",
+    "serves_feed_forward",
+    "serves_sizes",
+]
 
 #: Rows, and width of input and output, from which the matrix unit is quicker than multiply-adds.
 LEAST = 128
@@ -57,6 +66,7 @@ def multiply(
     bias: Tensor | None = None,
     relu: bool = False,
     add: bool = False,
+    gate: Tensor | None = None,
 ) -> bool:
     """``output = act(left right + bias)``, or added to it.
 
@@ -67,6 +77,7 @@ def multiply(
         bias: (columns,).
         relu: whether act is max(0, x), not the identity.
         add: whether what the output holds is added, before act.
+        gate: as the output; results are 0 where it is 0 or less.
 
     Returns: whether all results are finite; else the output holds nothing of worth.
     """
@@ -76,7 +87,7 @@ def multiply(
     call.left, call.left_row = left.data_ptr(), left.stride(0 if call.left_along else 1)
     call.right, call.right_row = right.data_ptr(), right.stride(1 if call.right_along else 0)
     call.bias, call.relu, call.accumulate = address(bias), relu, add
-    call.output, call.output_row = output.data_ptr(), output.stride(0)
+    call.output, call.output_row, call.gate = output.data_ptr(), output.stride(0), address(gate)
     return bool(kernels.multiply(call, torch.get_num_threads(), INSTRUCTION_SET))
 
 
@@ -85,6 +96,24 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], relu: bool) -> list[T
     rows = inputs.reshape(-1, inputs.shape[-1])
     outputs = _maps(relu, rows, *(each.weight for each in maps), *(each.bias for each in maps))
     return [output.view(*inputs.shape[:-1], -1) for output in outputs]
+
+
+def feed_forward(inputs: Tensor, rise: nn.Linear, fall: nn.Linear) -> Tensor:
+    """``max(0, x W_1^T + b_1) W_2^T + b_2`` of maps that the kernels serve."""
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    output = _relu_maps(rows, rise.weight, rise.bias, fall.weight, fall.bias)
+    return output.view(*inputs.shape[:-1], -1)
+
+
+def serves_feed_forward(inputs: Tensor, rise: nn.Linear, fall: nn.Linear, kind: str) -> bool:
+    """Whether `feed_forward` takes these maps, with this non-linearity between them."""
+    inner = len(rise.weight)
+    return (
+        kind == "relu"
+        and serves_sizes(len(fall.weight))
+        and serves(inputs, (rise,))
+        and native_linear.serves_map(fall, inner)
+    )
 
 
 class _Maps(torch.autograd.Function):
@@ -120,6 +149,53 @@ class _Maps(torch.autograd.Function):
         return None, *backward_by_torch(rows, weights, outputs, gradients, wants)
 
 
+class _ReluMaps(torch.autograd.Function):
+    """max(0, x W_1^T + b_1) W_2^T + b_2, whose gradient passes the maximum as it is written."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *parameters: Any) -> Tensor:
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        rise, rise_bias, fall, fall_bias = parameters
+        hidden = rows.new_empty(len(rows), len(rise))
+        output = rows.new_empty(len(rows), len(fall))
+        if not (
+            multiply(rows, rise.T, hidden, bias=rise_bias, relu=True)
+            and multiply(hidden, fall.T, output, bias=fall_bias)
+        ):
+            hidden = map_by_torch(rows, rise, rise_bias, True)
+            output = map_by_torch(hidden, fall, fall_bias, False)
+        ctx.save_for_backward(rows, *parameters, hidden)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
+        rows, rise, rise_bias, fall, _, hidden = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # to be differentiated again
+            hidden = map_by_torch(rows, rise, rise_bias, True)
+        else:
+            found = _relu_gradients(rows, rise, fall, hidden, by_output, wants)
+            if found is not None:
+                return found
+        of_fall = backward_by_torch(hidden, [fall], (), [by_output], (True, *wants[3:]))
+        of_rise = backward_by_torch(rows, [rise], [hidden], [of_fall[0]], wants[:3])  # type: ignore[list-item]
+        return *of_rise, *of_fall[1:]
+
+
+def _relu_gradients(
+    rows: Tensor, rise: Tensor, fall: Tensor, hidden: Tensor, by_output: Tensor,
+    wants: Sequence[bool],
+) -> tuple[Tensor | None, ...] | None:  # fmt: skip
+    """Of rows, W_1, b_1, W_2 and b_2, where they are wanted; None where one is not finite."""
+    by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()
+    of_fall = _gradients(hidden, [fall], (), [by_output], (False, *wants[3:]))
+    by_hidden = torch.empty_like(hidden)
+    if of_fall is None or not multiply(by_output, fall, by_hidden, gate=hidden):
+        return None
+    of_rise = _gradients(rows, [rise], (), [by_hidden], wants[:3])
+    return None if of_rise is None else (*of_rise, *of_fall[1:])
+
+
 def _gradients(
     rows: Tensor,
     weights: Sequence[Tensor],
@@ -150,3 +226,4 @@ def _gradients(
 
 
 _maps: Callable[..., tuple[Tensor, ...]] = _Maps.apply
+_relu_maps: Callable[..., Tensor] = _ReluMaps.apply
