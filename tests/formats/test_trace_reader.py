@@ -67,6 +67,13 @@ def test_a_damaged_folder_says_so_in_one_line(pair_trace, tmp_path, line) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_of_traces_names_one_of_them(pair_trace, tmp_path) -> None:
+    for name in ("b.weft", "a.weft"):
+        pair_trace.save(tmp_path / name)
+    with pytest.raises(weft.DataError, match=r"a folder of traces\. Give one .*a\.weft\.$"):
+        weft.open(tmp_path)
+
+
 def test_every_flipped_byte_of_the_numbers_is_noticed_or_harmless(pair_trace, tmp_path) -> None:
     """The tables carry checksums: no flipped bit comes back as another number."""
     path = tmp_path / "t"

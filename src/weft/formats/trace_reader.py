@@ -60,6 +60,9 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
         )
     if not is_there(folder / MANIFEST, "trace"):
         started = any((folder / name).exists() for name in (EDGES, ROWS))
+        one = min(folder.glob(f"*/{MANIFEST}"), default=None)
+        if one is not None and not started:
+            raise DataError(f"{folder}: a folder of traces. Give one of them, as {one.parent}.")
         what = "a half-written trace" if started else "not a trace"
         raise DataError(f"{folder}: {what}: it has no {MANIFEST}. {AGAIN if started else _MAKE}")
     manifest = read_json(folder / MANIFEST, "trace")
