@@ -55,8 +55,9 @@ def lines_of(path: Path) -> list[str]:
 
 
 def module_name(path: Path) -> str:
-    """The dotted name of a module of the package."""
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    """The dotted name of a module of the package, wherever that lies."""
+    parts = path.with_suffix("").parts
+    parts = parts[len(parts) - 1 - parts[::-1].index("weft") :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -146,9 +147,12 @@ def words_in(path: Path) -> dict[str, int]:
 
 def stack_files() -> list[str]:
     """The files of the package on the call stack, the outermost first."""
+    import weft
+
+    package = Path(weft.__file__).parent  # that of the sources, or an installed one
     names = (frame.filename for frame in traceback.extract_stack())
-    inside = (Path(name) for name in names if name.startswith(str(PACKAGE)))
-    return list(dict.fromkeys(str(path.relative_to(PACKAGE)) for path in inside))
+    inside = (Path(name) for name in names if name.startswith(str(package)))
+    return list(dict.fromkeys(str(path.relative_to(package)) for path in inside))
 
 
 def note_stack(owner: Any, name: str, seen: list[list[str]]) -> Callable[[], None]:
