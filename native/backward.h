@@ -24,7 +24,8 @@ constexpr float least_logarithm = -100.0f;
 struct BackwardTile {
     float* queries;         // (block_queries, padded depth), scaled
     float* output;          // dO, (block_queries, padded value depth)
-    float* scores;          // (block_queries, backward_row): S, then P
+    int64_t score_row;      // numbers from one row of the next four to the next
+    float* scores;          // (block_queries, score_row): S, then P
     float* gradients;       // dP, then dS
     float* slopes;          // of the soft cap, or nullptr
     float* relation;        // as in Block
@@ -44,6 +45,7 @@ inline BackwardTile lay_out_backward(const Call& call, const Gradients& to, Work
     t.table_row = round_up(2 * call.clip + 1, panel_columns);
     t.queries = space.take<float>(block_queries * to.padded_depth);
     t.output = space.take<float>(block_queries * to.padded_value_depth);
+    t.score_row = backward_row;
     t.scores = space.take<float>(block_queries * backward_row + lanes);
     t.gradients = space.take<float>(block_queries * backward_row + lanes);
     if (call.softcap != 0) t.slopes = space.take<float>(block_queries * backward_row + lanes);
@@ -73,6 +75,12 @@ inline void copy_padded(const Tensor& tensor, bool bfloat16, int64_t b, int64_t 
             for (int64_t d = 0; d < columns; ++d) to[d] *= factor;
         for (int64_t d = columns; d < padded; ++d) to[d] = 0;
     }
+}
+
+// Zeros in some rows of a gradient: by the task that adds to them, just before it does.
+inline void clear_rows(float* gradient, int64_t first, int64_t rows, int64_t columns) {
+    // Not memset: a gradient without rows has no address.
+    std::fill_n(gradient + first * columns, rows * columns, 0.0f);
 }
 
 // Which columns of a block's cells its rows see, group by group: what lies outside is 0, and no
@@ -140,8 +148,8 @@ inline void add_product(int64_t rows, const float* a, int64_t a_row, const float
 // `tile`: the keys that any row of the block sees in this tile.
 inline void differentiate_row(const Call& call, const Gradients& to, const BackwardTile& t,
                               int64_t b, int64_t h, int64_t query, int64_t row, Range tile) {
-    float* scores = t.scores + row * backward_row;
-    float* gradients = t.gradients + row * backward_row;
+    float* scores = t.scores + row * t.score_row;
+    float* gradients = t.gradients + row * t.score_row;
     const Range keys = intersection(visible_keys(call, b, query), tile);
     const int64_t width = vectors_of(tile.end - tile.first) * lanes;
     if (keys.empty()) {
@@ -150,7 +158,7 @@ inline void differentiate_row(const Call& call, const Gradients& to, const Backw
         return;
     }
     const int64_t start = keys.first - tile.first, length = keys.end - keys.first;
-    float* slopes = t.slopes ? t.slopes + row * backward_row + start : nullptr;
+    float* slopes = t.slopes ? t.slopes + row * t.score_row + start : nullptr;
     if (has_rules(call))
         apply_rules(call, b, h, query, keys, t.relation ? t.relation + row * t.table_row : nullptr,
                     scores + start, slopes);
@@ -213,7 +221,7 @@ inline void add_table_gradients(const Call& call, const Gradients& to, const Bac
         for (int64_t row = 0; row < rows; ++row) {
             const Range keys = intersection(visible_keys(call, b, first_query + row), tile);
             if (!keys.empty())
-                sum_by_distance(call, cells + row * backward_row + (keys.first - tile.first),
+                sum_by_distance(call, cells + row * t.score_row + (keys.first - tile.first),
                                 first_query + row, keys, t.by_distance + row * t.table_row);
         }
     };
@@ -275,10 +283,10 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
     copy_padded(to.output, false, b, h, first_query, first_query + rows, call.value_depth,
                 to.padded_value_depth, 1.0f, t.output);
     multiply_panels(rows, t.queries, to.padded_depth, t.key_panels + skipped * call.depth,
-                    call.depth, count, t.scores, backward_row, by_group);
+                    call.depth, count, t.scores, t.score_row, by_group);
     multiply_panels(rows, t.output, to.padded_value_depth,
                     t.value_panels + skipped * call.value_depth, call.value_depth, count,
-                    t.gradients, backward_row, by_group);
+                    t.gradients, t.score_row, by_group);
     const Seen every = Seen::all(2 * call.clip + 1);
     if (t.relation)
         multiply_panels(rows, t.queries, to.padded_depth, t.key_table_panels, call.depth,
@@ -295,52 +303,15 @@ inline void backward_block(const Call& call, const Gradients& to, const Backward
         to.queries +
         (((piece * call.batch + b) * call.heads + h) * call.queries_count + first_query) *
             to.padded_depth;
-    add_turned(count, rows, t.scores, backward_row, t.output, to.padded_value_depth,
+    add_turned(count, rows, t.scores, t.score_row, t.output, to.padded_value_depth,
                to.padded_value_depth, to.values + (kv_row + first_key) * to.padded_value_depth,
                to.padded_value_depth, by_group);
-    add_turned(count, rows, t.gradients, backward_row, t.queries, to.padded_depth, to.padded_depth,
+    add_turned(count, rows, t.gradients, t.score_row, t.queries, to.padded_depth, to.padded_depth,
                to.keys + (kv_row + first_key) * to.padded_depth, to.padded_depth, by_group);
-    add_product(rows, t.gradients, backward_row, t.key_rows + skipped * to.padded_depth,
+    add_product(rows, t.gradients, t.score_row, t.key_rows + skipped * to.padded_depth,
                 to.padded_depth, to.padded_depth, query_gradients, to.padded_depth, by_group);
     if (t.by_distance)
         add_table_gradients(call, to, t, b, h, first_query, rows, inner, query_gradients);
-}
-
-// Zeros in some rows of a gradient: by the task that adds to them, just before it does.
-inline void clear_rows(float* gradient, int64_t first, int64_t rows, int64_t columns) {
-    // Not memset: a gradient without rows has no address.
-    std::fill_n(gradient + first * columns, rows * columns, 0.0f);
-}
-
-// All queries of a group of heads against one piece of their keys.
-inline void backward_piece(const Call& call, const Gradients& to, int64_t b, int64_t kv_head,
-                           int64_t piece, Workspace& space) {
-    const BackwardTile t = lay_out_backward(call, to, space);
-    const int64_t group = call.heads / call.kv_heads;
-    const int64_t first = piece * to.piece_keys;
-    const int64_t end = smaller(first + to.piece_keys, call.keys_count);
-    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-        prepare_tables(call, to, t, h);
-        clear_rows(to.queries, ((piece * call.batch + b) * call.heads + h) * call.queries_count,
-                   call.queries_count, to.padded_depth);
-        for (int64_t key = first; key < end; key += backward_tile) {
-            const Range tile{key, smaller(key + backward_tile, end)};
-            if (h == kv_head * group) {
-                const int64_t row = (b * call.kv_heads + kv_head) * call.keys_count + key;
-                clear_rows(to.keys, row, tile.end - key, to.padded_depth);
-                clear_rows(to.values, row, tile.end - key, to.padded_value_depth);
-            }
-            pack_panels(call.keys, call.bfloat16, b, kv_head, tile.first, tile.end, call.depth,
-                        t.key_panels);
-            pack_panels(call.values, call.bfloat16, b, kv_head, tile.first, tile.end,
-                        call.value_depth, t.value_panels);
-            // Scaled before the product, as the queries are: after it, infinity times 0 is NaN.
-            copy_padded(call.keys, call.bfloat16, b, kv_head, tile.first, tile.end, call.depth,
-                        to.padded_depth, call.scale, t.key_rows);
-            for (int64_t query = 0; query < call.queries_count; query += block_queries)
-                backward_block(call, to, t, b, h, query, tile);
-        }
-    }
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -8,7 +8,8 @@
 //       any other  its other tiles, and those of other calls               stripe_pairs.h
 //     floats       every other call; and pairs that would not be finite    forward.h
 //
-// The backward pass has one path, backward.h.
+// The backward pass: pairs where backward_uses_pairs says so (backward_factors.h), in
+// backward_pairs.h; every other call, and numbers that are not finite, as floats, in backward.h.
 #pragma once
 
 #include "multiply.h"

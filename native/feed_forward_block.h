@@ -226,12 +226,13 @@ private:
         const int64_t row = panel_row(columns.blocks);
         const Tensor rows{panel_, 0, 0, row};
         pack_left<1>(rows, false, 0, 0, 0, stripe_rows, stripe_rows, columns.count, 1.0f, left);
-        int32_t cells[tile_cells];
         for (int64_t n = 0; n < columns.blocks; ++n) {
-            for (int64_t t = 0; t < 16; ++t)
-                store_pairs<1>(load(panel_ + t * row + n * 16),
-                               load(panel_ + (t + 16) * row + n * 16), cells + t * 16);
-            turn_tiles<1>(cells, turned + (n * stripes_ + stripe) * tile_cells);
+            Floats low[lanes], high[lanes];
+            for (int64_t t = 0; t < 16; ++t) {
+                low[t] = load(panel_ + t * row + n * 16);
+                high[t] = load(panel_ + (t + 16) * row + n * 16);
+            }
+            store_turned<1>(low, high, turned + (n * stripes_ + stripe) * tile_cells);
         }
     }
 

@@ -41,13 +41,6 @@ inline bool pack_pairs(const Call& call, int64_t b, int64_t kv_head, Range range
     return splits == 1 || (finite_keys && finite_values);
 }
 
-// Whether x is a power of two: scaling bfloat16 by it is exact.
-inline bool is_power_of_two(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return (bits & 0x007fffffu) == 0 && x > 0;
-}
-
 // One block of queries from beginning to end. Returns false, with nothing done, where a query is
 // not finite and its numbers would be cut.
 template <int splits>

@@ -3,7 +3,7 @@
 // could share with code for other processors (no standard library templates).
 #include "kernels.h"
 
-#include "backward.h"
+#include "backward_piece.h"
 #include "forward.h"
 #include "forward_pairs.h"
 #include "forward_short.h"
@@ -101,6 +101,9 @@ static void forward(const Call& call, int64_t b, int64_t kv_head, int64_t first_
 static size_t backward_workspace(const Call& call, const Gradients& gradients) {
     Workspace space(nullptr);
     lay_out_backward(call, gradients, space);
+#if defined(__AMX_BF16__)
+    if (backward_uses_pairs(call)) lay_out_backward_pairs(call, space);
+#endif
     return space.used();
 }
 

@@ -187,12 +187,13 @@ private:
 
     // A stripe's columns as rows of a left factor whose terms are the stripe's rows.
     void pack_turned(const float* rows, int64_t width, int64_t stripe, int32_t* tiles) const {
-        int32_t cells[tile];
         for (int64_t n = 0; n < width / 16; ++n) {
-            for (int64_t t = 0; t < 16; ++t)
-                store_pairs<splits>(load(rows + t * width + n * 16),
-                                    load(rows + (t + 16) * width + n * 16), cells + t * 16);
-            turn_tiles<splits>(cells, tiles + (n * stripes_ + stripe) * tile);
+            Floats low[lanes], high[lanes];
+            for (int64_t t = 0; t < 16; ++t) {
+                low[t] = load(rows + t * width + n * 16);
+                high[t] = load(rows + (t + 16) * width + n * 16);
+            }
+            store_turned<splits>(low, high, tiles + (n * stripes_ + stripe) * tile);
         }
     }
 

@@ -15,6 +15,16 @@ struct Tiles {
     int64_t row;           // cells from one row of a tile to the next
 };
 
+// Times that a product's chunk of terms calls what is done beside it.
+template <int splits>
+constexpr int64_t calls_beside = splits == 3 ? 6 : 1;
+
+// What a product does beside: here nothing.
+struct Nothing {
+    void operator()() const {}
+};
+constexpr Nothing nothing{};
+
 #if defined(__AMX_BF16__)
 
 // The instructions by number of register; "memory" keeps the compiler from moving the stores that
@@ -96,9 +106,11 @@ inline void add_tile(float* c, int64_t c_row, const float* more, int64_t more_ro
 
 // c (+)= left right, 16 or 32 rows by 16 or 32 columns, over `chunks` chunks of 32 terms. Of
 // float32, what is there already is added last (see multiply_block); bfloat16 needs no such care.
-template <int splits, bool two_rows, bool two_columns>
+// beside: called after the instructions of up to four products, which the unit takes longer to
+// carry out than the processor to read: a little other work is done meanwhile.
+template <int splits, bool two_rows, bool two_columns, typename Beside>
 inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row,
-                           int64_t chunks, bool accumulate) {
+                           int64_t chunks, bool accumulate, Beside& beside) {
     const int64_t stride = c_row * 4, left_stride = left.row * 4;
     const bool apart = splits > 1 && accumulate;
     if (accumulate && !apart) {
@@ -145,15 +157,21 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
         if (splits == 3) {
             // Small products first, in an order that changes one factor at a time.
             then_load_right(b + tile_cells);
+            beside();
             then_load_left(a + tile_cells);
+            beside();
             then_load_right(b);
+            beside();
             then_load_left(a + 2 * tile_cells);
+            beside();
             then_load_left(a);
+            beside();
         }
         WEFT_TILE_MULTIPLY(0, 4, 6);
         if (two_columns) WEFT_TILE_MULTIPLY(1, 4, 7);
         if (two_rows) WEFT_TILE_MULTIPLY(2, 5, 6);
         if (two_rows && two_columns) WEFT_TILE_MULTIPLY(3, 5, 7);
+        beside();
     }
     if (apart) {
         alignas(64) float more[32 * 32];
@@ -180,9 +198,9 @@ struct MatrixUnit {
 };
 inline void keep_awake() {}
 
-template <int splits, bool two_rows, bool two_columns>
+template <int splits, bool two_rows, bool two_columns, typename Beside>
 inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int64_t c_row,
-                           int64_t chunks, bool accumulate) {
+                           int64_t chunks, bool accumulate, Beside& beside) {
     static_assert(splits >= 1, "");
     constexpr int rows_at_once = 8, vectors = two_columns ? 2 : 1;
     for (int row = 0; row < (two_rows ? 32 : 16); row += rows_at_once) {
@@ -213,21 +231,23 @@ inline void multiply_tiles(const Tiles& left, const Tiles& right, float* c, int6
             for (int v = 0; v < vectors; ++v)
                 store(c + (row + r) * c_row + v * 16, (Floats)sums[r][v]);
     }
+    for (int64_t call = 0; call < chunks * calls_beside<splits>; ++call) beside();
 }
 
 #endif
 
-template <int splits>
+template <int splits, typename Beside = const Nothing>
 inline void multiply_tiles(bool two_rows, bool two_columns, const Tiles& left, const Tiles& right,
-                           float* c, int64_t c_row, int64_t chunks, bool accumulate) {
+                           float* c, int64_t c_row, int64_t chunks, bool accumulate,
+                           Beside& beside = nothing) {
     if (two_rows && two_columns)
-        multiply_tiles<splits, true, true>(left, right, c, c_row, chunks, accumulate);
+        multiply_tiles<splits, true, true>(left, right, c, c_row, chunks, accumulate, beside);
     else if (two_rows)
-        multiply_tiles<splits, true, false>(left, right, c, c_row, chunks, accumulate);
+        multiply_tiles<splits, true, false>(left, right, c, c_row, chunks, accumulate, beside);
     else if (two_columns)
-        multiply_tiles<splits, false, true>(left, right, c, c_row, chunks, accumulate);
+        multiply_tiles<splits, false, true>(left, right, c, c_row, chunks, accumulate, beside);
     else
-        multiply_tiles<splits, false, false>(left, right, c, c_row, chunks, accumulate);
+        multiply_tiles<splits, false, false>(left, right, c, c_row, chunks, accumulate, beside);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

@@ -26,6 +26,13 @@ constexpr int stripe_rows = 32;  // rows that are multiplied together: two tiles
 // Into how many bfloat16 an input number is cut.
 inline int splits_of(const Call& call) { return call.bfloat16 ? 1 : 3; }
 
+// Whether x is a power of two: scaling bfloat16 by it is exact.
+inline bool is_power_of_two(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (bits & 0x007fffffu) == 0 && x > 0;
+}
+
 inline Integers upper_halves(Integers low_terms, Integers high_terms) {
     const Integers mask = broadcast((int32_t)0xffff0000u);
     return (Integers)((__v16su)low_terms >> 16) | (high_terms & mask);
@@ -94,17 +101,22 @@ inline bool pack_left(const Tensor& tensor, bool bfloat16, int64_t b, int64_t h,
     return !any(bad);
 }
 
-// Rows of tiles, one for each split, as columns.
+// 16 rows of 32 numbers, a low and a high half of each, as the columns of a tile.
 template <int splits>
-inline void turn_tiles(const int32_t* from, int32_t* to) {
-    for (int split = 0; split < splits; ++split, from += tile_cells, to += tile_cells) {
-        Floats square[lanes];
-#pragma GCC unroll 16
-        for (int row = 0; row < lanes; ++row) square[row] = (Floats)load(from + row * 16);
-        transpose(square);
-#pragma GCC unroll 16
-        for (int row = 0; row < lanes; ++row) store(to + row * 16, (Integers)square[row]);
+inline void store_turned(Floats (&low)[lanes], Floats (&high)[lanes], int32_t* to) {
+    if (splits == 1) {  // half as much to turn once the halves are pairs
+        int32_t cells[tile_cells];
+        for (int row = 0; row < lanes; ++row) {
+            store_pairs<1>(low[row], high[row], cells + row * 16);
+            low[row] = (Floats)load(cells + row * 16);
+        }
+        transpose(low);
+        for (int row = 0; row < lanes; ++row) store(to + row * 16, (Integers)low[row]);
+        return;
     }
+    transpose(low);
+    transpose(high);
+    for (int row = 0; row < lanes; ++row) store_pairs<splits>(low[row], high[row], to + row * 16);
 }
 
 // Rows first .. padded_end as columns of a right factor whose terms are the tensor's columns: tiles
@@ -117,21 +129,18 @@ inline bool pack_right_turned(const Tensor& tensor, bool bfloat16, int64_t b, in
     Integers bad{};
     for (int64_t start = first; start < padded_end; start += 16)
         for (int64_t c = 0; c < chunks; ++c) {
-            int32_t cells[splits * tile_cells];
+            Floats low[lanes], high[lanes];
             for (int64_t row = 0; row < 16; ++row) {
-                Floats low{}, high{};
-                if (start + row < end) {
-                    const int64_t column = c * chunk_terms;
-                    low =
-                        load_columns(tensor, bfloat16, b, h, start + row, column, columns - column);
-                    high = load_columns(tensor, bfloat16, b, h, start + row, column + 16,
-                                        columns - column - 16);
-                    bad |= not_finite(low) | not_finite(high);
-                }
-                store_pairs<splits>(low, high, cells + row * 16);
+                low[row] = high[row] = Floats{};
+                if (start + row >= end) continue;
+                const int64_t key = start + row, column = c * chunk_terms;
+                low[row] = load_columns(tensor, bfloat16, b, h, key, column, columns - column);
+                high[row] =
+                    load_columns(tensor, bfloat16, b, h, key, column + 16, columns - column - 16);
+                bad |= not_finite(low[row]) | not_finite(high[row]);
             }
-            turn_tiles<splits>(cells,
-                               tiles + ((start - first) / 16 * chunks + c) * splits * tile_cells);
+            store_turned<splits>(low, high,
+                                 tiles + ((start - first) / 16 * chunks + c) * splits * tile_cells);
         }
     return !any(bad);
 }
