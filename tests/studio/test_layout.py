@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.studio.windows import widths
+from tests.studio.windows import until, widths
 
 from weft.studio.page import collect, page_html
 
@@ -127,8 +127,7 @@ def test_on_paper_nothing_is_cut(studio, pair_trace, history_of, view: str) -> N
     assert not page.locator(".panel .keys").is_visible()
     assert not page.locator(".studio > header button", has_text="Export").is_visible()
     # Charts take a moment to follow the paper's width.
-    page.wait_for_function(
-        """() => document.querySelector(".panel").getBoundingClientRect().top
-            >= document.querySelector(".stage").getBoundingClientRect().bottom - 0.5"""
-    )
+    below = """() => document.querySelector(".panel").getBoundingClientRect().top
+        >= document.querySelector(".stage").getBoundingClientRect().bottom - 0.5"""
+    until(page, lambda: page.evaluate(below))
     assert page.pdf(print_background=False).count(b"/Type /Page\n") >= 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.studio.printed import check_print, exported, texts
+from tests.studio.windows import until
 
 import weft
 from weft.studio.page import collect
@@ -44,7 +45,8 @@ def test_axes_and_cells_are_in_seconds(
     page.locator(".panel", has_text="rows 0–299 (0.00 s to 5.98 s)").wait_for()
     page.evaluate(WRITTEN)
     page.keyboard.press("l")
-    page.wait_for_function("written.length > 10")
+    # Not by the page's own waiting, which its policy of content forbids.
+    until(page, lambda: page.evaluate("written.length > 10"))
     written = page.evaluate("written")
     seconds = [f"{second} s" for second in range(6)]
     down = {text: y for text, _, y, align in written if align == "right" and text in seconds}
