@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from tests.training.conftest import ConfigMaker
 from tests.training.test_loop import assert_same, run
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from weft.errors import DataError, InputError
 from weft.formats.files import read_json
 from weft.formats.run import RunFolder
 from weft.training import token_file
 from weft.training.config import RunConfig
+from weft.training.inference import evaluate_run, open_run
 from weft.training.text import SPECIALS, Vocabulary
 from weft.training.token_file import TokenFile, parts_of
 
@@ -88,6 +89,40 @@ def test_a_border_that_changes_tokens_is_not_taken(monkeypatch: pytest.MonkeyPat
     assert parts == ["a b" * 400]
 
 
+def test_spaces_that_a_tokenizer_takes_off_an_end_are_no_border(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a word and more spaces than are looked at, nothing else seems to follow."""
+    monkeypatch.setattr(token_file, "_PART", 100)
+    vocabulary = Vocabulary.of_characters(["ab "])
+    vocabulary.tokenizer.normalizer = normalizers.Strip()
+    text = ("a" * 150 + " " * 230 + "b a") * 10
+    whole = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    assert TokenFile.of_text(text, vocabulary).ids.tolist() == whole
+
+
+def test_a_stretch_without_a_border_is_one_part_and_the_rest_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_file, "_PART", 1_000)
+    vocabulary = Vocabulary.of_pieces(["one two"], 300)
+    # A line of a single word would begin a part with a space that is not there.
+    text = "one two " * 500 + "one\n" * 1_000 + "one two " * 500
+    sizes = [len(part) for part in parts_of(text, vocabulary)]
+    assert sum(sizes) == len(text)
+    assert [size > 1_100 for size in sizes[:-1]].count(True) == 1
+    assert max(sizes) >= 4_000
+    whole = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    assert TokenFile.of_text(text, vocabulary).ids.tolist() == whole
+
+
+def test_ids_beyond_the_number_of_tokens_have_room() -> None:
+    """Of a tokenizer whose ids have gaps."""
+    names = {word: number for number, word in enumerate(SPECIALS)} | {"far": 70_000}
+    tokenizer = Tokenizer(models.WordLevel(names, SPECIALS[1]))
+    assert TokenFile.of_text("far", Vocabulary(tokenizer)).ids.tolist() == [70_000]
+
+
 @pytest.mark.parametrize(("size", "width"), [(1 << 16, 2), ((1 << 16) + 1, 4)])
 def test_an_id_takes_two_bytes_or_four(size: int, width: int, tmp_path: Path) -> None:
     words = [f"w{number}" for number in range(size - len(SPECIALS))]
@@ -108,15 +143,14 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
     assert found is not None
     assert isinstance(found.ids, np.memmap)
     assert found.ids.tolist() == vocabulary.encode("abcab")
-    assert found.is_of("abcab")
-    assert not found.is_of("abcaB")
 
     content = bytearray(path.read_bytes())
     for damaged in (content[:-1], bytes([content[0] ^ 1, *content[1:]]), b""):
         path.write_bytes(damaged)
         assert TokenFile.open(path, made.facts) is None
     path.write_bytes(content)
-    assert TokenFile.open(path, {**made.facts, "type": "no such"}) is None
+    for wrong in ({"type": "no such"}, {"count": float("inf")}, {"count": -1}, {"digest": 5}):
+        assert TokenFile.open(path, {**made.facts, **wrong}) is None
     assert TokenFile.open(path, {"count": 5}) is None
     path.unlink()
     assert TokenFile.open(path, made.facts) is None
@@ -128,13 +162,17 @@ def test_an_empty_text_has_no_ids() -> None:
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     vocabulary = Vocabulary.of_characters(["a"])
+    made = TokenFile.of_text("a" * 100_000, vocabulary)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
     try:
         with pytest.raises(DataError, match=r"^cannot write token ids in .*free some space"):
             TokenFile.of_text("a" * 100_000, vocabulary)
+        with pytest.raises(DataError, match=r"tokens\.bin: file too large\. .*free some space"):
+            made.keep(tmp_path / "tokens.bin")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_goes_on_tokenises_nothing(
@@ -153,15 +191,19 @@ def test_a_run_that_goes_on_tokenises_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(TokenFile, "of_text", None)
         run(config(4), tmp_path / "broken")
+    content = folder.tokens.read_bytes()
     folder.tokens.unlink()
     run(config(6), tmp_path / "broken")
     assert_same(tmp_path / "whole", tmp_path / "broken")
+    assert folder.tokens.read_bytes() == content
 
 
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("place", [10, -10])
 def test_a_text_that_has_changed_is_refused(
-    tiny: ConfigMaker, text_file: Path, tmp_path: Path
+    place: int, lost: bool, tiny: ConfigMaker, text_file: Path, tmp_path: Path
 ) -> None:
-    """What is held out would have been learned from, or the other way round."""
+    """In one letter, also of what is held out; and also where its ids are no longer there."""
     text = tmp_path / "text.txt"
     text.write_text(text_file.read_text())
 
@@ -170,6 +212,35 @@ def test_a_text_that_has_changed_is_refused(
         return tiny(max_steps=steps).model_copy(update={"task": task})
 
     run(config(2), tmp_path / "run")
-    text.write_text("New first line.\n" + text_file.read_text())
+    letters = list(text_file.read_text())
+    letters[place] = "x" if letters[place] != "x" else "y"
+    text.write_text("".join(letters))
+    if lost:
+        (tmp_path / "run" / "tokens.bin").unlink()
     with pytest.raises(InputError, match=r"text\.txt: it has changed since this run began"):
         run(config(4), tmp_path / "run")
+    with pytest.raises(InputError, match=r"text\.txt: it has changed since this run began"):
+        evaluate_run(open_run(tmp_path / "run"), split=None, beam=1, progress=lambda *_: None)
+
+
+def test_a_run_without_digests_goes_on_and_has_them_from_then(
+    tiny: ConfigMaker, tmp_path: Path
+) -> None:
+    """As one that an earlier version began."""
+    run(tiny(max_steps=2), tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    description = read_json(folder.data)
+    folder.data.unlink()
+    folder.tokens.unlink()
+    run(tiny(max_steps=4), tmp_path / "run")
+    assert read_json(folder.data) == description
+    assert set(description["tokens"]) == {"text", "held_out", "type", "count", "digest"}
+
+
+def test_a_description_that_says_nothing_of_the_tokens_is_one_line(
+    tiny: ConfigMaker, tmp_path: Path
+) -> None:
+    run(tiny(max_steps=2), tmp_path / "run")
+    RunFolder.open(tmp_path / "run").data.write_text('{"tokens": 5}')
+    with pytest.raises(DataError, match=r"data\.json: damaged: .*Put a copy back"):
+        run(tiny(max_steps=4), tmp_path / "run")

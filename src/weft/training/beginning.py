@@ -69,17 +69,20 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
             _check_shareable(trial, ranks)
             trial(**task.probe().inputs)
         stack.enter_context(RunFolder.training_lock(path))
-        folder = RunFolder.create_or_open(path, content)
-        task.description.save(folder)
-        return folder, task
-    stack.enter_context(RunFolder.training_lock(path))
+        if not (path / "run.json").exists():
+            folder = RunFolder.create_or_open(path, content)
+            task.description.save(folder)
+            return folder, task
+        # Another process has begun the same run meanwhile, and ended.
+    else:
+        stack.enter_context(RunFolder.training_lock(path))
     folder = RunFolder.create_or_open(path, content, completed)
     _check_finished(folder)
     remove_unfinished(folder.shards)
     # Before the first checkpoint nothing depends on what is there, which may be unfinished.
     known = DataDescription.load(folder) if folder.has_checkpoint else None
     task = make_task(config, known)
-    if known is None:
+    if known is None or task.description.tokens is not known.tokens:
         task.description.save(folder)
     return folder, task
 

@@ -21,11 +21,14 @@ class DataDescription:
     vocabulary: None where nothing is read as tokens.
     facts: as JSON; what they are called is the task's choice.
     tokens: of the text to learn from, where it is one long text.
+    digests: of that text, and of its end that is held out: by "text" and "held_out". A run that an
+        earlier version began may not know them.
     """
 
     vocabulary: Vocabulary | None = None
     facts: JsonObject = field(default_factory=dict)
     tokens: TokenFile | None = None
+    digests: JsonObject = field(default_factory=dict)
 
     def save(self, folder: RunFolder) -> None:
         """Write vocabulary.json, tokens.bin, data.json, each where there is something to write."""
@@ -34,7 +37,7 @@ class DataDescription:
         facts = self.facts
         if self.tokens is not None:
             self.tokens.keep(folder.tokens)
-            facts = {**facts, "tokens": self.tokens.facts}
+            facts = {**facts, "tokens": {**self.digests, **self.tokens.facts}}
         if facts:
             write_json(folder.data, facts)
 
@@ -50,8 +53,12 @@ class DataDescription:
             if not isinstance(found, dict):
                 raise DataError(f"{folder.data}: damaged; expected a JSON object. Put a copy back.")
             facts = found
-        known = facts.pop("tokens", None)
-        tokens = None if known is None else TokenFile.open(folder.tokens, known)
+            if not isinstance(facts.get("tokens", {}), dict):
+                raise DataError(f'{folder.data}: damaged: "tokens" says nothing. Put a copy back.')
+        known = facts.pop("tokens", {})
+        tokens = TokenFile.open(folder.tokens, known)
+        # Known also where the ids are lost: the text is then the same, or it is refused.
+        digests = {name: known[name] for name in ("text", "held_out") if name in known}
         vocabulary: Vocabulary | None = None
         if folder.vocabulary.exists():
             ids = facts.get("special_tokens")
@@ -59,7 +66,9 @@ class DataDescription:
                 vocabulary = PretrainedVocabulary.read(folder.vocabulary, ids)
             else:
                 vocabulary = Vocabulary.load(folder.vocabulary)
-        return cls(vocabulary, facts, tokens) if facts or vocabulary is not None else None
+        if not facts and vocabulary is None:
+            return None
+        return cls(vocabulary, facts, tokens, digests)
 
 
 def classes_of(data: DataDescription) -> list[str]:

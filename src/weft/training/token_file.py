@@ -20,8 +20,9 @@ __all__ = ["TokenFile", "digest_of", "parts_of"]
 
 #: Characters of a part that is tokenised at once, and parts of one call, which share the cores.
 _PART, _PARTS = 1 << 18, 8
-#: Where a text may be cut: before a space that follows a word.
-_BORDER = re.compile(r"(?<=\w)\s")
+#: Where a text may be cut: before a single space that follows a word. (Before more of them, the
+#: characters around the border may be nothing but spaces, which some tokenizers take off an end.)
+_BORDER = re.compile(r"(?<=\w)\s(?=\S)")
 #: Characters before and after a border that show whether it changes tokens, and borders tried.
 _AROUND, _TRIED = 200, 64
 
@@ -30,7 +31,7 @@ class TokenFile:
     """Token ids of a text, one after the other, each in 2 or 4 bytes.
 
     ids: (tokens,), mapped.
-    facts: what `open` needs to know: of which text, how many ids of which type, their digest.
+    facts: what `open` needs to know: how many ids of which type, and their digest.
 
     >>> vocabulary = Vocabulary.of_characters(["to be or not to be"])
     >>> tokens = TokenFile.of_text("not to be", vocabulary)
@@ -57,7 +58,8 @@ class TokenFile:
 
         Raises: DataError: there is no room for it. InputError: it is not UTF-8 text.
         """
-        kind = np.dtype(np.uint16 if len(vocabulary) <= 1 << 16 else np.uint32)
+        largest = max(vocabulary.tokenizer.get_vocab().values(), default=0)
+        kind = np.dtype(np.uint16 if largest < 1 << 16 else np.uint32)
         count, digest = 0, hashlib.sha256()
         parts = parts_of(text, vocabulary)
         with (
@@ -71,13 +73,9 @@ class TokenFile:
                     digest.update(content)
                     count += len(ids)
             file.flush()
-            facts = {"text": digest_of(text), "type": kind.name, "count": count}
+            facts = {"type": kind.name, "count": count, "digest": digest.hexdigest()}
             # What is mapped stays when the file is closed, which then is no more.
-            return cls(file, {**facts, "digest": digest.hexdigest()})
-
-    def is_of(self, text: str) -> bool:
-        """Whether these are the ids of a text."""
-        return bool(self.facts["text"] == digest_of(text))
+            return cls(file, facts)
 
     def keep(self, path: Path) -> None:
         """Write the ids to a path, whole or not at all, and read them from there.
@@ -85,7 +83,7 @@ class TokenFile:
         Raises: DataError: there is no room for it.
         """
         with atomic_file(path) as temporary:
-            self.ids.tofile(temporary)
+            temporary.write_bytes(self.ids.data)
         self._map(path)
 
     @classmethod
@@ -98,9 +96,9 @@ class TokenFile:
                     return None
                 if hashlib.file_digest(file, "sha256").hexdigest() != facts["digest"]:
                     return None
-        except (OSError, KeyError, TypeError, ValueError):
+            return cls(path, {name: facts[name] for name in ("type", "count", "digest")})
+        except (OSError, KeyError, TypeError, ValueError, OverflowError):
             return None
-        return cls(path, facts)
 
 
 def digest_of(text: str) -> str:
@@ -121,20 +119,21 @@ def parts_of(text: str, vocabulary: Vocabulary) -> Iterator[str]:
     >>> [len(part) for part in parts_of("word " * 200_000, words)]
     [262144, 262145, 475711]
     """
-    start = 0
-    while len(text) - start > 2 * _PART:
-        cut = _border(text, start + _PART, vocabulary)
-        if cut is None:
-            break
-        yield text[start:cut]
-        start = cut
+    start = looked = 0
+    while len(text) - looked > 2 * _PART:
+        looked += _PART
+        cut = _border(text, looked, vocabulary)
+        if cut is not None:
+            yield text[start:cut]
+            start = looked = cut
     if start < len(text):
         yield text[start:]
 
 
 def _border(text: str, first: int, vocabulary: Vocabulary) -> int | None:
     """The next place where a text can be cut."""
-    for _, found in zip(range(_TRIED), _BORDER.finditer(text, first, len(text) - 1), strict=False):
+    borders = _BORDER.finditer(text, first, first + _PART)
+    for _, found in zip(range(_TRIED), borders, strict=False):
         cut = found.start()
         before, after = text[max(0, cut - _AROUND) : cut], text[cut : cut + _AROUND]
         whole, left, right = vocabulary.encode_all([before + after, before, after])

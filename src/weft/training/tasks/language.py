@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.formats.files import read_text
+from weft.formats.files import JsonObject, read_text
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
@@ -22,7 +22,7 @@ from weft.training.measures.corpus import Results, digest
 from weft.training.measures.language import language_measures, token_bytes
 from weft.training.tasks.task import Plan, Probe, TextTask
 from weft.training.text import Vocabulary
-from weft.training.token_file import TokenFile
+from weft.training.token_file import TokenFile, digest_of
 from weft.training.validation import score_targets
 
 __all__ = ["LanguageTask", "language_task"]
@@ -32,10 +32,16 @@ class LanguageTask(TextTask):
     """Windows of one long text; each token is predicted from those before it in its window."""
 
     def __init__(
-        self, vocabulary: Vocabulary, seed: int, train: TokenFile, valid_text: str, block: int
+        self,
+        vocabulary: Vocabulary,
+        seed: int,
+        train: TokenFile,
+        valid_text: str,
+        block: int,
+        digests: JsonObject,
     ) -> None:
         super().__init__(vocabulary)
-        self.description = DataDescription(vocabulary, tokens=train)
+        self.description = DataDescription(vocabulary, tokens=train, digests=digests)
         self.seed, self.block = seed, block
         self.valid_text = valid_text
         ids, offsets = vocabulary.encode_with_offsets(valid_text)
@@ -123,10 +129,17 @@ def language_task(
     """
     text = read_text(Path(config.file), "text")
     if not text.strip():
-        raise InputError(f"{config.file}: the text is empty.")
+        raise InputError(f"{config.file}: the text is empty. Give a file with text to learn from.")
     # Cut before tokenising, so that no piece spans the border.
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
+    digests = {"text": digest_of(train_text), "held_out": digest_of(valid_text)}
+    known = {} if data is None else data.digests
+    if any(known.get(name, digest) != digest for name, digest in digests.items()):
+        raise InputError(
+            f"{config.file}: it has changed since this run began to learn from it. Put it back, or "
+            "train again in another folder with --run."
+        )
     vocabulary = None if data is None else data.vocabulary
     if vocabulary is None:
         if config.tokens == "characters":
@@ -137,12 +150,7 @@ def language_task(
     train = None if data is None else data.tokens
     if train is None:
         train = TokenFile.of_text(train_text, vocabulary)
-    elif not train.is_of(train_text):
-        raise InputError(
-            f"{config.file}: it has changed since this run began to learn from it. Put it back, or "
-            "train again in another folder with --run."
-        )
-    task = LanguageTask(vocabulary, seed, train, valid_text, config.block)
+    task = LanguageTask(vocabulary, seed, train, valid_text, config.block, digests)
     sizes = task.sizes()
     for name, part in (("training", "train_tokens"), ("held-out", "valid_tokens")):
         if sizes[part] < config.block + 2:
