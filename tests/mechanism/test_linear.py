@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
 from tests.mechanism.linear_cases import drawn, rounded
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from weft.errors import InputError
 from weft.mechanism.backends import native, native_linear
 from weft.mechanism.backends.native_request import kernels
-from weft.mechanism.linear import Products, linear_maps, products
+from weft.mechanism.linear import Products, linear_maps, prepared_maps, products
 
 SETS = [name for name in native.instruction_sets() if kernels.has_linear(name)]
 pytestmark = pytest.mark.skipif(not SETS, reason="the processor multiplies no bfloat16")
@@ -146,6 +148,28 @@ def test_what_is_more_than_a_linear_map_is_called_itself(instruction_set: str) -
         (output,) = linear_maps(inputs.requires_grad_(), [hooked])
     output.sum().backward()
     assert len(seen) == 1
+    replaced = nn.Linear(8, 8)
+    replaced.forward = lambda inputs: inputs + 1  # type: ignore[method-assign]
+    with products("bfloat16"):
+        (output,) = linear_maps(inputs, [replaced])
+        assert torch.equal(output, inputs + 1)
+        with register_module_forward_hook(lambda module, *call: seen.append(module)):
+            linear_maps(inputs, [nn.Linear(8, 8)])
+    assert len(seen) == 2
+
+
+def test_a_bias_that_is_not_as_kernels_read_it(instruction_set: str) -> None:
+    """Every other number of a tensor; and too few numbers, which torch refuses."""
+    inputs, (linear, *_) = drawn(20, 8, (8,), gradients=False)
+    linear.bias = nn.Parameter(torch.randn(16)[::2])
+    with torch.no_grad(), products("bfloat16"):
+        (output,) = linear_maps(inputs, [linear])
+        exact = rounded(inputs) @ rounded(linear.weight).T + linear.bias.double()
+        assert torch.allclose(output.double(), exact, atol=2e-2)
+        linear.bias = nn.Parameter(torch.randn(3))
+        for block in (nullcontext, prepared_maps):
+            with block(), pytest.raises(RuntimeError, match="size"):
+                linear_maps(inputs, [linear])
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -248,6 +248,15 @@ def _tiles(linear: nn.Linear, inputs: Tensor) -> Tensor:
     return output
 
 
+def test_strided_biases() -> None:
+    inputs, (rise, fall) = drawn(150, 128, (128, 128), gradients=True)
+    rise.bias, fall.bias = (nn.Parameter(torch.randn(256)[::2]) for _ in range(2))
+    assert torch.allclose(_tiles(rise, inputs), rise(inputs), atol=1e-5)
+    with products("float32-tiles"):
+        output = feed_forward(inputs, rise, fall, "relu")
+    assert output is None  # each map by itself, by torch
+
+
 def test_second_derivatives_and_transforms() -> None:
     inputs, maps = drawn(140, 128, (130,), gradients=True)
     linear = maps[0]

@@ -19,6 +19,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as all_modules
 
 from weft.errors import InputError
 from weft.mechanism.backends import native_feed_forward, native_linear, native_product
@@ -48,7 +49,8 @@ def products(kind: Products) -> Iterator[None]:
 
     Where the processor multiplies no bfloat16 (has no matrix unit, for "float32-tiles"), or a
     factor is infinite or NaN, products are those of float32. With "float32-tiles", so are those of
-    fewer than 128 rows, terms or columns.
+    fewer than 128 rows, terms or columns. What `torch.utils.checkpoint` computes again in the
+    backward pass is outside of the block: open one inside of the function that it is given.
 
     Raises: InputError: another kind.
 
@@ -95,10 +97,14 @@ def prepared_maps() -> Iterator[None]:
 
 def is_plain(linear: nn.Module) -> bool:
     """Whether a module is a linear map and nothing else: no other class's, as that of an adapter,
-    and nobody's hook.
+    no other `forward`, and nobody's hook, on it or on all modules.
     """
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return type(linear) is nn.Linear and not any(getattr(linear, name) for name in hooks)
+    if type(linear) is not nn.Linear or "forward" in vars(linear):
+        return False
+    hooks = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return not any(
+        getattr(linear, f"_{name}") or getattr(all_modules, f"_global_{name}") for name in hooks
+    )
 
 
 def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False) -> list[Tensor]:

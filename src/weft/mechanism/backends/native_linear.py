@@ -60,19 +60,14 @@ def takes(inputs: Tensor, maps: Sequence[nn.Linear]) -> bool:
         and all(_is_plain(tensor) for tensor in (inputs, *weights, *biases))
         and not torch.is_autocast_enabled("cpu")
         and why_wrapped((inputs, *weights, *biases)) is None
-        and all(weight.shape[1] == width and weight.is_contiguous() for weight in weights)
+        and all(_fits(linear, width) for linear in maps)
     )
 
 
 def serves_map(linear: nn.Linear, width: int) -> bool:
     """Whether the kernels take this map of that width, of an input that they take."""
     tensors = [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-    return (
-        linear.weight.shape[1] == width
-        and linear.weight.is_contiguous()
-        and all(map(_is_plain, tensors))
-        and why_wrapped(tensors) is None
-    )
+    return _fits(linear, width) and all(map(_is_plain, tensors)) and why_wrapped(tensors) is None
 
 
 def serves_loss(rows: Tensor, matrix: Tensor) -> bool:
@@ -106,6 +101,16 @@ def projected_losses(
     call.by_inputs, call.by_matrix = address(by_rows), address(by_matrix)
     served = kernels.projected_losses(call, torch.get_num_threads(), INSTRUCTION_SET)
     return losses if served else None
+
+
+def _fits(linear: nn.Linear, width: int) -> bool:
+    """Whether a map is of this width, and its numbers are where kernels look for them."""
+    weight, bias = linear.weight, linear.bias
+    return (
+        weight.shape[1] == width
+        and weight.is_contiguous()
+        and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
+    )
 
 
 def _is_plain(tensor: Tensor) -> bool:

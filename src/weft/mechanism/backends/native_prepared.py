@@ -100,6 +100,9 @@ def _serves(inputs: Tensor, parameters: tuple[Tensor, ...], maps: Sequence[nn.Li
         and not torch.is_autocast_enabled("cpu")
         and why_wrapped((inputs, *parameters)) is None
         and all(linear.weight.shape[1] == width for linear in maps)
+        and all(
+            linear.bias is None or linear.bias.shape == linear.weight.shape[:1] for linear in maps
+        )
         # Without a version nobody could say whether they have changed.
         and not any(parameter.is_inference() for parameter in parameters)
     )
@@ -119,7 +122,7 @@ def _prepared(maps: Sequence[nn.Linear], parameters: tuple[Tensor, ...], rounded
     bias = None
     if any(linear.bias is not None for linear in maps):
         parts: list[Tensor] = [
-            weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
+            weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
             for linear in maps
         ]
         bias = torch.cat(parts)
@@ -131,7 +134,7 @@ def _prepared(maps: Sequence[nn.Linear], parameters: tuple[Tensor, ...], rounded
     if not kernels.prepare(call, torch.get_num_threads(), INSTRUCTION_SET):
         memory = None
     versions = tuple(parameter._version for parameter in parameters)
-    columns = [linear.out_features for linear in maps]
+    columns = [len(linear.weight) for linear in maps]
     return _Matrix(parameters, versions, memory, bias, columns)
 
 
