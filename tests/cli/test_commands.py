@@ -98,6 +98,24 @@ def test_train_names_the_run_after_the_configuration(
     assert RunFolder.open(Path("runs/language")).config()["training"]["max_steps"] == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        ("float32-tiles", "native_product.has_matrix_unit"),
+        ("bfloat16", "native_linear.multiplies_bfloat16"),
+    ],
+)
+def test_train_says_where_products_are_not_those_asked_for(
+    weft_main: Command, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    kind: str, asked: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(f"weft.mechanism.backends.{asked}", lambda: False)
+    command = ("train", data / "language.toml", "--set", "training.max_steps=1", "--run")
+    result = weft_main(*command, tmp_path / "a", "--set", f"training.products={kind}")
+    assert f'Products are torch\'s in float32, not "{kind}": no ' in result.err
+    assert "Products" not in weft_main(*command, tmp_path / "b").err
+
+
 def test_translate_keeps_the_lines(weft_process: Command, runs: Path) -> None:
     """Also empty ones, and those with characters that other programs take for line ends."""
     text = "the cat\n\nthe dog\r\n\x0cthe\u2028cow\x85sees\n\nlast"

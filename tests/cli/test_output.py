@@ -17,6 +17,7 @@ import weft
 from weft.cli.endings import one_line
 from weft.cli.safe_text import safe, safe_console, safe_output
 from weft.formats.trace import LayerInMemory, TraceLayer
+from weft.mechanism.backends.native_request import kernels
 from weft.traces import Trace
 
 EVIL = "\x1b[2J\x07\u202egnp.exe\x9b31m\r"
@@ -173,6 +174,17 @@ def test_the_roof_knows_what_a_user_can_mend() -> None:
     # A fault of weft's own is not hidden.
     assert one_line(KeyError("a")) is None
     assert one_line(AssertionError()) is None
+
+
+@pytest.mark.skipif(kernels is None, reason="built without the native kernels")
+def test_kernels_that_are_not_here_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_INSTRUCTION_SET", "avx1024")
+    with pytest.raises(ValueError, match="no kernels") as caught:
+        kernels.multiply(kernels.ProductCall(), 1, "avx1024")
+    assert one_line(caught.value) == (
+        "WEFT_INSTRUCTION_SET is avx1024, which this processor or build lacks. Unset it, or take "
+        "one that weft doctor names."
+    )
 
 
 def test_debug_is_in_the_help(weft_main: Command) -> None:

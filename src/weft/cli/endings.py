@@ -16,6 +16,8 @@ __all__ = ["left_by_reader", "one_line"]
 _LONGEST = 1_200
 #: What the system says of a place to write to; without a file's name, that is standard output.
 _OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EPIPE)
+#: How the native kernels begin to say that there are none of the name that the environment gives.
+_NO_KERNELS = "native: no kernels for the instruction set"
 
 
 def left_by_reader(error: BaseException) -> bool:
@@ -60,6 +62,12 @@ def _text(error: BaseException) -> str | None:
             return f"{error.object[:200]}: not UTF-8 text. Rename it, or convert it."
         case RecursionError():
             return "the input is nested too deeply to be read. Give a flatter one."
+        case ValueError() if str(error).startswith(_NO_KERNELS):
+            name = os.environ.get("WEFT_INSTRUCTION_SET", "")
+            return (
+                f"WEFT_INSTRUCTION_SET is {name}, which this processor or build lacks. Unset it, "
+                "or take one that weft doctor names."
+            )
         case OverflowError():
             return f"a number is too large: {error}. Give a smaller one."
         case BaseException() if is_out_of_memory(error):

@@ -22,12 +22,16 @@ __all__ = ["launched", "one_of_several", "trained"]
 def trained(settings: RunConfig, folder: Path, tensorboard: Path | None, *, as_json: bool) -> None:
     """Train, and say how it went, to TensorBoard too; one of several processes speaks for all."""
     from weft.jobs.launch import Attempts, AttemptsListener
+    from weft.mechanism.linear import why_not_here
     from weft.training.loop import train
     from weft.training.progress import ConsoleListener, SeveralListeners, SilentListener
 
     if os.environ.get("RANK", "0") != "0":
         train(settings, folder, SilentListener())
         return
+    kind = settings.training.products
+    if reason := why_not_here(kind):
+        say(f'Products are torch\'s in float32, not "{kind}": {reason}. See weft doctor.')
     attempts = Attempts.of_this_process()
     with ExitStack() as stack:
         listeners: list[Listener] = [stack.enter_context(ConsoleListener(console()))]

@@ -33,6 +33,7 @@ __all__ = [
     "linear_maps",
     "prepared_maps",
     "products",
+    "why_not_here",
 ]
 
 #: How linear layers multiply: by torch; on the tiles of a matrix unit, as exactly; with factors
@@ -71,6 +72,19 @@ def current_products() -> Products:
     """How linear layers multiply here; what is compiled multiplies in float32."""
     # (torch's compiler cannot read the variable of a context.)
     return "float32" if torch.compiler.is_compiling() else _products.get()
+
+
+def why_not_here(kind: Products) -> str | None:
+    """Why products of this kind are those of float32 on this processor; None: they are not.
+
+    >>> why_not_here("float32") is None
+    True
+    """
+    if kind == "float32-tiles" and not native_product.has_matrix_unit():
+        return "no matrix unit is used here"
+    if kind == "bfloat16" and not native_linear.multiplies_bfloat16():
+        return "no products of bfloat16 are used here"
+    return None
 
 
 @contextmanager
