@@ -167,6 +167,33 @@ def test_numbers_that_are_none_are_not_hidden() -> None:
         assert math.isnan(float(loss.detach()))
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_targets_of_any_whole_numbers(dtype: torch.dtype, kind: Products) -> None:
+    outputs, matrix, targets = drawn(40, 32, 20)
+    with products(kind):
+        exact, found = (
+            projected_loss(outputs, matrix, None, ids, smoothing=0.1)
+            for ids in (targets, targets.to(dtype))
+        )
+    assert torch.equal(found, exact)
+
+
+def test_targets_that_are_not_one_for_each_row() -> None:
+    outputs, matrix, targets = drawn(4, 8, 20)
+    for wrong in (targets[:3], targets[:, None], targets.float()):
+        with pytest.raises(InputError, match=r"expected one id for each row\. Give 4 ids"):
+            projected_loss(outputs, matrix, None, wrong, smoothing=0.0)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float32-tiles", "bfloat16"])
+def test_a_matrix_of_another_width(kind: Products) -> None:
+    """Kernels would read past its end."""
+    outputs, _, targets = drawn(150, 160, 20)
+    with products(kind), pytest.raises(InputError, match=r"\(150, 160\), the matrix \(200, 130\)"):
+        projected_loss(outputs, torch.randn(200, 130), None, targets, smoothing=0.0)
+
+
 def test_targets_that_are_no_choices() -> None:
     outputs, matrix, targets = drawn(4, 8, 20)
     with pytest.raises(InputError, match="targets from 20 to 20; expected ids from 0 to 19"):

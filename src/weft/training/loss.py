@@ -43,13 +43,25 @@ def projected_loss(
         outputs: x, (rows, width).
         matrix: W, (choices, width).
         bias: b, (choices,).
-        targets: ids, (rows,), each below the number of choices.
+        targets: ids, (rows,), whole numbers of any type, each below the number of choices.
         smoothing: share of the target's mass that is spread over all choices.
 
-    Raises: InputError: a target is no choice.
+    Raises: InputError: a target is no choice, they are not one for each row, or rows of the outputs
+        and of the matrix differ in width.
 
     Source: Szegedy et al. 2016, section 7.
     """
+    if targets.shape != outputs.shape[:1] or targets.is_floating_point():
+        raise InputError(
+            f"projected_loss: targets are {targets.dtype} of shape {tuple(targets.shape)}, outputs "
+            f"{tuple(outputs.shape)}; expected one id for each row. Give {len(outputs)} ids."
+        )
+    if outputs.shape[1:] != matrix.shape[1:]:
+        raise InputError(
+            f"projected_loss: outputs are {tuple(outputs.shape)}, the matrix "
+            f"{tuple(matrix.shape)}; expected rows of one width in both. Give the model's own matrix."
+        )
+    targets = targets.long()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(matrix):
         raise InputError(
             f"projected_loss: targets from {int(targets.min())} to {int(targets.max())}; expected "
