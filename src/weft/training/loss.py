@@ -59,7 +59,7 @@ def projected_loss(
     if outputs.shape[1:] != matrix.shape[1:]:
         raise InputError(
             f"projected_loss: outputs are {tuple(outputs.shape)}, the matrix "
-            f"{tuple(matrix.shape)}; expected rows of one width in both. Give the model's own matrix."
+            f"{tuple(matrix.shape)}; expected rows of one width in both. Give the model's matrix."
         )
     targets = targets.long()
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(matrix):
