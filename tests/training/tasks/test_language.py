@@ -94,7 +94,7 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     for text in ("", " \n\n"):
         with pytest.raises(InputError, match=r"text\.txt: the text is empty"):
             task(tmp_path, text=text)
-    with pytest.raises(DataError, match="no such text"):
+    with pytest.raises(DataError, match=r"no such text \(task\.file says where\)\. Check the path"):
         language_task(LanguageConfig(kind="language", file=str(tmp_path / "no")), 1, None)
 
 
