@@ -48,6 +48,9 @@ _prepared: ContextVar[PreparedMaps | None] = ContextVar("prepared", default=None
 def products(kind: Products) -> Iterator[None]:
     """Linear layers multiply in this way while the block runs, and in the backward pass of it.
 
+    Those of weft's models, that is, and what `linear_maps` and `feed_forward` are given; a layer
+    that is called by itself multiplies as torch does.
+
     Where the processor multiplies no bfloat16 (has no matrix unit, for "float32-tiles"), or a
     factor is infinite or NaN, products are those of float32. With "float32-tiles", so are those of
     fewer than 128 rows, terms or columns. What `torch.utils.checkpoint` computes again in the
@@ -56,7 +59,7 @@ def products(kind: Products) -> Iterator[None]:
     Raises: InputError: another kind.
 
     >>> with products("bfloat16"):
-    ...     y = nn.Linear(8, 8)(torch.randn(2, 8))
+    ...     (y,) = linear_maps(torch.randn(20, 8), [nn.Linear(8, 8)])
     """
     if kind not in get_args(Products):
         expected = '"float32", "float32-tiles" or "bfloat16"'
@@ -97,7 +100,7 @@ def prepared_maps() -> Iterator[None]:
     changes behind torch's back (``weight.data``, or memory that is shared).
 
     >>> with torch.no_grad(), prepared_maps():
-    ...     y = nn.Linear(8, 8)(torch.randn(2, 8))
+    ...     (y,) = linear_maps(torch.randn(20, 8), [nn.Linear(8, 8)])
     """
     if _prepared.get() is not None:
         yield  # those of the block outside
