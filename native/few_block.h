@@ -1,8 +1,12 @@
-// A piece of the keys, and the few rows that meet it: every query of some heads that share them.
+// The few rows that meet a piece of the keys, every query of some heads that share them: where they
+// lie, how they begin, what a piece leaves of them and how pieces are joined. few_pass.h lets the
+// keys pass.
 #pragma once
 
 #include "few.h"
 #include "few_products.h"
+#include "few_spread.h"
+#include "few_tiles.h"
 #include "finish.h"
 #include "forward.h"
 #include "stripe_pairs.h"
@@ -55,9 +59,11 @@ struct FewBlock : FewRows {
     float norms[most_few_rows];  // of the queries
     void* queries;               // (rows, query_row), scaled where they are floats
     int64_t query_row;
-    float* scores;  // (rows, few_score_row)
-    float* panel;   // turned keys
-    float* values;  // of a tile, in whole vectors, where they cannot be read in place
+    float* scores;   // (rows, few_score_row)
+    float* panel;    // turned keys
+    float* spread;   // queries as few_spread.h reads them, or nullptr
+    int32_t* tiles;  // and as few_tiles.h does
+    float* values;   // of a tile, in whole vectors, where they cannot be read in place
     int64_t capacity;
     float guess;  // of the threshold of the next row whose query has length 1
     float factor;
@@ -91,6 +97,27 @@ inline FewRows lay_out_few_rows(const Call& call, const FewPlan& plan, int64_t c
     return few;
 }
 
+// Whether so many rows of floats meet keys as few_spread.h has it.
+inline bool spreads_queries(const Call& call, int rows) {
+#if defined(__AVX512F__)
+    return !call.bfloat16 && can_spread(call.depth) && rows >= least_spread_rows;
+#else
+    (void)call, (void)rows;
+    return false;
+#endif
+}
+
+// Whether so many rows meet keys and weigh values on the matrix unit.
+inline bool uses_tiles(const Call& call, int rows) {
+#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+    return weighs_pairs(call) && call.depth > 0 && call.depth % chunk_terms == 0 &&
+           rows >= least_tile_rows;
+#else
+    (void)call, (void)rows;
+    return false;
+#endif
+}
+
 inline FewBlock lay_out_few(const Call& call, const FewPlan& plan, Workspace& space) {
     FewBlock block;
     const int64_t rows = few_rows(call, plan);
@@ -98,8 +125,12 @@ inline FewBlock lay_out_few(const Call& call, const FewPlan& plan, Workspace& sp
     static_cast<FewRows&>(block) = lay_out_few_rows(call, plan, block.capacity, space);
     block.query_row = round_up(call.depth, 2 * lanes);
     block.queries = space.take<float>(rows * block.query_row);
-    block.scores = space.take<float>(rows * few_score_row + lanes);
+    const bool tiles = uses_tiles(call, (int)rows), spread = spreads_queries(call, (int)rows);
+    // Of more than 16 rows the matrix unit reads 32.
+    block.scores = space.take<float>((tiles && rows > 16 ? 32 : rows) * few_score_row + lanes);
     block.panel = space.take<float>(panel_columns * block.query_row);
+    block.spread = spread ? space.take<float>(round_up(rows, 8) * block.query_row) : nullptr;
+    block.tiles = tiles ? space.take<int32_t>(round_up(rows, 16) * block.query_row / 2) : nullptr;
     block.values = weighs_pairs(call) || values_in_place(call)
                        ? nullptr
                        : space.take<float>(few_tile * block.sums_row);
@@ -171,139 +202,16 @@ inline void begin_few(const Call& call, FewBlock& block, Range piece) {
         copy_row(call.queries, call.bfloat16, block.batch, head, query, call.depth, call.scale, to);
         for (int64_t d = call.depth; d < block.query_row; ++d) to[d] = 0;
     }
+#if defined(__AVX512F__)
+    if (block.spread)
+        spread((const float*)block.queries, block.query_row, block.count, call.depth, block.spread);
+#endif
+#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+    if (block.tiles)
+        pack_few_queries((const int32_t*)block.queries, block.query_row / 2, block.count,
+                         call.depth, block.tiles);
+#endif
     std::memset(block.sums, 0, block.count * block.sums_row * sizeof(float));
-}
-
-// The scores of every row with the keys of a tile.
-inline void score_few(const Call& call, const FewBlock& block, Range tile) {
-    const int64_t number = tile.end - tile.first;
-#if defined(WEFT_HAS_PAIRS)
-    if (call.bfloat16 && block.count >= rows_of_turned_pairs)
-        return meet_turned_pairs((const int32_t*)block.queries, block.query_row / 2, block.count,
-                                 call.keys.at<uint16_t>(block.batch, block.kv_head, tile.first),
-                                 call.keys.row, number, call.depth, block.scores, few_score_row,
-                                 (int32_t*)block.panel);
-    const bool floats = !call.bfloat16;
-#else
-    const bool floats = true;
-#endif
-    if (floats && block.count >= rows_of_turned_floats)
-        return meet_turned_keys((const float*)block.queries, block.query_row, block.count,
-                                call.keys, call.bfloat16, block.batch, block.kv_head, tile,
-                                call.depth, block.scores, few_score_row, block.panel);
-    const auto meet = [&](auto products, const auto* queries) {
-        using Products = decltype(products);
-        meet_keys<Products>(
-            queries, block.query_row, block.count,
-            call.keys.at<typename Products::Key>(block.batch, block.kv_head, tile.first),
-            call.keys.row, number, call.depth, block.scores, few_score_row);
-    };
-    if (!call.bfloat16) return meet(FloatProducts{}, (const float*)block.queries);
-#if defined(WEFT_HAS_PAIRS)
-    meet(PairProducts{}, (const uint16_t*)block.queries);
-#else
-    meet(WideProducts{}, (const float*)block.queries);
-#endif
-}
-
-// Show a row a score that may be its highest: what it has summed so far follows its level.
-inline void raise_few(FewBlock& block, int row, float higher) {
-    const float factor = block.rows[row].running.raise(higher);
-    if (factor == 1.0f) return;
-    float* sums = block.sums + row * block.sums_row;
-    for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
-}
-
-// One row of a tile: scores to weights, floats or pairs; what the row does not see is 0.
-template <bool with_statistics>
-inline void softmax_few(const Call& call, FewBlock& block, int row, Range tile) {
-    const bool pairs = weighs_pairs(call);
-    const int64_t unit = pairs ? 2 * lanes : lanes;
-    float* first_score = block.scores + row * few_score_row;
-    float* scores = first_score - tile.first;  // by key
-    const int64_t end = tile.first + round_up(tile.end - tile.first, unit);
-    const auto clear = [&](int64_t from, int64_t to) {
-        float* start = pairs ? first_score + (from - tile.first) / 2 : scores + from;
-        for (int64_t j = 0; j < (pairs ? (to - from) / 2 : to - from); ++j) start[j] = 0;
-    };
-    const Range keys = intersection(block.visible[row], tile);
-    if (keys.empty()) return clear(tile.first, end);
-    const Range area = widened(keys, tile, unit);
-    const int64_t vectors = (area.end - area.first) / lanes;
-    if (block.factor != 1.0f)
-        for (int64_t j = area.first; j < area.end; j += lanes)
-            store(scores + j, load(scores + j) * block.factor);
-    if (has_rules(call))
-        apply_rules(call, block.batch, head_of(call, block, row), row % call.queries_count, keys,
-                    nullptr, scores + keys.first);
-    hide_outside(scores, keys, area);
-    FewRow& state = block.rows[row];
-    float highest;
-    if (with_statistics && call.kept) {
-        float guess = block.guess * block.norms[row];
-        highest = add_candidates(state.candidates, call.kept, block.capacity, scores + area.first,
-                                 vectors, (int32_t)area.first, guess);
-        block.guess = guess / block.norms[row];
-    } else
-        highest = highest_of(scores + area.first, vectors);
-    if (with_statistics) state.count += keys_seen(call, keys, scores + keys.first);
-    raise_few(block, row, highest);
-#if defined(WEFT_HAS_PAIRS)
-    if (pairs) {
-        exponentiate_pairs<1, with_statistics>(
-            state.running, scores + area.first, vectors / 2,
-            reinterpret_cast<int32_t*>(first_score) + (area.first - tile.first) / 2,
-            chunk_terms / 2, false);
-        clear(tile.first, area.first);
-        return clear(area.end, end);
-    }
-#endif
-    exponentiate<with_statistics>(state.running, scores + area.first, vectors);
-    clear(tile.first, area.first);
-    clear(area.end, end);
-}
-
-// The sums of every row += its weights times the values of a tile.
-inline void weigh_few(const Call& call, FewBlock& block, Range tile) {
-    const int64_t number = tile.end - tile.first;
-    if (call.value_depth == 0) return;
-#if defined(WEFT_HAS_PAIRS)
-    if (weighs_pairs(call)) {
-        const uint16_t* values = call.values.at<uint16_t>(block.batch, block.kv_head, tile.first);
-        for (int row = 0; row < block.count; row += group_rows)
-            weigh_pairs((int)smaller(group_rows, block.count - row),
-                        reinterpret_cast<const int32_t*>(block.scores + row * few_score_row),
-                        few_score_row, values, call.values.row, number, call.value_depth,
-                        block.sums + row * block.sums_row, block.sums_row);
-        return;
-    }
-#endif
-    const float* values = block.values;
-    int64_t value_row = block.sums_row;
-    if (values_in_place(call)) {
-        values = call.values.at<float>(block.batch, block.kv_head, tile.first);
-        value_row = call.values.row;
-    } else
-        pack_rows(call.values, call.bfloat16, block.batch, block.kv_head, tile.first, tile.end,
-                  call.value_depth, block.values);
-    for (int row = 0; row < block.count; row += group_rows)
-        weigh_floats((int)smaller(group_rows, block.count - row),
-                     block.scores + row * few_score_row, few_score_row, values, value_row, number,
-                     call.value_depth, block.sums + row * block.sums_row, block.sums_row);
-}
-
-// Let the keys of a piece pass.
-template <bool with_statistics>
-inline void pass_piece(const Call& call, FewBlock& block) {
-    Range seen;
-    for (int row = 0; row < block.count; ++row) seen = hull(seen, block.visible[row]);
-    for (int64_t first = seen.first; first < seen.end; first += few_tile) {
-        const Range tile{first, smaller(first + few_tile, seen.end)};
-        score_few(call, block, tile);
-        for (int row = 0; row < block.count; ++row)
-            softmax_few<with_statistics>(call, block, row, tile);
-        weigh_few(call, block, tile);
-    }
 }
 
 // Results of the rows of a group.

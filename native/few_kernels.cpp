@@ -1,5 +1,5 @@
 // The kernels for few queries, compiled once for every instruction set, as kernels.cpp.
-#include "few_block.h"
+#include "few_pass.h"
 
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
@@ -10,6 +10,9 @@ static void few_piece(const Call& call, const FewPlan& plan, int64_t group, int6
     Workspace space(workspace);
     FewBlock block = lay_out_few(call, plan, space);
     find_group(call, plan, group, block);
+#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+    const FewTiles unit(block.tiles ? block.count : 0);
+#endif
     const int64_t first = piece * plan.piece_keys;
     begin_few(call, block, {first, smaller(first + plan.piece_keys, call.keys_count)});
     call.entropy ? pass_piece<true>(call, block) : pass_piece<false>(call, block);

@@ -2,6 +2,7 @@
 // weighted values from values where they are.
 #pragma once
 
+#include "few_ahead.h"
 #include "multiply.h"
 #include "packing.h"
 #include "pairs.h"
@@ -9,34 +10,27 @@
 namespace weft {
 namespace WEFT_INSTRUCTION_SET {
 
-// The sums of `lanes` vectors, each in the lane of its number.
-inline Floats sums_of(Floats (&vectors)[lanes]) {
-    // Each round folds two vectors into one: half of the lanes go on with one, half with the other.
-    // Unrolled by order: the compiler must see that the exchanges are constants.
-#pragma GCC unroll 4
-    for (int half = lanes / 2; half > 0; half /= 2) {
-        Integers kept, folded;
-#pragma GCC unroll 16
-        for (int lane = 0; lane < lanes; ++lane) {
-            const bool second = lane & half;
-            kept[lane] = second ? lanes + lane : lane;
-            folded[lane] = second ? lanes + lane - half : lane + half;
-        }
-#pragma GCC unroll 8
-        for (int n = 0; n < half; ++n) {
-            const Floats a = vectors[n], b = vectors[n + half];
-#if defined(__clang__)
-            Floats x, y;
-            for (int lane = 0; lane < lanes; ++lane) {
-                x[lane] = (lane & half) ? b[lane] : a[lane];
-                y[lane] = (lane & half) ? b[lane - half] : a[lane + half];
-            }
-            vectors[n] = x + y;
-#else
-            vectors[n] = __builtin_shuffle(a, b, kept) + __builtin_shuffle(a, b, folded);
-#endif
-        }
+// Half of the lanes of one vector, and of another the other half; or what these leave.
+template <int half, bool folded>
+struct HalvesToFold {
+    static constexpr int of(int lane) {
+        const bool second = lane & half;
+        return folded ? (second ? lanes + lane - half : lane + half)
+                      : (second ? lanes + lane : lane);
     }
+};
+
+// The sums of `lanes` vectors, each in the lane of its number. Each round folds two vectors into
+// one: half of the lanes go on with one, half with the other.
+template <int half = lanes / 2>
+inline Floats sums_of(Floats (&vectors)[lanes]) {
+#pragma GCC unroll 8
+    for (int n = 0; n < half; ++n) {
+        const Floats a = vectors[n], b = vectors[n + half];
+        vectors[n] = chosen_lanes<HalvesToFold<half, false>>(a, b) +
+                     chosen_lanes<HalvesToFold<half, true>>(a, b);
+    }
+    if constexpr (half > 1) return sums_of<half / 2>(vectors);
     return vectors[0];
 }
 
@@ -93,11 +87,13 @@ struct PairProducts {
 template <typename Products, int vectors>
 inline void meet_keys(const typename Products::Query* queries, int64_t query_row, int rows,
                       const typename Products::Key* keys, int64_t key_row, int64_t count,
-                      int64_t depth, float* scores, int64_t score_row) {
+                      int64_t depth, float* scores, int64_t score_row, Ahead& ahead) {
     constexpr int width = Products::width;
+    const int lines = ahead.lines(lanes);
     for (int64_t first = 0; first < count; first += lanes) {
         const typename Products::Key* own[lanes];
         for (int n = 0; n < lanes; ++n) own[n] = keys + smaller(first + n, count - 1) * key_row;
+        ahead.fetch(lines);
         for (int r = 0; r < rows; ++r) {
             const typename Products::Query* query = queries + r * query_row;
             Floats products[lanes];
@@ -125,13 +121,13 @@ inline void meet_keys(const typename Products::Query* queries, int64_t query_row
 template <typename Products>
 inline void meet_keys(const typename Products::Query* queries, int64_t query_row, int rows,
                       const typename Products::Key* keys, int64_t key_row, int64_t count,
-                      int64_t depth, float* scores, int64_t score_row) {
+                      int64_t depth, float* scores, int64_t score_row, Ahead& ahead) {
     constexpr int width = Products::width;
     const auto meet = depth == 2 * width   ? meet_keys<Products, 2>
                       : depth == 4 * width ? meet_keys<Products, 4>
                       : depth == 8 * width ? meet_keys<Products, 8>
                                            : meet_keys<Products, 0>;
-    meet(queries, query_row, rows, keys, key_row, count, depth, scores, score_row);
+    meet(queries, query_row, rows, keys, key_row, count, depth, scores, score_row, ahead);
 }
 
 // Where so many rows meet the keys, turning these pays: no sums across lanes are left. (At 6 rows
@@ -142,8 +138,9 @@ constexpr int rows_of_turned_floats = lanes == 16 ? 7 : 12;
 // The same by floats, 32 (16, 8) keys at a time turned in `panel`.
 inline void meet_turned_keys(const float* queries, int64_t query_row, int rows, const Tensor& keys,
                              bool bfloat16, int64_t batch, int64_t head, Range range, int64_t depth,
-                             float* scores, int64_t score_row, float* panel) {
+                             float* scores, int64_t score_row, float* panel, Ahead& ahead) {
     for (int64_t key = range.first; key < range.end; key += panel_columns) {
+        ahead.fetch(ahead.lines(panel_columns));
         pack_panel(keys, bfloat16, batch, head, key, range.end, depth, panel);
         for (int row = 0; row < rows; row += group_rows)
             multiply_rows<2, false>((int)smaller(group_rows, rows - row), queries + row * query_row,
@@ -176,10 +173,11 @@ inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, const i
 // The same by pairs of bfloat16, 16 keys at a time turned in `panel`; query_row counts pairs.
 inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int rows,
                               const uint16_t* keys, int64_t key_row, int64_t count, int64_t depth,
-                              float* scores, int64_t score_row, int32_t* panel) {
+                              float* scores, int64_t score_row, int32_t* panel, Ahead& ahead) {
     const int64_t vectors = (depth + 31) / 32;
     const __mmask32 last = (__mmask32)(depth % 32 ? (1u << depth % 32) - 1 : 0xffffffffu);
     for (int64_t first = 0; first < count; first += lanes) {
+        ahead.fetch(ahead.lines(lanes));
         for (int64_t v = 0; v < vectors; ++v) {
             const __mmask32 part = v + 1 < vectors ? 0xffffffffu : last;
             Floats square[lanes];
@@ -216,73 +214,159 @@ inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int row
 
 #endif
 
+// sums[r, 0 .. vectors) += weights[r, :] values.
+template <int rows, int vectors>
+inline void weigh_block(const float* weights, int64_t weight_row, const float* values,
+                        int64_t value_row, int64_t count, float* sums, int64_t sums_row,
+                        Ahead& ahead, int lines) {
+    Floats own[rows][vectors] = {};
+    for (int64_t t = 0; t < count; ++t) {
+        Floats value[vectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; ++v) value[v] = load(values + t * value_row + v * lanes);
+        ahead.fetch(lines);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; ++r) {
+            const Floats weight = broadcast(weights[r * weight_row + t]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; ++v) own[r][v] += weight * value[v];
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+        for (int v = 0; v < vectors; ++v) {
+            float* to = sums + r * sums_row + v * lanes;
+            store(to, load(to) + own[r][v]);
+        }
+}
+
+template <int vectors>
+inline void weigh_rows(int rows, const float* weights, int64_t weight_row, const float* values,
+                       int64_t value_row, int64_t count, float* sums, int64_t sums_row,
+                       Ahead& ahead, int lines) {
+#define WEFT_ROWS(n)                                                                        \
+    case n:                                                                                 \
+        return weigh_block<n, vectors>(weights, weight_row, values, value_row, count, sums, \
+                                       sums_row, ahead, lines)
+    switch (rows) {
+        WEFT_ROWS(1);
+        WEFT_ROWS(2);
+        WEFT_ROWS(3);
+        WEFT_ROWS(4);
+        WEFT_ROWS(5);
+        WEFT_ROWS(6);
+#if defined(__AVX512F__) || defined(__aarch64__)
+        WEFT_ROWS(7);
+        WEFT_ROWS(8);
+#endif
+    }
+#undef WEFT_ROWS
+}
+
 // sums[r, :] += weights[r, :] values for floats. Few rows take four vectors of columns at a time:
 // values are then read once, in order.
 inline void weigh_floats(int rows, const float* weights, int64_t weight_row, const float* values,
                          int64_t value_row, int64_t count, int64_t columns, float* sums,
-                         int64_t sums_row) {
+                         int64_t sums_row, Ahead& ahead) {
+    const auto weigh = [&](auto kernel, int64_t column, int vectors) {
+        kernel(rows, weights, weight_row, values + column, value_row, count, sums + column,
+               sums_row, ahead, ahead.lines(vectors * lanes, columns));
+    };
     int64_t column = 0;
     for (; rows <= 4 && column + 4 * lanes <= columns; column += 4 * lanes)
-        multiply_rows<4, true>(rows, weights, weight_row, 1, values + column, value_row,
-                               sums + column, sums_row, count);
-    if (column < columns)
-        multiply<true>(rows, columns - column, weights, weight_row, 1, values + column, value_row,
-                       sums + column, sums_row, count);
+        weigh(weigh_rows<4>, column, 4);
+    for (; column + lanes < columns; column += 2 * lanes) weigh(weigh_rows<2>, column, 2);
+    if (column < columns) weigh(weigh_rows<1>, column, 1);
 }
 
 #if defined(WEFT_HAS_PAIRS)
 
-// sums[r, :] += weights[r, :] values for up to 8 rows and whole vectors of 32 columns. Weights are
-// pairs of terms t and 16 + t of each 32 (see store_pairs); those past `count` are 0, and their
-// values are not read.
-template <int rows>
-inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16_t* values,
-                        int64_t value_row, int64_t count, int64_t columns, float* sums,
-                        int64_t sums_row) {
-    // Interleaving two rows of values leaves columns 8 n to 8 n + 3 in one vector, 8 n + 4 to
-    // 8 n + 7 in another.
+// What interleaving two rows of values, and multiplying, leaves of 32 columns: columns 8 n to 8 n +
+// 3 in one vector, 8 n + 4 to 8 n + 7 in another.
+inline void add_interleaved(Floats low, Floats high, float* to) {
     const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     const __m512i back =
         _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int64_t column = 0; column < columns; column += 32) {
-        __m512 low[rows], high[rows];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) low[r] = high[r] = _mm512_setzero_ps();
-        for (int64_t first = 0; first < count; first += chunk_terms) {
-            const uint16_t* value = values + first * value_row + column;
-            const int32_t* pairs = weights + first / 2;
-            const int64_t left = smaller(count - first, chunk_terms);
-            for (int64_t t = 0; t < smaller(left, 16); ++t) {
-                const __m512i one = _mm512_loadu_si512(value + t * value_row);
-                const __m512i other = t + 16 < left
-                                          ? _mm512_loadu_si512(value + (t + 16) * value_row)
-                                          : _mm512_setzero_si512();
+    const __m512 a = (__m512)low, b = (__m512)high;
+    store(to, load(to) + (Floats)_mm512_permutex2var_ps(a, front, b));
+    store(to + 16, load(to + 16) + (Floats)_mm512_permutex2var_ps(a, back, b));
+}
+
+// sums[r, :] += weights[r, :] values for some rows and blocks of 32 columns. Weights are pairs of
+// terms t and 16 + t of each 32 (see store_pairs); those past `count` are 0, and their values are
+// not read. chains: sums of their own for every so many terms, so that none waits for the last.
+template <int rows, int blocks, int chains>
+inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16_t* values,
+                        int64_t value_row, int64_t count, float* sums, int64_t sums_row,
+                        Ahead& ahead, int lines) {
+    __m512 low[chains][rows][blocks], high[chains][rows][blocks];
+    for (int c = 0; c < chains; ++c)
+        for (int r = 0; r < rows; ++r)
+            for (int n = 0; n < blocks; ++n) low[c][r][n] = high[c][r][n] = _mm512_setzero_ps();
+    for (int64_t first = 0; first < count; first += chunk_terms) {
+        const uint16_t* value = values + first * value_row;
+        const int32_t* pairs = weights + first / 2;
+        const int64_t left = smaller(count - first, chunk_terms);
+        const auto add = [&](int64_t t, auto& low, auto& high, bool both) {
+            ahead.fetch(lines);
+#pragma GCC unroll 2
+            for (int n = 0; n < blocks; ++n) {
+                const uint16_t* own = value + t * value_row + n * 32;
+                const __m512i one = _mm512_loadu_si512(own);
+                const __m512i other =
+                    both ? _mm512_loadu_si512(own + 16 * value_row) : _mm512_setzero_si512();
                 const __m512bh a = (__m512bh)_mm512_unpacklo_epi16(one, other);
                 const __m512bh b = (__m512bh)_mm512_unpackhi_epi16(one, other);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; ++r) {
                     const __m512bh weight = (__m512bh)_mm512_set1_epi32(pairs[r * weight_row + t]);
-                    low[r] = _mm512_dpbf16_ps(low[r], a, weight);
-                    high[r] = _mm512_dpbf16_ps(high[r], b, weight);
+                    low[r][n] = _mm512_dpbf16_ps(low[r][n], a, weight);
+                    high[r][n] = _mm512_dpbf16_ps(high[r][n], b, weight);
                 }
             }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) {
-            float* to = sums + r * sums_row + column;
-            store(to, load(to) + (Floats)_mm512_permutex2var_ps(low[r], front, high[r]));
-            store(to + 16, load(to + 16) + (Floats)_mm512_permutex2var_ps(low[r], back, high[r]));
-        }
+        };
+        if (left == chunk_terms) {
+            for (int64_t t = 0; t < 16; t += chains)
+#pragma GCC unroll 2
+                for (int c = 0; c < chains; ++c) add(t + c, low[c], high[c], true);
+        } else
+            for (int64_t t = 0; t < smaller(left, 16); ++t) add(t, low[0], high[0], t + 16 < left);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r)
+        for (int n = 0; n < blocks; ++n) {
+            Floats a = (Floats)low[0][r][n], b = (Floats)high[0][r][n];
+            for (int c = 1; c < chains; ++c) {
+                a += (Floats)low[c][r][n];
+                b += (Floats)high[c][r][n];
+            }
+            add_interleaved(a, b, sums + r * sums_row + n * 32);
+        }
+}
+
+// The same of any number of blocks.
+template <int rows>
+inline void weigh_pairs(const int32_t* weights, int64_t weight_row, const uint16_t* values,
+                        int64_t value_row, int64_t count, int64_t columns, float* sums,
+                        int64_t sums_row, Ahead& ahead) {
+    constexpr int wide = rows <= 2 ? 2 : 1, chains = rows == 1 ? 2 : 1;
+    const auto weigh = [&](auto kernel, int64_t column, int blocks) {
+        kernel(weights, weight_row, values + column, value_row, count, sums + column, sums_row,
+               ahead, ahead.lines(2 * blocks, columns / 32));
+    };
+    int64_t column = 0;
+    for (; column + wide * 32 <= columns; column += wide * 32)
+        weigh(weigh_pairs<rows, wide, chains>, column, wide);
+    if (column < columns) weigh(weigh_pairs<rows, 1, chains>, column, 1);
 }
 
 inline void weigh_pairs(int rows, const int32_t* weights, int64_t weight_row,
                         const uint16_t* values, int64_t value_row, int64_t count, int64_t columns,
-                        float* sums, int64_t sums_row) {
+                        float* sums, int64_t sums_row, Ahead& ahead) {
 #define WEFT_ROWS(n)                                                                        \
     case n:                                                                                 \
         return weigh_pairs<n>(weights, weight_row, values, value_row, count, columns, sums, \
-                              sums_row)
+                              sums_row, ahead)
     switch (rows) {
         WEFT_ROWS(1);
         WEFT_ROWS(2);

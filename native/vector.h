@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -262,37 +263,44 @@ inline Floats hyperbolic_tangent(Floats y) {
     return magnitude < 0.625f ? near : signed_far;
 }
 
-// Turn `lanes` vectors, as rows of a square, into its columns.
-inline void transpose(Floats (&rows)[lanes]) {
-    // Four (three, two) rounds; each exchanges halves of ever wider groups between two rows.
-    // Unrolled by order: the compiler must see that the exchanges are constants.
-#pragma GCC unroll 4
-    for (int width = 1; width < lanes; width *= 2) {
-        Integers low, high;
-#pragma GCC unroll 16
-        for (int lane = 0; lane < lanes; ++lane) {
-            const bool upper = lane & width;
-            low[lane] = upper ? lanes + lane - width : lane;
-            high[lane] = upper ? lanes + lane : lane + width;
-        }
-#pragma GCC unroll 16
-        for (int row = 0; row < lanes; ++row) {
-            if (row & width) continue;
-            const Floats a = rows[row], b = rows[row + width];
+// Lanes of two vectors, in lane n that of number Source::of(n); those of the second are counted
+// from `lanes` on. The numbers are part of the type: computed in a loop, they are now and then left
+// to run time by the compiler.
+template <typename Source, int... lane>
+inline Floats chosen_lanes(Floats a, Floats b, std::integer_sequence<int, lane...>) {
 #if defined(__clang__)
-            Floats x, y;
-            for (int lane = 0; lane < lanes; ++lane) {
-                x[lane] = (lane & width) ? b[lane - width] : a[lane];
-                y[lane] = (lane & width) ? b[lane] : a[lane + width];
-            }
-            rows[row] = x;
-            rows[row + width] = y;
+    return __builtin_shufflevector(a, b, Source::of(lane)...);
 #else
-            rows[row] = __builtin_shuffle(a, b, low);
-            rows[row + width] = __builtin_shuffle(a, b, high);
+    return __builtin_shuffle(a, b, Integers{Source::of(lane)...});
 #endif
-        }
+}
+template <typename Source>
+inline Floats chosen_lanes(Floats a, Floats b) {
+    return chosen_lanes<Source>(a, b, std::make_integer_sequence<int, lanes>());
+}
+
+// Of two rows of a square the first halves of groups of lanes, or the second halves.
+template <int width, bool second>
+struct HalvesOfGroups {
+    static constexpr int of(int lane) {
+        const bool upper = lane & width;
+        return second ? (upper ? lanes + lane : lane + width)
+                      : (upper ? lanes + lane - width : lane);
     }
+};
+
+// Turn `lanes` vectors, as rows of a square, into its columns. Four (three, two) rounds; each
+// exchanges halves of ever wider groups between two rows.
+template <int width = 1>
+inline void transpose(Floats (&rows)[lanes]) {
+#pragma GCC unroll 16
+    for (int row = 0; row < lanes; ++row) {
+        if (row & width) continue;
+        const Floats a = rows[row], b = rows[row + width];
+        rows[row] = chosen_lanes<HalvesOfGroups<width, false>>(a, b);
+        rows[row + width] = chosen_lanes<HalvesOfGroups<width, true>>(a, b);
+    }
+    if constexpr (2 * width < lanes) transpose<2 * width>(rows);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET

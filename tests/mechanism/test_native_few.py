@@ -171,6 +171,54 @@ def test_neither_threads_nor_strides_change_a_bit(instruction_set: str, dtype: t
 
 
 @every_instruction_set
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [64, 96])
+@pytest.mark.parametrize(
+    ("rows", "group"), [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (3, 3), (8, 2), (2, 11), (8, 4)]
+)
+def test_every_number_of_rows_at_the_edges_of_tiles(
+    instruction_set: str, dtype: torch.dtype, depth: int, rows: int, group: int
+) -> None:
+    """Keys and values are read where they lie: what lies between their rows, and after the last
+    one, is NaN."""
+    generator = torch.Generator().manual_seed(rows)
+    for length in (1, 17, 31, 511, 545, 2600):
+        queries = torch.randn(1, group, rows, depth, generator=generator).to(dtype)
+        cache = torch.full((2, length + 64, 2 * depth + 5), math.nan, dtype=dtype)
+        cache[:, :length, 3 : depth + 3] = torch.randn(2, length, depth, generator=generator)
+        keys, values = (part[None, None, :length, 3 : depth + 3] for part in cache)
+        inputs = queries, keys, values
+        wanted = expected(inputs, {}, 5)
+        alone, output, graph = kernels(inputs, {}, 5, instruction_set)
+        half = dtype == torch.bfloat16
+        for found in (alone, output):
+            assert_close(found, wanted.output, 2e-2 if half else 4e-6, f"{length} keys")
+        assert_close(graph.lse, wanted.lse, 4e-6, f"{length} keys")
+        assert_close(graph.scores, wanted.kept_scores, 4e-6, f"{length} keys")
+        assert_close(graph.rest, wanted.rest, 2e-5 if half else 4e-6, f"{length} keys")
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_query_of_bfloat16_stays_in_its_row(instruction_set: str, bad: float) -> None:
+    """Rows are multiplied together, in tiles that have room for more than there are."""
+    generator = torch.Generator().manual_seed(1)
+    queries, keys, values = (
+        torch.randn(1, heads, n, 64, generator=generator).to(torch.bfloat16)
+        for heads, n in ((3, 7), (1, 1100), (1, 1100))
+    )
+    _, clean, clean_graph = kernels((queries, keys, values), {}, 5, instruction_set)
+    queries[0, 1, 3, 3] = bad
+    _, output, graph = kernels((queries, keys, values), {}, 5, instruction_set)
+    other = torch.ones(1, 3, 7, dtype=torch.bool)
+    other[0, 1, 3] = False
+    assert output[0, 1, 3].isnan().all()
+    assert torch.equal(output[other], clean[other])
+    assert torch.equal(graph.lse[other], clean_graph.lse[other])
+    assert torch.equal(graph.keys[other], clean_graph.keys[other])
+
+
+@every_instruction_set
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 100, 1500])
 @pytest.mark.parametrize("values", [2, 3, 40])
 def test_equal_scores_go_to_the_lower_key(instruction_set: str, k: int, values: int) -> None:
