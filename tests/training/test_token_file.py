@@ -101,6 +101,17 @@ def test_spaces_that_a_tokenizer_takes_off_an_end_are_no_border(
     assert TokenFile.of_text(text, vocabulary).ids.tolist() == whole
 
 
+def test_lines_without_spaces_are_cut_at_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "_PART", 1_000)
+    text = "日本語の文章には空白がない。\n" * 500
+    vocabulary = Vocabulary.of_characters([text])
+    sizes = [len(part) for part in parts_of(text, vocabulary)]
+    assert sum(sizes) == len(text)
+    assert max(sizes[:-1]) < 1_100
+    whole = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    assert TokenFile.of_text(text, vocabulary).ids.tolist() == whole
+
+
 def test_a_stretch_without_a_border_is_one_part_and_the_rest_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,9 +20,10 @@ __all__ = ["TokenFile", "digest_of", "parts_of"]
 
 #: Characters of a part that is tokenised at once, and parts of one call, which share the cores.
 _PART, _PARTS = 1 << 18, 8
-#: Where a text may be cut: before a single space that follows a word. (Before more of them, the
-#: characters around the border may be nothing but spaces, which some tokenizers take off an end.)
-_BORDER = re.compile(r"(?<=\w)\s(?=\S)")
+#: Where a text may be cut: before a single space that follows a word, or the end of a line. (Before
+#: more of them, the characters around the border may be nothing but spaces, which some tokenizers
+#: take off an end.)
+_BORDER = re.compile(r"(?<=\w)\s(?=\S)|(?<=\S)\n(?=\S)")
 #: Characters before and after a border that show whether it changes tokens, and borders tried.
 _AROUND, _TRIED = 200, 64
 
