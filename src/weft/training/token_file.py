@@ -63,8 +63,9 @@ class TokenFile:
         kind = np.dtype(np.uint16 if largest < 1 << 16 else np.uint32)
         count, digest = 0, hashlib.sha256()
         parts = parts_of(text, vocabulary)
+        remedy = "Free some space, or set TMPDIR to a folder that has more."
         with (
-            disk_errors(f"token ids in {tempfile.gettempdir()}"),
+            disk_errors(f"token ids in {tempfile.gettempdir()}", remedy),
             tempfile.TemporaryFile(prefix="weft-tokens-") as file,
         ):
             while some := list(islice(parts, _PARTS)):
