@@ -54,33 +54,38 @@ struct ColumnSoftmax {
         return multiply_subtract(any_moved ? scores - moved : scores, log2_of_e, level);
     }
 
-    float lse(int64_t lane) const {
+    Floats lse() const {
         // What rounding took from the level is known exactly.
-        const float lost = fused_multiply_add && moved[lane] == 0
-                               ? __builtin_fmaf(base[lane], log2_of_e, -level[lane])
-                               : 0.0f;
-        return total[lane] == 0 ? -infinity
-                                : base[lane] + (__builtin_logf(total[lane]) - lost * log_of_2);
+        Floats lost{};
+        if (fused_multiply_add)
+            lost = moved == 0.0f ? multiply_subtract(base, log2_of_e, level) : lost;
+        const Floats found = base + (natural_log(total) - lost * log_of_2);
+        return total == 0.0f ? broadcast(-infinity) : found;
     }
 
     // Of one key it is 0, not what rounding leaves of a difference.
-    float entropy(int64_t lane, int64_t keys) const {
-        const float logarithm = __builtin_logf(total[lane]);
-        const float found = (total[lane] * logarithm - moment[lane] * log_of_2) * inverse[lane];
-        return total[lane] == 0 || keys == 1 || found < 0 ? 0.0f : found;
+    Floats entropy(int64_t keys) const {
+        const Floats found = (total * natural_log(total) - moment * log_of_2) * inverse;
+        return (total == 0.0f) | (found < 0.0f) | (keys == 1 ? -1 : 0) ? Floats{} : found;
     }
 };
 
 // Scale the scores of one vector of queries. Element [key * panel_columns + lane] is a query's
 // score with a key. Returns the highest.
 inline Floats scale_columns(float* scores, int64_t keys, float scale) {
-    Floats highest = broadcast(-infinity);
-    for (int64_t j = 0; j < keys; ++j) {
+    // Four maxima at a time: one would wait for itself.
+    Floats highest[4];
+    for (Floats& one : highest) one = broadcast(-infinity);
+    const auto look = [&](int64_t j, int n) {
         const Floats scaled = load(scores + j * panel_columns) * scale;
         store(scores + j * panel_columns, scaled);
-        highest = maximum(scaled, highest);
-    }
-    return highest;
+        highest[n] = maximum(scaled, highest[n]);
+    };
+    int64_t j = 0;
+    for (; j + 4 <= keys; j += 4)
+        for (int n = 0; n < 4; ++n) look(j + n, n);
+    for (; j < keys; ++j) look(j, 0);
+    return maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3]));
 }
 
 // Their scores to normalised weights.
@@ -106,11 +111,11 @@ inline void weigh_columns(float* scores, int64_t keys, ColumnSoftmax& softmax) {
 
 // The strongest edges of one vector of queries, as they are given for rows from `at` on: keys and
 // scores first, while there are scores.
-inline void find_edges(const Call& call, const float* scores, Range seen, const ShortSpace& space,
-                       int64_t queries) {
+inline void find_edges(const Call& call, const float* scores, Floats highest, Range seen,
+                       const ShortSpace& space, int64_t queries) {
     const ColumnSpace& columns = space.columns;
     const int64_t keys = seen.end - seen.first;
-    unsigned wrong = strongest_of_columns(scores, keys, call.kept, columns);
+    unsigned wrong = strongest_of_columns(scores, keys, highest, call.kept, columns);
     for (; wrong; wrong &= wrong - 1) {
         const int64_t lane = __builtin_ctz(wrong);
         if (lane >= queries) break;
@@ -130,7 +135,7 @@ inline void find_edges(const Call& call, const float* scores, Range seen, const 
             columns.keys[n * lanes + lane] = its_keys[n];
         }
     }
-    for (int64_t r = 0; r < call.kept; ++r) {
+    for (int64_t r = 0; r < call.kept && seen.first; ++r) {
         const Integers place = load(columns.keys + r * lanes);
         store(columns.keys + r * lanes, place < 0 ? place : place + (int32_t)seen.first);
     }
@@ -147,14 +152,10 @@ inline void write_graph(const Call& call, const ColumnSoftmax& softmax, int64_t 
         mass += weight;
         store(columns.weights + r * lanes, weight);
     }
-    for (int64_t lane = 0; lane < queries; ++lane) {
-        call.entropy[at + lane] = softmax.entropy(lane, keys);
-        const float whole =
-            softmax.total[lane] == 0 ? 0.0f : softmax.inverse[lane] * softmax.total[lane];
-        const float rest = whole - mass[lane];
-        call.rest[at + lane] = rest < 0 ? 0.0f : rest;
-        call.count[at + lane] = (int32_t)keys;
-    }
+    const Floats rest = softmax.inverse * softmax.total - mass;
+    store_part(call.entropy + at, softmax.entropy(keys), queries);
+    store_part(call.rest + at, (softmax.total == 0.0f) | (rest < 0.0f) ? Floats{} : rest, queries);
+    store_part(call.count + at, broadcast((int32_t)keys), queries);
     if (!call.kept) return;
     write_columns(columns.scores, call.kept, queries, call.kept_scores + at * call.kept);
     write_columns(columns.weights, call.kept, queries, call.kept_weights + at * call.kept);
@@ -167,16 +168,16 @@ inline void write_graph(const Call& call, const ColumnSoftmax& softmax, int64_t 
 inline void softmax_columns(const Call& call, float* scores, Range seen, const ShortSpace& space,
                             int64_t at, int64_t queries) {
     const int64_t keys = seen.end - seen.first;
-    ColumnSoftmax softmax(scale_columns(scores, keys, call.scale));
-    if (call.kept) find_edges(call, scores, seen, space, queries);
+    const Floats highest = scale_columns(scores, keys, call.scale);
+    ColumnSoftmax softmax(highest);
+    if (call.kept) find_edges(call, scores, highest, seen, space, queries);
     if (call.entropy)
         softmax.any_moved ? weigh_columns<true, true>(scores, keys, softmax)
                           : weigh_columns<true, false>(scores, keys, softmax);
     else
         softmax.any_moved ? weigh_columns<false, true>(scores, keys, softmax)
                           : weigh_columns<false, false>(scores, keys, softmax);
-    for (int64_t lane = 0; lane < queries && call.lse; ++lane)
-        call.lse[at + lane] = softmax.lse(lane);
+    if (call.lse) store_part(call.lse + at, softmax.lse(), queries);
     if (call.entropy) write_graph(call, softmax, keys, space.columns, at, queries);
 }
 

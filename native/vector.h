@@ -77,7 +77,7 @@ inline Integers first_integers() {
     return x;
 }
 
-// Elementwise maximum; where either is NaN, the second.
+// Elementwise maximum, and minimum; where either is NaN, the second.
 inline Floats maximum(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -87,6 +87,18 @@ inline Floats maximum(Floats a, Floats b) {
     return (Floats)_mm_max_ps((__m128)a, (__m128)b);
 #else
     return a > b ? a : b;
+#endif
+}
+
+inline Floats minimum(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (Floats)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return a < b ? a : b;
 #endif
 }
 
@@ -261,6 +273,19 @@ inline Floats hyperbolic_tangent(Floats y) {
     const Floats far = 1.0f - 2.0f / (exponential(bounded + bounded) + 1.0f);
     const Floats signed_far = y < 0.0f ? -far : far;
     return magnitude < 0.625f ? near : signed_far;
+}
+
+// The natural logarithm of positive numbers, to two units of the last place, and of infinity and
+// NaN: x = 2^e m with m between sqrt 1/2 and sqrt 2, and log m = 2 artanh((m - 1) / (m + 1)).
+inline Floats natural_log(Floats x) {
+    constexpr int32_t root_of_half = 0x3f3504f3;
+    const Integers e = ((Integers)x - root_of_half) >> 23;
+    const Floats m = (Floats)((Integers)x - (e << 23));
+    const Floats t = (m - 1.0f) / (m + 1.0f), u = t * t;
+    const Floats series = 2.0f / 3 + u * (2.0f / 5 + u * (2.0f / 7 + u * (2.0f / 9)));
+    const Floats exponent = __builtin_convertvector(e, Floats);
+    const Floats found = exponent * log_of_2 + (2.0f * t + t * u * series);
+    return x < infinity ? found : x;
 }
 
 // Lanes of two vectors, in lane n that of number Source::of(n); those of the second are counted

@@ -64,3 +64,46 @@ def test_a_bad_query_of_a_short_sequence_stays_in_its_row(
     assert found[0, 1, 7].isnan().all()
     found[0, 1, 7] = clean[0, 1, 7]
     assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("length", [5, 33, 128])
+@pytest.mark.parametrize("k", [1, 7, 32])
+def test_the_strongest_of_short_rows_are_in_order(
+    instruction_set: str, length: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros of both signs, smallest and largest numbers, last bits, ties: by score, then
+    by key. What is sorted is a part of a score's bits and its place."""
+    prepare = native_call.prepare
+    chosen = lambda call: replace(prepare(call), instruction_set=instruction_set)  # noqa: E731
+    monkeypatch.setattr(native, "prepare", chosen)
+    generator = torch.Generator().manual_seed(length + k)
+    random = torch.randn(length, generator=generator)
+    places = torch.arange(length)
+    kinds = {
+        "normal": random,
+        "zeros": torch.where(places % 2 == 0, 0.0, -0.0),
+        "zeros and smallest": torch.where(places % 3 == 0, -0.0, random.sign() * 2e-38),
+        "smallest differences": torch.where(random > 0, 1.5e-38, 1.6e-38),
+        "ties": (random * 2).round(),
+        "last bits": 1 + 1e-7 * torch.randperm(length, generator=generator),
+        "last bits, negative": -1 - 1e-7 * torch.randperm(length, generator=generator),
+        "far from 0": 1e6 + torch.randperm(length, generator=generator),
+        "largest": random.sign() * torch.where(places % 2 == 0, 3.4e38, 2e38),
+        "all sizes": random.sign() * 10.0 ** (random * 12).clamp(-36, 37),
+        "minus infinity": torch.where(places % 4 == 0, -math.inf, random),
+        "low beside minus infinity": torch.where(places % 2 == 0, -math.inf, -2e38),
+    }
+    for name, scores in kinds.items():
+        keys, ones = scores.reshape(1, 1, length, 1), torch.ones(1, 1, 40, 1)
+        values = torch.ones(1, 1, length, 16)
+        with torch.no_grad():
+            _, graph = weft.attend(
+                ones, keys, values, scale=1.0, keep=weft.Top(k), backend="native"
+            )
+        found = graph.keys[0, 0, 17]
+        edges = [j for j in range(length) if scores[j] > -math.inf]
+        order = sorted(edges, key=lambda j: (-float(scores[j]), j))[:k]
+        assert found[: len(order)].tolist() == order, name
+        assert found[len(order) :].eq(-1).all(), name
+        assert torch.equal(graph.scores[0, 0, 17, : len(order)], scores[order]), name
