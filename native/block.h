@@ -17,19 +17,19 @@ namespace WEFT_INSTRUCTION_SET {
 struct Block {
     float* queries;                 // (rows, depth), scaled
     int64_t tile_width, score_row;  // keys of a tile; scores from one row to the next
-    float* scores;       // (rows, score_row); where pairs are multiplied, one stripe of rows
-    float* sums;         // (rows, sums_row): weighted values so far
-    float* relation;     // (rows, table_row): relative scores by distance, or nullptr
-    float* by_distance;  // (rows, table_row): weights summed by distance, or nullptr
-    float* key_panel;    // the key table as panels
-    float* value_table;  // the value table in whole vectors
+    float* scores;                  // (rows, score_row); where pairs are multiplied, of two stripes
+    float* sums;                    // (rows, sums_row): weighted values so far
+    float* relation;                // (rows, table_row): relative scores by distance, or nullptr
+    float* by_distance;             // (rows, table_row): weights summed by distance, or nullptr
+    float* key_panel;               // the key table as panels
+    float* value_table;             // the value table in whole vectors
     Running running[most_queries];
     Range visible[most_queries];
     int32_t count[most_queries];
     Candidates candidates[most_queries];
     int64_t sums_row, table_row, capacity;
     int32_t* query_tiles;   // where pairs are multiplied: the queries
-    int32_t* weight_tiles;  // and the exponentials of one stripe
+    int32_t* weight_tiles;  // and the weights of two stripes
     float factor;           // of the scores after the product; 1 where the queries are scaled
     int64_t batch, head, first_query;
     int rows;
@@ -66,7 +66,7 @@ inline Block* lay_out_block(const Call& call, Workspace& space) {
     if (uses_pairs(call)) {
         b.query_tiles = space.take<int32_t>(queries / 16 * (round_up(call.depth, 32) / 32) *
                                             splits_of(call) * tile_cells);
-        b.weight_tiles = space.take<int32_t>(stripe_rows / 16 * (b.tile_width / 32) *
+        b.weight_tiles = space.take<int32_t>(2 * stripe_rows / 16 * (b.tile_width / 32) *
                                              splits_of(call) * tile_cells);
     }
 #endif
@@ -126,10 +126,14 @@ inline void begin_block(const Call& call, Block& block, int64_t b, int64_t h, in
     }
 }
 
-// Give a tile's scores, from this row of the block on, the place where their powers can wait.
-inline void take_place(Block& block, int64_t tile, int row) {
+// Where the powers of a tile's scores can wait, from this row of the block on.
+inline float* place_of(const Block& block, int64_t tile, int row) {
     const Waiting& waiting = block.waiting;
-    block.scores = waiting.powers + (tile * waiting.rows + row) * block.score_row;
+    return waiting.powers + (tile * waiting.rows + row) * block.score_row;
+}
+
+inline void take_place(Block& block, int64_t tile, int row) {
+    block.scores = place_of(block, tile, row);
 }
 
 inline void begin_tile(Block& block, Range tile) {
@@ -142,12 +146,13 @@ inline void begin_tile(Block& block, Range tile) {
     ++waiting.tiles;
 }
 
-// Show a row a score that may be its highest: what it has summed so far follows its level.
-inline void raise_row(Block& block, int row, float higher) {
+// Show a row a score that may be its highest: what it has summed so far follows its level. tile:
+// the number of the tile, where it is asked what keys receive.
+inline void raise_row(Block& block, int row, float higher, int64_t tile) {
     const float factor = block.running[row].raise(higher);
     if (factor == 1.0f) return;
     const Waiting& waiting = block.waiting;
-    if (waiting.powers) waiting.raised[(waiting.tiles - 1) * waiting.rows + row] = factor;
+    if (waiting.powers) waiting.raised[tile * waiting.rows + row] = factor;
     float* sums = block.sums + row * block.sums_row;
     for (int64_t d = 0; d < block.sums_row; d += lanes) store(sums + d, load(sums + d) * factor);
     if (block.by_distance)

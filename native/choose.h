@@ -21,8 +21,10 @@ namespace WEFT_INSTRUCTION_SET {
 // Queries that the keys stream past together.
 constexpr int block_queries = 8 * group_rows;
 // Where pairs are multiplied the products are so fast that reading the keys from memory would
-// bound them: more queries share each tile of keys.
-constexpr int most_queries = 2 * block_queries;
+// bound them: more queries share each tile of keys; most where each key is three numbers, and there
+// are blocks enough.
+constexpr int most_queries = 4 * block_queries;
+constexpr int64_t many_blocks = 64;
 
 // Keys of a tile: usually, of plain attention by pairs, and where edges are kept by pairs.
 constexpr int64_t usual_tile = 512;
@@ -89,7 +91,11 @@ inline bool uses_pairs(const Call& call) {
 }
 
 inline int queries_of_block(const Call& call) {
-    return uses_pairs(call) ? most_queries : block_queries;
+    if (!uses_pairs(call)) return block_queries;
+    // Enough blocks for many threads; what waits for a block should stay near.
+    const int64_t blocks = call.batch * call.heads * (call.queries_count / most_queries);
+    return call.bfloat16 || call.received || blocks < many_blocks ? 2 * block_queries
+                                                                  : most_queries;
 }
 
 // Keys of a tile in the forward pass. Each row pays for each tile, most for its candidates, so that

@@ -36,10 +36,10 @@ inline void hide_outside(float* scores, Range keys, Range area) {
 
 // One row of a tile before its exponentials: rules, candidates, maximum. `keys`: what the row sees
 // of the tile, not empty. `area`: whole vectors around it, whose hidden scores become -infinity.
-// `tile_scores`: the row's scores from the tile's first key on.
+// `tile_scores`: the row's scores from the tile's first key on. place: see raise_row.
 template <bool with_statistics>
 inline void prepare_row(const Call& call, Block& block, int row, Range keys, Range area, Range tile,
-                        float* tile_scores, bool rules) {
+                        float* tile_scores, bool rules, int64_t place) {
     float* scores = tile_scores - tile.first;  // by key
     if (rules)
         apply_rules(call, block.batch, block.head, block.first_query + row, keys,
@@ -47,16 +47,18 @@ inline void prepare_row(const Call& call, Block& block, int row, Range keys, Ran
                     scores + keys.first);
     hide_outside(scores, keys, area);
     const int64_t vectors = (area.end - area.first) / lanes;
-    float highest;
+    if (with_statistics) block.count[row] += keys_seen(call, keys, scores + keys.first);
     if (with_statistics && call.kept) {
         float guess = block.guess * block.norms[row];
-        highest = add_candidates(block.candidates[row], call.kept, block.capacity,
-                                 scores + area.first, vectors, (int32_t)area.first, guess);
+        const float highest =
+            add_candidates(block.candidates[row], call.kept, block.capacity, scores + area.first,
+                           vectors, (int32_t)area.first, guess);
         block.guess = guess / block.norms[row];
-    } else
-        highest = highest_of(scores + area.first, vectors);
-    if (with_statistics) block.count[row] += keys_seen(call, keys, scores + keys.first);
-    raise_row(block, row, highest);
+        return raise_row(block, row, highest, place);
+    }
+    const Floats highest = highest_lanes(scores + area.first, vectors);
+    if (lanes_above(highest, broadcast(block.running[row].limit())))
+        raise_row(block, row, largest(highest), place);
 }
 
 // A range widened to whole multiples of `unit` keys, counted from the start of the tile.
@@ -76,7 +78,8 @@ inline void softmax_row(const Call& call, Block& block, int row, Range group, Ra
         return;
     }
     const Range area = widened(keys, tile, lanes);
-    prepare_row<with_statistics>(call, block, row, keys, area, tile, scores + tile.first, rules);
+    prepare_row<with_statistics>(call, block, row, keys, area, tile, scores + tile.first, rules,
+                                 block.waiting.tiles - 1);
     exponentiate<with_statistics>(block.running[row], scores + area.first,
                                   (area.end - area.first) / lanes);
     if (block.by_distance)

@@ -1,8 +1,8 @@
 // Streaming attention where products of bfloat16 pairs are faster: as forward.h, with tiles of
-// pairs for the two products. Each stripe of rows takes a tile on the shorter path of
-// stripe_plain.h where it may, and on that of stripe_pairs.h where not.
+// pairs for the two products.
 #pragma once
 
+#include "stripe_beside.h"
 #include "stripe_plain.h"
 
 #if defined(WEFT_HAS_PAIRS)
@@ -41,6 +41,27 @@ inline bool pack_pairs(const Call& call, int64_t b, int64_t kv_head, Range range
     return splits == 1 || (finite_keys && finite_values);
 }
 
+// Let every tile of keys pass a block of queries, a stripe of rows at a time.
+template <int splits, bool with_statistics>
+inline void stream_stripes(const Call& call, Block& block, const PackedKeys& keys) {
+    if constexpr (splits > 1) {
+        StripesInTurn<with_statistics> stripes(call, block, keys);
+        stream_tiles(block, [&](Range tile) {
+            for (int row = 0; row < block.rows; row += stripe_rows) stripes.pass(tile, row);
+        });
+        stripes.finish();
+    } else
+        stream_tiles(block, [&](Range tile) {
+            for (int row = 0; row < block.rows; row += stripe_rows) {
+                if (call.received) take_place(block, block.waiting.tiles - 1, row);
+                if (sees_whole_tile(call, block, row, tile))
+                    pass_whole_tile<with_statistics>(call, block, keys, tile, row);
+                else
+                    pass_stripe<with_statistics>(call, block, keys, tile, row);
+            }
+        });
+}
+
 // One block of queries from beginning to end. Returns false, with nothing done, where a query is
 // not finite and its numbers would be cut.
 template <int splits>
@@ -53,18 +74,10 @@ inline bool forward_block_pairs(const Call& call, Block& block, int64_t b, int64
                                           round_up(block.rows, 16), call.depth,
                                           exact ? call.scale : 1.0f, block.query_tiles);
     if (splits > 1 && !finite) return false;
-    stream_tiles(block, [&](Range tile) {
-        for (int row = 0; row < block.rows; row += stripe_rows) {
-            if (call.received) take_place(block, block.waiting.tiles - 1, row);
-            if (splits == 1 && sees_whole_tile(call, block, row, tile))
-                call.entropy ? pass_whole_tile<true>(call, block, keys, tile, row)
-                             : pass_whole_tile<false>(call, block, keys, tile, row);
-            else if (call.entropy)
-                pass_stripe<splits, true>(call, block, keys, tile, row);
-            else
-                pass_stripe<splits, false>(call, block, keys, tile, row);
-        }
-    });
+    if (call.entropy)
+        stream_stripes<splits, true>(call, block, keys);
+    else
+        stream_stripes<splits, false>(call, block, keys);
     finish_block(call, block);
     return true;
 }

@@ -86,6 +86,9 @@ struct Running {
     // The log-sum-exp of scores whose powers sum to e^logarithm.
     float log_sum(float logarithm) const { return maximum + (logarithm - lost() * log_of_2); }
 
+    // What exponents_near subtracts. A row that has seen nothing but minus infinity has no level.
+    float base() const { return level == -infinity ? 0.0f : fused_multiply_add ? level : maximum; }
+
 private:
     // What rounding took from the level: known exactly.
     float lost() const {
@@ -101,9 +104,6 @@ private:
         volatile float kept = x;
         return kept;
     }
-
-    // A row that has seen nothing but minus infinity has no level to subtract.
-    float base() const { return level == -infinity ? 0.0f : fused_multiply_add ? level : maximum; }
 };
 
 // Exponents for the moment: hidden keys weigh 0, but 0 times minus infinity is NaN.
@@ -116,6 +116,13 @@ inline Running brought_near(const Running& row, float* scores, int64_t vectors) 
     for (int64_t v = 0; v < vectors; ++v)
         store(scores + v * lanes, load(scores + v * lanes) - row.maximum);
     return row.near();
+}
+
+// The same, but only what is then subtracted from the exponents of these scores.
+inline float base_near(const Running& row, float* scores, int64_t vectors) {
+    if (__builtin_expect(!row.far(), true)) return row.base();
+    brought_near(row, scores, vectors);
+    return 0.0f;
 }
 
 // Replace whole vectors of scores by their powers, and add them to the row: first among themselves,

@@ -30,7 +30,7 @@ inline void raise_rows(const Call& call, Block& block, int first_row) {
                 store(scores + j, load(scores + j) * block.factor);
         const Floats highest = highest_lanes(scores, plain_tile / lanes);
         if (lanes_above(highest, broadcast(block.running[row].limit())))
-            raise_row(block, row, largest(highest));
+            raise_row(block, row, largest(highest), block.waiting.tiles - 1);
     }
 }
 
@@ -38,7 +38,7 @@ inline void raise_rows(const Call& call, Block& block, int first_row) {
 template <bool with_statistics>
 inline void pass_whole_tile(const Call& call, Block& block, const PackedKeys& keys, Range tile,
                             int first_row) {
-    multiply_scores<1>(call, block, keys, tile, tile, first_row, true);
+    multiply_scores<1>(call, block, keys, tile, first_row, true, block.scores);
     raise_rows(call, block, first_row);
     int32_t* weights = reinterpret_cast<int32_t*>(block.scores);
     constexpr int64_t step = chunk_terms / 2;  // they take the place of the scores

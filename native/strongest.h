@@ -179,16 +179,19 @@ inline void cut_candidates(Candidates& row, int64_t k, int64_t slack) {
     row.all_above = cut.ties == 0;
 }
 
-// What one scan of a row's new scores finds: the highest, and which lie above a bound, one bit
-// each.
+// What one scan of a row's new scores finds: the highest, lane by lane, and which lie above a
+// bound, one bit each.
 struct Scan {
-    float highest;
+    Floats highest;
+    float bound;
+    bool first;  // whether these are the row's first scores, and the bound a guess
     int64_t count;
     alignas(64) uint8_t above[longest_tile / 8];
 };
 
-inline void scan(const float* scores, int64_t vectors, float bound, Scan& seen) {
-    const Floats limit = broadcast(bound);
+// Look at a row's new scores.
+inline void scan(const float* scores, int64_t vectors, Scan& seen) {
+    const Floats limit = broadcast(seen.bound);
     // Four maxima at a time: one would wait for itself.
     Floats best[4];
     for (Floats& one : best) one = broadcast(-infinity);
@@ -210,10 +213,10 @@ inline void scan(const float* scores, int64_t vectors, float bound, Scan& seen) 
     for (; v + 4 <= vectors; v += 4)
         for (int n = 0; n < 4; ++n) look(v + n, n);
     for (int n = 0; v < vectors; ++v, ++n) look(v, n);
-    seen.highest = largest(maximum(maximum(best[0], best[1]), maximum(best[2], best[3])));
-    seen.count = 0;
+    seen.highest = maximum(maximum(best[0], best[1]), maximum(best[2], best[3]));
     const int64_t bytes = (vectors * lanes + 7) / 8;
     for (int64_t n = bytes; n % 8; ++n) seen.above[n] = 0;
+    seen.count = 0;
     for (int64_t n = 0; n < bytes; n += 8) {
         uint64_t some;
         std::memcpy(&some, seen.above + n, 8);
@@ -262,39 +265,51 @@ inline void append_seen(const Scan& seen, const float* scores, int64_t vectors, 
 #endif
 }
 
-// Show a row some new scores: `vectors` whole vectors, hidden keys at minus infinity, the first
-// of key first_key. `guess`: a bound that little more than k scores of the row before exceeded;
-// updated; it only saves time. Returns the highest score.
+// Before a row's new scores are scanned: `vectors` whole vectors, hidden keys at minus infinity.
+// `guess`: a bound that little more than k scores of the row before exceeded; it only saves time.
+inline void begin_scan(Candidates& row, int64_t k, int64_t capacity, int64_t vectors, float guess,
+                       Scan& seen) {
+    if (row.number > k + cut_slack(k) + spare_room || row.number + vectors * lanes > capacity)
+        cut_candidates(row, k, cut_slack(k));
+    seen.first = row.number == 0 && vectors * lanes > most_by_guess(k);
+    seen.bound = seen.first ? guess : row.threshold;
+}
+
+// Take the candidates that a scan saw; the first score is of key first_key. Updates the guess.
 //
 // The first scores of a row are held against the guess: where at least k exceed it, and not many
 // more, it is as good a threshold as one that is looked for.
-inline float add_candidates(Candidates& row, int64_t k, int64_t capacity, const float* scores,
+inline void take_candidates(Candidates& row, int64_t k, const Scan& seen, const float* scores,
                             int64_t vectors, int32_t first_key, float& guess) {
-    Scan seen;
-    if (row.number > k + cut_slack(k) + spare_room || row.number + vectors * lanes > capacity)
-        cut_candidates(row, k, cut_slack(k));
-    const bool first = row.number == 0 && vectors * lanes > most_by_guess(k);
-    scan(scores, vectors, first ? guess : row.threshold, seen);
-    if (first) {
-        const float wanted = rough_log((float)wanted_by_guess(k));
+    if (seen.first) {
+        const float wanted = rough_log((float)wanted_by_guess(k)), highest = largest(seen.highest);
         if (seen.count >= k && seen.count <= most_by_guess(k)) {
-            row.threshold = guess;
+            row.threshold = seen.bound;
             const float counted = rough_log((float)seen.count);
-            const float fall = (seen.highest - guess) / larger_of(counted - exponent_bias, 1.0f);
-            guess += 0.5f * fall * (counted - wanted);
+            const float fall = (highest - seen.bound) / larger_of(counted - exponent_bias, 1.0f);
+            guess = seen.bound + 0.5f * fall * (counted - wanted);
         } else {
             const Cut cut = find_cut(scores, vectors, least_of_first_cut(k), slack_of_first_cut(k),
-                                     guess, seen.highest, -infinity, vectors * lanes);
+                                     seen.bound, highest, -infinity, vectors * lanes);
             row.number = apply_cut(cut, scores, nullptr, first_key, vectors, row.scores, row.keys);
             if (row.number >= k) {
                 guess = row.threshold = cut.above;
                 row.all_above = cut.ties == 0;
             }
-            return seen.highest;
+            return;
         }
     }
     append_seen(seen, scores, vectors, first_key, row);
-    return seen.highest;
+}
+
+// All of it. Returns the highest score.
+inline float add_candidates(Candidates& row, int64_t k, int64_t capacity, const float* scores,
+                            int64_t vectors, int32_t first_key, float& guess) {
+    Scan seen;
+    begin_scan(row, k, capacity, vectors, guess, seen);
+    scan(scores, vectors, seen);
+    take_candidates(row, k, seen, scores, vectors, first_key, guess);
+    return largest(seen.highest);
 }
 
 }  // namespace WEFT_INSTRUCTION_SET
