@@ -1,7 +1,9 @@
 """Claim: a matrix unit (AMX) that rests for half a microsecond takes a quarter of one to wake.
 
-Why native/whole_tiles.h keeps it awake. No peer: the last lines give nanoseconds against a unit
-that did not rest. Compiles matrix_unit.cpp with the C++ compiler (CXX, or c++).
+Why native/stripe_plain.h keeps it awake. No peer: these lines give nanoseconds against a unit that
+did not rest. The last two: beside its products vectors multiply and add at half their speed, but
+lose little of what is no multiply-add (decision 38). Compiles matrix_unit.cpp with the C++ compiler
+(CXX, or c++).
 
     python benchmarks/bench_matrix_unit.py
 """

@@ -1,4 +1,5 @@
-// What the matrix unit (AMX) of one core does: products a second, and what it costs to let it rest.
+// What the matrix unit (AMX) of one core does: products a second, what it costs to let it rest, and
+// what vectors lose beside it.
 // Run by bench_matrix_unit.py. Times are medians of many repeats.
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -75,6 +76,42 @@ double after_rest(double rest) {
     });
 }
 
+#define FOUR(operation, a, b, c, d)                                                       \
+    asm volatile(operation "%%zmm" #a "\n" operation "%%zmm" #b "\n" operation "%%zmm" #c \
+                           "\n" operation "%%zmm" #d::)
+#define SIXTEEN(operation)           \
+    FOUR(operation, 16, 17, 18, 19); \
+    FOUR(operation, 20, 21, 22, 23); \
+    FOUR(operation, 24, 25, 26, 27); \
+    FOUR(operation, 28, 29, 30, 31)
+
+enum Vectors { none, multiply_adds, additions };
+
+// Nanoseconds of 128 operations of 16 numbers each, with or without four products beside them.
+double vectors(Vectors kind, bool products) {
+    constexpr int times = 200;
+    return median(200, [=] {
+        asm volatile("vpxord %%zmm0, %%zmm0, %%zmm0" ::);
+        const double start = now();
+        for (int n = 0; n < times; ++n) {
+            if (products) {
+                MULTIPLY(0, 4, 6);
+                MULTIPLY(1, 4, 7);
+                MULTIPLY(2, 5, 6);
+                MULTIPLY(3, 5, 7);
+            }
+            for (int part = 0; part < 8; ++part) {
+                if (kind == multiply_adds) {
+                    SIXTEEN("vfmadd213ps %%zmm0, %%zmm0, ");
+                } else if (kind == additions) {
+                    SIXTEEN("vpaddd %%zmm0, %%zmm0, ");
+                }
+            }
+        }
+        return (now() - start) / times;
+    });
+}
+
 }  // namespace
 
 int main() {
@@ -104,5 +141,11 @@ int main() {
     for (const double rest : {200.0, 400.0, 500.0, 600.0, 800.0, 2000.0})
         std::printf("after %4.0f ns of rest: 16 products take %3.0f ns more\n", rest,
                     after_rest(rest) - awake);
+    vectors(multiply_adds, true);
+    const double four = vectors(none, true);
+    for (const Vectors kind : {multiply_adds, additions})
+        std::printf("128 %s of 16 numbers: %.0f ns, beside 4 products (%.0f ns) %.0f ns\n",
+                    kind == multiply_adds ? "multiply-adds" : "additions of whole numbers",
+                    vectors(kind, false), four, vectors(kind, true));
     asm volatile("tilerelease");
 }

@@ -4,8 +4,9 @@
 //     short        is_short: one small tile, 32 edges of a row at most     forward_short.h
 //     few          is_few: as in a step of decoding                        few_block.h
 //     pairs        uses_pairs: products of bfloat16 pairs pay              forward_pairs.h
-//       plain      of these, is_plain: tiles that a stripe sees whole      stripe_plain.h
+//       plain      of bfloat16, is_plain: tiles that a stripe sees whole   stripe_plain.h
 //       any other  its other tiles, and those of other calls               stripe_pairs.h
+//       beside     of float32: the softmax beside the products             stripe_beside.h
 //     floats       every other call; and pairs that would not be finite    forward.h
 //
 // The backward pass: pairs where backward_uses_pairs says so (backward_factors.h), in

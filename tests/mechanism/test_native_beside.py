@@ -1,0 +1,146 @@
+"""Float32 calls large enough for a matrix unit, where rows of one stripe are worked on beside the
+products of others: blocks of one, two and eight stripes, whole and in part, against float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft.mechanism.backends import native
+from weft.mechanism.backends import native_request as native_call
+
+pytestmark = pytest.mark.skipif(
+    not native.instruction_sets(), reason="built without the native kernels"
+)
+every_instruction_set = pytest.mark.parametrize("instruction_set", native.instruction_sets())
+
+MASKS: dict[str, Callable[[int, int], weft.Mask | None]] = {
+    "none": lambda queries, keys: None,
+    "causal": lambda queries, keys: weft.causal(offset=keys - queries),
+    "window": lambda queries, keys: weft.window(150, 20),
+    "band past a stripe": lambda queries, keys: weft.window(16, 0),
+    "cells": lambda queries, keys: (
+        torch.arange(queries)[:, None] % 7 != torch.arange(keys)[None, :] % 7
+    ),
+}
+#: batch, heads, queries, keys, depth. 64 blocks of 256 queries are the least that have 256 each.
+SHAPES = [
+    (1, 2, 32, 1100, 64),
+    (1, 2, 50, 700, 64),
+    (2, 1, 97, 520, 40),
+    (1, 1, 300, 300, 128),
+    (1, 1, 160, 2100, 16),
+    (4, 16, 270, 290, 16),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_the_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, name = native_call.prepare, request.getfixturevalue("instruction_set")
+    monkeypatch.setattr(
+        native, "prepare", lambda call: replace(prepare(call), instruction_set=name)
+    )
+
+
+def inputs(shape: tuple[int, ...], size: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, queries, keys, depth = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (
+        size * torch.randn(batch, heads, queries, depth, generator=generator),
+        torch.randn(batch, heads, keys, depth, generator=generator),
+        torch.randn(batch, heads, keys, depth + 8, generator=generator),
+    )
+
+
+def exactly(
+    given: tuple[Tensor, Tensor, Tensor], mask: weft.Mask | Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, weights and output by the formula."""
+    queries, keys, values = (tensor.double() for tensor in given)
+    scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    if mask is not None:
+        rows, columns = scores.shape[-2:]
+        seen = mask if torch.is_tensor(mask) else mask.block(range(rows), columns, scores.device)
+        scores = scores.masked_fill(~seen, -math.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return scores, weights, weights @ values
+
+
+@every_instruction_set
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_that_a_pass_returns_is_that_of_float64(
+    shape: tuple[int, ...], mask: str, instruction_set: str
+) -> None:
+    given, seen = inputs(shape), MASKS[mask](*shape[2:4])
+    output, graph = weft.attend(
+        *given, mask=seen, keep=weft.Top(9), received=True, backend="native"
+    )
+    scores, weights, expected = exactly(given, seen)
+    rows = weights.sum(-1) > 0
+    assert torch.allclose(output.double(), expected, atol=3e-6)
+    assert torch.allclose(graph.lse.double()[rows], scores.logsumexp(-1)[rows], atol=3e-6)
+    entropy = -(weights * weights.clamp_min(1e-300).log()).sum(-1)
+    assert torch.allclose(graph.entropy.double()[rows], entropy[rows], atol=2e-5)
+    assert torch.allclose(graph.received.double(), weights.sum(-2), atol=2e-4)
+    strongest = weights.topk(9).values
+    assert torch.allclose(
+        graph.weights.double().sort(-1, descending=True).values, strongest, atol=3e-6
+    )
+    named = weights.gather(-1, graph.keys.long().clamp_min(0))
+    assert torch.allclose(named * (graph.weights > 0), graph.weights.double(), atol=3e-6)
+    assert torch.equal(
+        output, weft.attend(*given, mask=seen, keep=weft.Top(9), backend="native")[0]
+    )
+    assert torch.allclose(
+        weft.attention(*given, mask=seen, backend="native").double(), expected, atol=3e-6
+    )
+
+
+@every_instruction_set
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_levels_rise_while_other_stripes_are_multiplied(
+    shape: tuple[int, ...], instruction_set: str
+) -> None:
+    """Scores that grow with the key raise the level of every row in every tile."""
+    queries, keys, values = inputs(shape)
+    given = (queries.abs() + 0.5, 0.1 * keys + torch.linspace(0.0, 6.0, shape[3])[:, None], values)
+    output, graph = weft.attend(*given, keep=weft.Top(5), backend="native")
+    scores, _, expected = exactly(given, None)
+    scale = float(scores.abs().max())
+    assert torch.allclose(output.double(), expected, atol=2e-6 * max(scale, 1.0))
+    assert torch.allclose(graph.lse.double(), scores.logsumexp(-1), atol=1e-6 * max(scale, 1.0))
+
+
+@every_instruction_set
+def test_scores_far_from_zero(instruction_set: str) -> None:
+    given = inputs((1, 2, 70, 600, 64), size=1e7)
+    output = weft.attention(*given, backend="native")
+    queries, keys, values = given
+    winner = (queries.double() @ keys.double().mT).argmax(-1)
+    expected = values.gather(2, winner[..., None].expand(-1, -1, -1, values.shape[-1]))
+    assert (output == expected).float().mean() > 0.99
+
+
+@every_instruction_set
+@pytest.mark.parametrize("place", ["queries", "keys", "values"])
+def test_a_number_that_is_not_finite_stays_in_its_rows(place: str, instruction_set: str) -> None:
+    """The block that holds one is multiplied as floats, and the others as they are."""
+    given = inputs((1, 1, 300, 600, 64))
+    dict(zip(("queries", "keys", "values"), given, strict=True))[place][0, 0, 5, 3] = math.nan
+    output = weft.attention(*given, mask=weft.causal(offset=300), backend="native")
+    assert output.isnan().any()
+    clean = inputs((1, 1, 300, 600, 64))
+    expected = exactly(clean, weft.causal(offset=300))[2]
+    if place == "queries":
+        assert torch.allclose(
+            torch.cat([output[:, :, :5], output[:, :, 6:]], 2).double(),
+            torch.cat([expected[:, :, :5], expected[:, :, 6:]], 2),
+            atol=3e-6,
+        )
