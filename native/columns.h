@@ -29,10 +29,12 @@ inline Floats rank_of(Floats score, Floats highest, int32_t key) {
 inline Integers place_of(Floats rank) { return (Integers)rank & rank_places; }
 
 struct ColumnSpace {
-    float* ranks;    // (keys in whole groups, lanes)
-    float* scores;   // (sorted_keys, lanes): the strongest, in order; minus infinity past the last
-    int32_t* keys;   // (sorted_keys, lanes): their places; -1 past the last
-    float* weights;  // (sorted_keys, lanes)
+    float* ranks;  // (keys in whole groups, lanes)
+    // The strongest in order, whole vectors of them, (sorted_keys, lanes); past the last of a row
+    // minus infinity, -1 and 0.
+    float* scores;
+    int32_t* keys;  // their places
+    float* weights;
 };
 
 inline ColumnSpace lay_out_columns(int64_t keys, Workspace& space) {
@@ -125,33 +127,42 @@ inline void merge_groups(float* ranks, const float* more) {
     sort_bitonic_sixteen(ranks + 16 * lanes);
 }
 
-// The `kept` strongest scores of a vector of rows, in order, and their places, to `space`. Element
-// [key * panel_columns + lane] is a score. Returns the lanes, one bit each, where the bits that
-// ranks leave out matter: what they have is wrong.
+// Sort the ranks of so many keys, as far as `sorted_keys` of them matter, and what pads them.
+inline void sort_ranks(float* ranks, int64_t keys) {
+    const int64_t end = round_up(keys, keys <= 16 ? 16 : sorted_keys);
+    for (int64_t j = keys; j < end; ++j) store(ranks + j * lanes, broadcast(-infinity));
+    if (keys <= 16) return sort_sixteen(ranks);
+    for (int64_t j = 0; j < end; j += sorted_keys) {
+        sort_group(ranks + j * lanes);
+        if (j > 0) merge_groups(ranks, ranks + j * lanes);
+    }
+}
+
+// The `edges` strongest scores of a vector of rows, in order, and their places, to `space`; no more
+// than there are keys. Element [key * panel_columns + lane] is a score. Returns the lanes, one bit
+// each, where the bits that ranks leave out matter: what they have is wrong.
 inline unsigned strongest_of_columns(const float* scores, int64_t keys, Floats highest,
-                                     int64_t kept, const ColumnSpace& space) {
+                                     int64_t edges, const ColumnSpace& space) {
     for (int64_t j = 0; j < keys; ++j)
         store(space.ranks + j * lanes,
               rank_of(load(scores + j * panel_columns), highest, (int32_t)j));
-    const int64_t end = round_up(keys, sorted_keys);
-    for (int64_t j = keys; j < end; ++j) store(space.ranks + j * lanes, broadcast(-infinity));
-    for (int64_t j = 0; j < end; j += sorted_keys) {
-        sort_group(space.ranks + j * lanes);
-        if (j > 0) merge_groups(space.ranks, space.ranks + j * lanes);
-    }
+    sort_ranks(space.ranks, keys);
     Integers right = broadcast(-1), found_edges{}, not_lower{};
     Floats last = broadcast(infinity);
-    for (int64_t r = 0; r < kept; ++r) {
-        const Floats rank = load(space.ranks + r * lanes);
-        const Integers place = place_of(rank);  // (of minus infinity it is 0)
+    for (int64_t r = 0; r < edges; ++r) {
+        const Integers place = place_of(load(space.ranks + r * lanes));
         const Floats score = gather(scores, place * panel_columns + first_integers());
-        const Integers real = (rank > -infinity) & (score > -infinity);
+        const Integers real = score > -infinity;
         const Floats found = real ? score : broadcast(-infinity);
         right &= last >= found;
         last = found;
         found_edges -= real;
         store(space.scores + r * lanes, found);
         store(space.keys + r * lanes, place | ~real);
+    }
+    for (int64_t r = edges; r < round_up(edges, lanes); ++r) {
+        store(space.scores + r * lanes, broadcast(-infinity));
+        store(space.keys + r * lanes, broadcast(-1));
     }
     // Right if the scores fall, and as many as were found are no lower than the last of them.
     const Floats least = maximum(last, broadcast(-most_float));
@@ -161,13 +172,19 @@ inline unsigned strongest_of_columns(const float* scores, int64_t keys, Floats h
     return lanes_above(right ? Floats{} : broadcast(1.0f), Floats{});
 }
 
-// Element [place * lanes + lane] of some columns to `kept` numbers of each row.
-inline void write_columns(const float* columns, int64_t kept, int64_t rows, float* to) {
+// Element [place * lanes + lane] of some columns to `kept` numbers of each row; past `edges` of
+// them, in whole vectors, `empty`.
+inline void write_columns(const float* columns, int64_t edges, int64_t kept, int64_t rows,
+                          Floats empty, float* to) {
     for (int64_t first = 0; first < kept; first += lanes) {
         Floats square[lanes];
 #pragma GCC unroll 16
-        for (int n = 0; n < lanes; ++n) square[n] = load(columns + (first + n) * lanes);
-        transpose(square);
+        for (int n = 0; n < lanes; ++n) square[n] = empty;
+        if (first < edges) {
+#pragma GCC unroll 16
+            for (int n = 0; n < lanes; ++n) square[n] = load(columns + (first + n) * lanes);
+            transpose(square);
+        }
         if (rows == lanes && kept - first >= lanes) {
 #pragma GCC unroll 16
             for (int n = 0; n < lanes; ++n) store(to + n * kept + first, square[n]);

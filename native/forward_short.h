@@ -114,8 +114,8 @@ inline void weigh_columns(float* scores, int64_t keys, ColumnSoftmax& softmax) {
 inline void find_edges(const Call& call, const float* scores, Floats highest, Range seen,
                        const ShortSpace& space, int64_t queries) {
     const ColumnSpace& columns = space.columns;
-    const int64_t keys = seen.end - seen.first;
-    unsigned wrong = strongest_of_columns(scores, keys, highest, call.kept, columns);
+    const int64_t keys = seen.end - seen.first, edges = smaller(call.kept, keys);
+    unsigned wrong = strongest_of_columns(scores, keys, highest, edges, columns);
     for (; wrong; wrong &= wrong - 1) {
         const int64_t lane = __builtin_ctz(wrong);
         if (lane >= queries) break;
@@ -130,12 +130,12 @@ inline void find_edges(const Call& call, const float* scores, Floats highest, Ra
         float its_scores[sorted_keys];
         int32_t its_keys[sorted_keys];
         const int64_t number = order_strongest(row, call.kept, its_scores, its_keys);
-        for (int64_t n = 0; n < number; ++n) {
-            columns.scores[n * lanes + lane] = its_scores[n];
-            columns.keys[n * lanes + lane] = its_keys[n];
+        for (int64_t n = 0; n < edges; ++n) {
+            columns.scores[n * lanes + lane] = n < number ? its_scores[n] : -infinity;
+            columns.keys[n * lanes + lane] = n < number ? its_keys[n] : -1;
         }
     }
-    for (int64_t r = 0; r < call.kept && seen.first; ++r) {
+    for (int64_t r = 0; r < edges && seen.first; ++r) {
         const Integers place = load(columns.keys + r * lanes);
         store(columns.keys + r * lanes, place < 0 ? place : place + (int32_t)seen.first);
     }
@@ -144,8 +144,11 @@ inline void find_edges(const Call& call, const float* scores, Floats highest, Ra
 // The graph of one vector of queries, rows from `at` on.
 inline void write_graph(const Call& call, const ColumnSoftmax& softmax, int64_t keys,
                         const ColumnSpace& columns, int64_t at, int64_t queries) {
+    const int64_t edges = smaller(call.kept, keys);
     Floats mass{};
-    for (int64_t r = 0; r < call.kept; ++r) {
+    for (int64_t r = edges; r < round_up(edges, lanes); ++r)
+        store(columns.weights + r * lanes, Floats{});
+    for (int64_t r = 0; r < edges; ++r) {
         const Floats score = load(columns.scores + r * lanes);
         const Floats p = power_of_2<5>(softmax.exponents(score)) * softmax.inverse;
         const Floats weight = load(columns.keys + r * lanes) < 0 ? Floats{} : p;
@@ -157,10 +160,12 @@ inline void write_graph(const Call& call, const ColumnSoftmax& softmax, int64_t 
     store_part(call.rest + at, (softmax.total == 0.0f) | (rest < 0.0f) ? Floats{} : rest, queries);
     store_part(call.count + at, broadcast((int32_t)keys), queries);
     if (!call.kept) return;
-    write_columns(columns.scores, call.kept, queries, call.kept_scores + at * call.kept);
-    write_columns(columns.weights, call.kept, queries, call.kept_weights + at * call.kept);
-    write_columns((const float*)columns.keys, call.kept, queries,
-                  (float*)call.kept_keys + at * call.kept);
+    const auto write = [&](const float* from, Floats empty, float* to) {
+        write_columns(from, edges, call.kept, queries, empty, to + at * call.kept);
+    };
+    write(columns.scores, broadcast(-infinity), call.kept_scores);
+    write(columns.weights, Floats{}, call.kept_weights);
+    write((const float*)columns.keys, (Floats)broadcast(-1), (float*)call.kept_keys);
 }
 
 // The scores of one vector of queries, rows from `at` on, to normalised weights; what the call asks

@@ -67,7 +67,7 @@ def test_a_bad_query_of_a_short_sequence_stays_in_its_row(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("length", [5, 33, 128])
+@pytest.mark.parametrize("length", [5, 17, 33, 128])
 @pytest.mark.parametrize("k", [1, 7, 32])
 def test_the_strongest_of_short_rows_are_in_order(
     instruction_set: str, length: int, k: int, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +90,9 @@ def test_the_strongest_of_short_rows_are_in_order(
         "last bits, negative": -1 - 1e-7 * torch.randperm(length, generator=generator),
         "far from 0": 1e6 + torch.randperm(length, generator=generator),
         "largest": random.sign() * torch.where(places % 2 == 0, 3.4e38, 2e38),
+        "largest beside minus infinity": torch.where(
+            places == 2, 3e38, torch.where(places % 3 == 0, -math.inf, -2e38)
+        ),
         "all sizes": random.sign() * 10.0 ** (random * 12).clamp(-36, 37),
         "minus infinity": torch.where(places % 4 == 0, -math.inf, random),
         "low beside minus infinity": torch.where(places % 2 == 0, -math.inf, -2e38),
