@@ -57,7 +57,7 @@ def test_filters_and_order(weft_main: Command, traces: Path) -> None:
     assert rows == [max(every, key=lambda row: row["entropy"])]
     none = weft_main("heads", trace, "--role", "induction")
     assert none.code == 0
-    assert "0 of 2 heads" in none.out
+    assert none.out.startswith("No head has such a role.\n0 of 2 heads")
 
 
 def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:

@@ -34,12 +34,16 @@ def print_head_table(
         return
     names = [*_FIRST, *(MEASURES if every else _LAST), *table.added, "source"]
     rows = records(table.rows)
-    left_out = print_table(
-        names,
-        [[cell(name, row[name]) for name in names] for row in rows],
-        left=("role", "source"),
-        may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
-    )
+    left_out: Sequence[str] = ()
+    if rows:
+        left_out = print_table(
+            names,
+            [[cell(name, row[name]) for name in names] for row in rows],
+            left=("role", "source"),
+            may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
+        )
+    else:
+        print(f"No head has {'a role but broad' if table.left_out else 'such a role'}.")
     roles = ", ".join(f"{count} {name}" for name, count in table.roles.items())
     texts = f"{table.texts} text{'s' if table.texts != 1 else ''}, {table.tokens:,} tokens"
     print(f"{len(rows)} of {table.heads} heads; {texts}. Roles: {roles}.")
