@@ -9,8 +9,15 @@ namespace WEFT_INSTRUCTION_SET {
 
 constexpr int64_t line_bytes = 64;
 
-// Fewer rows wait for memory whatever is asked for, and asking takes time.
-constexpr int least_rows_ahead = 2;
+// One row waits for memory most of its time: asking is worth its own time only where no cache holds
+// the keys and values of a call.
+constexpr int64_t bytes_past_caches = int64_t{1} << 26;
+
+inline bool asks_ahead(const Call& call, int rows) {
+    const int64_t numbers =
+        call.batch * call.kv_heads * call.keys_count * (call.depth + call.value_depth);
+    return rows > 1 || numbers * (call.bfloat16 ? 2 : 4) >= bytes_past_caches;
+}
 
 // Rows that will be read, and how far they have been asked for: line by line, in the order in which
 // they lie, which is what a processor's own prefetching goes on from.

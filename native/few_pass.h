@@ -150,16 +150,17 @@ template <bool with_statistics>
 inline void pass_piece(const Call& call, FewBlock& block) {
     Range seen;
     for (int row = 0; row < block.count; ++row) seen = hull(seen, block.visible[row]);
+    const bool asks = asks_ahead(call, block.count);
     for (int64_t first = seen.first; first < seen.end; first += few_tile) {
         const Range tile{first, smaller(first + few_tile, seen.end)};
         Ahead values, keys;
-        if (block.count >= least_rows_ahead)
+        if (asks)
             values = Ahead(call.values, call.bfloat16, block.batch, block.kv_head, first,
                            call.value_depth);
         score_few(call, block, tile, values);
         for (int row = 0; row < block.count; ++row)
             softmax_few<with_statistics>(call, block, row, tile);
-        if (block.count >= least_rows_ahead && tile.end < seen.end)
+        if (asks && tile.end < seen.end)
             keys =
                 Ahead(call.keys, call.bfloat16, block.batch, block.kv_head, tile.end, call.depth);
         weigh_few(call, block, tile, keys);
