@@ -97,21 +97,26 @@ inline FewRows lay_out_few_rows(const Call& call, const FewPlan& plan, int64_t c
     return few;
 }
 
-// Whether so many rows of floats meet keys as few_spread.h has it.
-inline bool spreads_queries(const Call& call, int rows) {
-#if defined(__AVX512F__)
-    return !call.bfloat16 && can_spread(call.depth) && rows >= least_spread_rows;
+// Whether so many rows meet keys and weigh values on the matrix unit.
+inline bool uses_tiles(const Call& call, int rows) {
+#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
+    return weighs_pairs(call) && call.depth > 0 && call.depth % chunk_terms == 0 &&
+           rows >= least_tile_rows;
 #else
     (void)call, (void)rows;
     return false;
 #endif
 }
 
-// Whether so many rows meet keys and weigh values on the matrix unit.
-inline bool uses_tiles(const Call& call, int rows) {
-#if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
-    return weighs_pairs(call) && call.depth > 0 && call.depth % chunk_terms == 0 &&
-           rows >= least_tile_rows;
+// Whether so many rows meet keys as few_spread.h has it.
+inline bool spreads_queries(const Call& call, int rows) {
+#if defined(__AVX512F__)
+#if defined(WEFT_HAS_PAIRS)
+    if (call.bfloat16)
+        return !uses_tiles(call, rows) && call.depth % 2 == 0 && can_spread(call.depth / 2) &&
+               rows >= least_spread_rows && rows <= most_spread_pairs;
+#endif
+    return !call.bfloat16 && can_spread(call.depth) && rows >= least_spread_rows;
 #else
     (void)call, (void)rows;
     return false;
@@ -203,8 +208,10 @@ inline void begin_few(const Call& call, FewBlock& block, Range piece) {
         for (int64_t d = call.depth; d < block.query_row; ++d) to[d] = 0;
     }
 #if defined(__AVX512F__)
+    const int64_t halves = call.bfloat16 ? 2 : 1;
     if (block.spread)
-        spread((const float*)block.queries, block.query_row, block.count, call.depth, block.spread);
+        spread((const float*)block.queries, block.query_row / halves, block.count,
+               call.depth / halves, block.spread);
 #endif
 #if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
     if (block.tiles)

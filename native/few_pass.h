@@ -10,10 +10,19 @@ namespace WEFT_INSTRUCTION_SET {
 inline void score_few(const Call& call, const FewBlock& block, Range tile, Ahead& ahead) {
     const int64_t number = tile.end - tile.first;
 #if defined(__AVX512F__)
-    if (block.spread)
-        return meet_spread(
-            block.spread, block.count, call.keys.at<float>(block.batch, block.kv_head, tile.first),
-            call.keys.row, number, call.depth, block.scores, few_score_row, block.panel, ahead);
+    if (block.spread) {
+        const auto meet = [&](auto numbers, const void* keys, int64_t size) {
+            meet_spread<decltype(numbers)>(block.spread, block.count, keys, call.keys.row * size,
+                                           number, call.depth * size / 4, block.scores,
+                                           few_score_row, block.panel, ahead);
+        };
+#if defined(WEFT_HAS_PAIRS)
+        if (call.bfloat16)
+            return meet(PairNumbers{},
+                        call.keys.at<uint16_t>(block.batch, block.kv_head, tile.first), 2);
+#endif
+        return meet(FloatNumbers{}, call.keys.at<float>(block.batch, block.kv_head, tile.first), 4);
+    }
 #endif
 #if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
     if (block.tiles)

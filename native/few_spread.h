@@ -1,6 +1,6 @@
-// Scores of some rows of floats with keys where they lie, by vectors that hold two numbers of each
-// of eight queries: a pair of a key's numbers goes to all lanes as it is loaded, so that no key is
-// turned and only the pairs of lanes are left to add.
+// Scores of some rows with keys where they lie, by vectors that hold two numbers of each of eight
+// queries: two numbers of a key go to all lanes as they are loaded, so that no key is turned and
+// only pairs of lanes are left to add. A number is a float, or a pair of bfloat16.
 #pragma once
 
 #include "few_ahead.h"
@@ -17,11 +17,22 @@ constexpr int spread_numbers = lanes / spread_queries;
 // Keys that meet a vector together.
 constexpr int spread_keys = 16;
 
-// So many rows are worth it.
-constexpr int least_spread_rows = 5;
+// So many rows are worth it; of more pairs than these, turning the keys is.
+constexpr int least_spread_rows = 5, most_spread_pairs = 16;
 
 // Numbers of a key are read a line of cache at a time.
-inline bool can_spread(int64_t depth) { return depth > 0 && depth % lanes == 0; }
+inline bool can_spread(int64_t numbers) { return numbers > 0 && numbers % lanes == 0; }
+
+struct FloatNumbers {
+    static Floats add(Floats sum, Floats a, Floats b) { return sum + a * b; }
+};
+#if defined(WEFT_HAS_PAIRS)
+struct PairNumbers {
+    static Floats add(Floats sum, Floats a, Floats b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+};
+#endif
 
 // Vector p of each eight rows: lane 2 q + n has element 2 p + n of query q; 0 past the last row.
 inline void spread(const float* queries, int64_t query_row, int rows, int64_t depth, float* to) {
@@ -74,12 +85,12 @@ inline void store_spread(Floats (&sums)[spread_keys], int rows, float* scores, i
     }
 }
 
-// Scores of up to eight rows with 16 keys. stride: key_row, where the compiler knows it, else 0;
-// lines: to ask for with each vector of queries.
-template <int stride>
-inline void meet_sixteen(const float* queries, int rows, const float* keys, int64_t key_row,
+// Scores of up to eight rows with 16 keys, `key_bytes` from one to the next. stride: the same,
+// where the compiler knows it, else 0; lines: to ask for with each vector of queries.
+template <typename Numbers, int stride>
+inline void meet_sixteen(const float* queries, int rows, const char* keys, int64_t key_bytes,
                          int64_t depth, float* scores, int64_t score_row, Ahead& ahead, int lines) {
-    const int64_t step = stride ? stride : key_row;
+    const int64_t step = stride ? stride : key_bytes;
     Floats sums[spread_keys] = {};
     for (int64_t d = 0; d < depth; d += lanes) {
 #pragma GCC unroll 8
@@ -88,33 +99,36 @@ inline void meet_sixteen(const float* queries, int rows, const float* keys, int6
             ahead.fetch(lines);
 #pragma GCC unroll 16
             for (int n = 0; n < spread_keys; ++n) {
-                double pair;
-                std::memcpy(&pair, keys + n * step + d + p * spread_numbers, sizeof(pair));
-                sums[n] += some * (Floats)_mm512_castpd_ps(_mm512_set1_pd(pair));
+                double two;
+                std::memcpy(&two, keys + n * step + (d + p * spread_numbers) * 4, sizeof(two));
+                sums[n] =
+                    Numbers::add(sums[n], some, (Floats)_mm512_castpd_ps(_mm512_set1_pd(two)));
             }
         }
     }
     store_spread(sums, rows, scores, score_row);
 }
 
-// Rows against `count` keys. `spare`: room for 16 keys.
-inline void meet_spread(const float* queries, int rows, const float* keys, int64_t key_row,
+// Rows against `count` keys of `depth` numbers. `spare`: room for 16 keys.
+template <typename Numbers>
+inline void meet_spread(const float* queries, int rows, const void* keys, int64_t key_bytes,
                         int64_t count, int64_t depth, float* scores, int64_t score_row,
                         float* spare, Ahead& ahead) {
     const int lines = ahead.lines(spread_keys, depth / spread_numbers);
-    const auto meet = key_row == 64    ? meet_sixteen<64>
-                      : key_row == 128 ? meet_sixteen<128>
-                                       : meet_sixteen<0>;
+    const auto meet = key_bytes == 128   ? meet_sixteen<Numbers, 128>
+                      : key_bytes == 256 ? meet_sixteen<Numbers, 256>
+                      : key_bytes == 512 ? meet_sixteen<Numbers, 512>
+                                         : meet_sixteen<Numbers, 0>;
     for (int64_t first = 0; first < count; first += spread_keys) {
-        const float* some = keys + first * key_row;
-        int64_t row = key_row;
+        const char* some = (const char*)keys + first * key_bytes;
+        int64_t row = key_bytes;
         auto these = meet;
         if (count - first < spread_keys) {
             for (int64_t n = 0; n < count - first; ++n)
-                std::memcpy(spare + n * depth, some + n * key_row, depth * sizeof(float));
-            some = spare;
-            row = depth;
-            these = meet_sixteen<0>;
+                std::memcpy(spare + n * depth, some + n * key_bytes, depth * sizeof(float));
+            some = (const char*)spare;
+            row = depth * (int64_t)sizeof(float);
+            these = meet_sixteen<Numbers, 0>;
         }
         for (int r = 0; r < rows; r += spread_queries)
             these(queries + r * depth, rows - r, some, row, depth, scores + r * score_row + first,
