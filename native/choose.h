@@ -2,7 +2,7 @@
 //
 //     path         for which calls                                         where
 //     short        is_short: one small tile, 32 edges of a row at most     forward_short.h
-//     few          is_few: as in a step of decoding                        few_block.h
+//     few          is_few: as in a step of decoding                        few_pass.h
 //     pairs        uses_pairs: products of bfloat16 pairs pay              forward_pairs.h
 //       plain      of bfloat16, is_plain: tiles that a stripe sees whole   stripe_plain.h
 //       any other  its other tiles, and those of other calls               stripe_pairs.h

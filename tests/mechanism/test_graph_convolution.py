@@ -20,7 +20,9 @@ EDGES = torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]])
 
 def sparse(targets: int, layout: torch.layout) -> Tensor:
     """EDGES as a sparse matrix (targets, sources)."""
-    matrix = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(4), (targets, 4)).coalesce()
+    matrix = torch.sparse_coo_tensor(
+        EDGES.flip(0), torch.ones(4), (targets, 4), check_invariants=True
+    ).coalesce()
     return matrix if layout == torch.sparse_coo else matrix.to_sparse_csr()
 
 
