@@ -11,7 +11,7 @@ static void few_piece(const Call& call, const FewPlan& plan, int64_t group, int6
     FewBlock block = lay_out_few(call, plan, space);
     find_group(call, plan, group, block);
 #if defined(WEFT_HAS_PAIRS) && defined(__AMX_BF16__)
-    const FewTiles unit(block.tiles ? block.count : 0);
+    const MatrixUnit unit(block.tiles && block.count > 0, block.count);
 #endif
     const int64_t first = piece * plan.piece_keys;
     begin_few(call, block, {first, smaller(first + plan.piece_keys, call.keys_count)});

@@ -17,29 +17,6 @@ constexpr int most_tile_rows = 32;
 // Keys that meet the queries together: two tiles.
 constexpr int tile_keys = 32;
 
-// The unit's registers while it lives. Of up to 16 rows of queries, those that weigh values have no
-// more rows than that: the unit takes a cycle for each.
-struct FewTiles {
-    explicit FewTiles(int rows) : wanted(rows > 0) {
-        if (!wanted) return;
-        struct {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {};
-            uint8_t rows[16] = {};
-        } layout;
-        for (int tile = 0; tile < 8; ++tile) {
-            layout.row_bytes[tile] = 64;
-            layout.rows[tile] = 16;
-        }
-        if (rows < 16) layout.rows[2] = layout.rows[3] = layout.rows[7] = (uint8_t)rows;
-        asm volatile("ldtilecfg %0" ::"m"(layout));
-    }
-    ~FewTiles() {
-        if (wanted) asm volatile("tilerelease" ::);
-    }
-    const bool wanted;
-};
-
 // Queries as right factors: tiles (rows / 16, depth / 32), of each row p the pairs of elements
 // 2 p and 2 p + 1 of 16 queries; 0 past the last row. query_row counts pairs.
 inline void pack_few_queries(const int32_t* queries, int64_t query_row, int rows, int64_t depth,

@@ -77,9 +77,10 @@ inline void multiply_queries(const int32_t* queries, const int32_t* keys, float*
     }
 }
 
-// Tile registers of 16 rows of 64 bytes for this thread, if wanted, until it is destroyed.
+// Tile registers of 16 rows of 64 bytes for this thread, if wanted, until it is destroyed. few:
+// rows of registers 2, 3 and 7, where a product has fewer: the unit takes a cycle for each.
 struct MatrixUnit {
-    explicit MatrixUnit(bool wanted) : wanted(wanted) {
+    explicit MatrixUnit(bool wanted, int few = 16) : wanted(wanted) {
         if (!wanted) return;
         struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -90,6 +91,7 @@ struct MatrixUnit {
             layout.row_bytes[tile] = 64;
             layout.rows[tile] = 16;
         }
+        layout.rows[2] = layout.rows[3] = layout.rows[7] = (uint8_t)smaller(few, 16);
         asm volatile("ldtilecfg %0" ::"m"(layout));
     }
     ~MatrixUnit() {
