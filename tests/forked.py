@@ -127,7 +127,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it has not ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has, and its status is on its way
+                os.kill(self.pid, number)
 
     def __enter__(self) -> Self:
         return self
