@@ -197,16 +197,7 @@ inline void meet_turned_pairs(const int32_t* queries, int64_t query_row, int row
     case n:                                                                           \
         meet_turned_pairs<n>(some, query_row, panel, vectors * lanes, to, score_row); \
         break
-            switch (smaller(group_rows, rows - row)) {
-                WEFT_ROWS(1);
-                WEFT_ROWS(2);
-                WEFT_ROWS(3);
-                WEFT_ROWS(4);
-                WEFT_ROWS(5);
-                WEFT_ROWS(6);
-                WEFT_ROWS(7);
-                WEFT_ROWS(8);
-            }
+            switch (smaller(group_rows, rows - row)) { WEFT_ROW_COUNTS; }
 #undef WEFT_ROWS
         }
     }
@@ -248,18 +239,7 @@ inline void weigh_rows(int rows, const float* weights, int64_t weight_row, const
     case n:                                                                                 \
         return weigh_block<n, vectors>(weights, weight_row, values, value_row, count, sums, \
                                        sums_row, ahead, lines)
-    switch (rows) {
-        WEFT_ROWS(1);
-        WEFT_ROWS(2);
-        WEFT_ROWS(3);
-        WEFT_ROWS(4);
-        WEFT_ROWS(5);
-        WEFT_ROWS(6);
-#if defined(__AVX512F__) || defined(__aarch64__)
-        WEFT_ROWS(7);
-        WEFT_ROWS(8);
-#endif
-    }
+    switch (rows) { WEFT_ROW_COUNTS; }
 #undef WEFT_ROWS
 }
 
@@ -367,16 +347,7 @@ inline void weigh_pairs(int rows, const int32_t* weights, int64_t weight_row,
     case n:                                                                                 \
         return weigh_pairs<n>(weights, weight_row, values, value_row, count, columns, sums, \
                               sums_row, ahead)
-    switch (rows) {
-        WEFT_ROWS(1);
-        WEFT_ROWS(2);
-        WEFT_ROWS(3);
-        WEFT_ROWS(4);
-        WEFT_ROWS(5);
-        WEFT_ROWS(6);
-        WEFT_ROWS(7);
-        WEFT_ROWS(8);
-    }
+    switch (rows) { WEFT_ROW_COUNTS; }
 #undef WEFT_ROWS
 }
 

@@ -56,24 +56,34 @@ inline void multiply_block(const float* a, int64_t a_row, int64_t a_step, const 
         }
 }
 
+// The cases of a switch over the rows of a group: WEFT_ROWS(n) for each number that there may be.
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define WEFT_ROW_COUNTS \
+    WEFT_ROWS(1);       \
+    WEFT_ROWS(2);       \
+    WEFT_ROWS(3);       \
+    WEFT_ROWS(4);       \
+    WEFT_ROWS(5);       \
+    WEFT_ROWS(6);       \
+    WEFT_ROWS(7);       \
+    WEFT_ROWS(8)
+#else
+#define WEFT_ROW_COUNTS \
+    WEFT_ROWS(1);       \
+    WEFT_ROWS(2);       \
+    WEFT_ROWS(3);       \
+    WEFT_ROWS(4);       \
+    WEFT_ROWS(5);       \
+    WEFT_ROWS(6)
+#endif
+
 template <int vectors, bool accumulate>
 inline void multiply_rows(int rows, const float* a, int64_t a_row, int64_t a_step, const float* b,
                           int64_t b_step, float* c, int64_t c_row, int64_t steps) {
 #define WEFT_ROWS(n) \
     case n:          \
         return multiply_block<n, vectors, accumulate>(a, a_row, a_step, b, b_step, c, c_row, steps)
-    switch (rows) {
-        WEFT_ROWS(1);
-        WEFT_ROWS(2);
-        WEFT_ROWS(3);
-        WEFT_ROWS(4);
-        WEFT_ROWS(5);
-        WEFT_ROWS(6);
-#if defined(__AVX512F__) || defined(__aarch64__)
-        WEFT_ROWS(7);
-        WEFT_ROWS(8);
-#endif
-    }
+    switch (rows) { WEFT_ROW_COUNTS; }
 #undef WEFT_ROWS
 }
 

@@ -225,7 +225,7 @@ public:
                                : block_.scores + turn * stripe_rows * block_.score_row,
                 block_.weight_tiles + turn * 2 * tile_chunks_ * cells};
         if (count_ > 0)
-            soften(count_ - 1, &next);
+            compute_softmax(count_ - 1, &next);
         else
             multiply(next, nothing);
         ++count_;
@@ -233,13 +233,13 @@ public:
 
     void finish() {
         if (count_ == 0) return;
-        soften(count_ - 1, nullptr);
+        compute_softmax(count_ - 1, nullptr);
         weigh(stripes_[(count_ - 1) % 3], nothing);
     }
 
 private:
     // The softmax of stripe n, beside what can be multiplied meanwhile.
-    void soften(int64_t n, const Stripe* next) {
+    void compute_softmax(int64_t n, const Stripe* next) {
         const Stripe& stripe = stripes_[n % 3];
         const Stripe* last = n > 0 ? &stripes_[(n - 1) % 3] : nullptr;
         // Before the level of its rows rises, their sums must be there.

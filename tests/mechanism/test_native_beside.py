@@ -119,6 +119,57 @@ def test_levels_rise_while_other_stripes_are_multiplied(
 
 
 @every_instruction_set
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_head_that_spreads_its_weight_and_one_that_looks_at_the_first_key(
+    shape: tuple[int, ...], instruction_set: str
+) -> None:
+    """Equal scores everywhere, and all weight in the first column: counted, not computed."""
+    batch, heads, length = shape[0], shape[1], shape[3]
+    queries, keys, values = inputs(shape)
+    _, even = weft.attend(
+        0 * queries, keys, values, keep=weft.Top(9), received=True, backend="native"
+    )
+    assert torch.equal(even.keys.long(), torch.arange(9).expand_as(even.keys))
+    assert torch.allclose(even.weights, torch.tensor(1 / length).expand_as(even.weights))
+    assert torch.allclose(even.entropy, torch.tensor(math.log(length)), atol=1e-5)
+    expected = torch.full((batch, heads, length), shape[2] / length)
+    assert torch.allclose(even.received, expected, rtol=1e-5)
+    first = torch.zeros_like(keys)
+    first[:, :, 0] = 40.0
+    output, sink = weft.attend(
+        queries.abs() + 1, first, values, keep=weft.Top(9), received=True, backend="native"
+    )
+    assert torch.allclose(output, values[:, :, :1].expand_as(output), atol=1e-6)
+    assert (sink.keys[..., 0] == 0).all() and (sink.weights[..., 0] > 1 - 1e-6).all()
+    assert torch.allclose(sink.received[..., 0], torch.tensor(float(shape[2])), rtol=1e-6)
+
+
+@every_instruction_set
+def test_what_keys_receive_in_bfloat16_from_long_rows(instruction_set: str) -> None:
+    """From 2,048 keys on a matrix unit has blocks of 32 queries, the last in part."""
+    given = tuple(tensor.bfloat16() for tensor in inputs((1, 2, 100, 2200, 64)))
+    _, graph = weft.attend(*given, keep=weft.Top(5), received=True, backend="native")
+    expected = exactly(given, None)[1].sum(-2)
+    assert torch.allclose(graph.received.double(), expected, rtol=1e-4)
+
+
+@every_instruction_set
+@pytest.mark.parametrize("shape", SHAPES[2:], ids=str)
+def test_bits_do_not_depend_on_the_threads(shape: tuple[int, ...], instruction_set: str) -> None:
+    threads, found = torch.get_num_threads(), []
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        try:
+            output, graph = weft.attend(
+                *inputs(shape), keep=weft.Top(9), received=True, backend="native"
+            )
+        finally:
+            torch.set_num_threads(threads)
+        found.append((output, graph.keys, graph.weights, graph.lse, graph.entropy, graph.received))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@every_instruction_set
 def test_scores_far_from_zero(instruction_set: str) -> None:
     given = inputs((1, 2, 70, 600, 64), size=1e7)
     output = weft.attention(*given, backend="native")
