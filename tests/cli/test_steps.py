@@ -202,7 +202,8 @@ def test_a_layer_of_the_real_minilm(minilm: Path, monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         outputs = eager(**ids, output_attentions=True, output_hidden_states=True)
     assert float((walk.weights - outputs.attentions[2][0].double()).abs().max()) < 1e-6
-    assert float((walk.X - outputs.hidden_states[2][0].double()).abs().max()) < 1e-6
+    # Two layers in float32, whose sums are added in another order.
+    assert float((walk.X - outputs.hidden_states[2][0].double()).abs().max()) < 4e-6
     dense = eager.encoder.layer[2].attention.output.dense
     with torch.no_grad():
         output = dense(walk.joined.float())

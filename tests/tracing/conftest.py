@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from weft.traces import Trace
+from weft.tracing.arguments import CACHES
 
 VOCABULARY = 60
 #: Sizes that most configurations share.
@@ -250,6 +252,12 @@ def family_named() -> Callable[[str], Family]:
 def families() -> list[Family]:
     """Every family, for the table in the documentation."""
     return FAMILIES
+
+
+def cached(module: nn.Module, cache: Any) -> dict[str, Any]:
+    """The argument that hands a module its cache, by the name that its version knows."""
+    takes = inspect.signature(module.forward).parameters
+    return {next(name for name in CACHES if name in takes): cache}
 
 
 def dense_weights(model: nn.Module, inputs: dict) -> dict[str, list[torch.Tensor]]:

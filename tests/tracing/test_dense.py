@@ -20,12 +20,7 @@ SHORT = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 64}
     [
         ("Bloom", {"vocab_size": 20, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "decoder"),
         ("Falcon", SMALL, "decoder"),
-        (
-            "GPTJ",
-            {"vocab_size": 20, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4,
-             "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
-            "decoder",
-        ),
+        ("Mpt", {"vocab_size": 20, "d_model": 32, "n_layers": 2, "n_heads": 4}, "decoder"),
         ("MPNet", SHORT, "encoder"),
         ("Deberta", SHORT, "encoder"),
         ("DebertaV2", SHORT, "encoder"),

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from tests.tracing.conftest import SIZES
+from tests.tracing.conftest import SIZES, cached
 
 import weft
 from weft.models.configuration import Architecture
@@ -220,11 +220,11 @@ def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named) -
     model = family_named("Qwen3").build()
     cache = transformers.DynamicCache()
     with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
-        model(input_ids=torch.tensor([[5, 6], [5, 6], [5, 6]]), past_key_values=cache)
-        model(input_ids=torch.tensor([[7], [8], [9]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[5, 6], [5, 6], [5, 6]]), **cached(model, cache))
+        model(input_ids=torch.tensor([[7], [8], [9]]), **cached(model, cache))
         cache.reorder_cache(torch.tensor([2, 0, 1]))
         cache.reorder_cache(torch.tensor([0, 0, 2]))
-        model(input_ids=torch.tensor([[10], [11], [12]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[10], [11], [12]]), **cached(model, cache))
     assert "reorder_cache" not in vars(cache)
     expected = [[5, 6, 9, 10], [5, 6, 9, 11], [5, 6, 8, 12]]
     assert [ids_of(trace)[0].tolist() for trace in watched.traces] == expected
@@ -236,10 +236,10 @@ def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named) -
         weft.watch(model),
         torch.no_grad(),
     ):
-        model(input_ids=torch.tensor([[5, 6], [7, 8]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[5, 6], [7, 8]]), **cached(model, cache))
         for layer in cache.layers:
             layer.keys = layer.keys.flip(0)
-        model(input_ids=torch.tensor([[9], [9]]), past_key_values=cache)
+        model(input_ids=torch.tensor([[9], [9]]), **cached(model, cache))
 
 
 def test_whisper_writes_by_beams(family_named) -> None:
@@ -360,11 +360,11 @@ def test_a_cache_in_place_that_was_changed_is_an_error(family_named) -> None:
     def steps(change: float) -> list[weft.Trace]:
         cache = transformers.StaticCache(config=model.config, max_cache_len=40)
         with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
-            model(input_ids=ids, past_key_values=cache)
+            model(input_ids=ids, **cached(model, cache))
             for token in (7, 8, 9):
-                model(input_ids=torch.tensor([[token]]), past_key_values=cache)
+                model(input_ids=torch.tensor([[token]]), **cached(model, cache))
             cache.layers[0].keys[:, :, 22] += change  # of the last of them
-            model(input_ids=torch.tensor([[10]]), past_key_values=cache)
+            model(input_ids=torch.tensor([[10]]), **cached(model, cache))
         return list(watched.traces)
 
     (trace,) = steps(0.0)
@@ -455,7 +455,7 @@ def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
     model = family_named("Llama").build()
     own = type(model).forward
 
-    def without_cache(self, *args, past_key_values=None, use_cache=None, **given):
+    def without_cache(self, *args, cache=None, past_key_values=None, use_cache=None, **given):
         return own(self, *args, **given, use_cache=False)
 
     monkeypatch.setattr(type(model), "forward", without_cache)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tracing.conftest import PAIR, Family
+from tests.tracing.conftest import PAIR, Family, cached
 from torch import nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -257,7 +257,7 @@ def test_modes_of_others_and_hooks_are_left_alone(family_named, entered: int, le
         for number in range(1, 11):
             if number == entered:
                 stack.enter_context(mode)
-            logits = model(token, past_key_values=cache, use_cache=True).logits
+            logits = model(token, **cached(model, cache), use_cache=True).logits
             token = logits[:, -1:].argmax(-1)
             if number == left:
                 stack.close()

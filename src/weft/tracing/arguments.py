@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BESIDE", "Arguments", "Inputs"]
+__all__ = ["BESIDE", "CACHES", "Arguments", "Inputs", "cache_among"]
 
 #: To be read: tensors, and what else a model takes.
 Inputs = Mapping[str, Any]
@@ -15,3 +15,16 @@ Arguments = dict[str, Any]
 #: Beginnings of the names of arguments that hold images, videos or sounds, or say something of each
 #: of these; no tokens.
 BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values", "batch_num")
+
+#: What a model calls the keys and values that it keeps, as an argument and in what it gives: the
+#: first from Transformers 5.24 on, the second before, and where a caller still does.
+CACHES = ("cache", "past_key_values")
+
+
+def cache_among(arguments: Inputs) -> Any:
+    """The cache that a model goes on with; None: it begins without one.
+
+    >>> cache_among({"input_ids": [1], "cache": None, "past_key_values": "filled"})
+    'filled'
+    """
+    return next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)

@@ -18,7 +18,7 @@ from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
-from weft.tracing.arguments import Arguments, Inputs
+from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of
@@ -162,7 +162,7 @@ class WatchedTransformer(Watched):
             self._verification = {"unverified": "it began with a cache that was filled before"}
             return
         # The run that is verified fills no cache of the model's.
-        inputs = {name: value for name, value in arguments.items() if name != "past_key_values"}
+        inputs = {name: value for name, value in arguments.items() if name not in CACHES}
         self._verifying = True
         try:
             with put_back(self._model):
@@ -203,7 +203,7 @@ class WatchedTransformer(Watched):
         arguments = dict(keywords)
         if args and isinstance(args[0], Tensor):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
-        cache = arguments.get("past_key_values")
+        cache = cache_among(arguments)
         whole = self._is_model(module)
         before = int(cache.get_seq_length()) if whole and cache is not None else 0
         text = self._current

@@ -19,6 +19,7 @@ import weft
 from weft.analysis.eviction.evict import evict
 from weft.analysis.eviction.policies import Policy, h2o
 from weft.formats.trace import TraceData
+from weft.tracing.arguments import cache_among
 
 WORDS = "the river rose , and nobody in the town by the bank had seen a spring like this before"
 
@@ -44,7 +45,7 @@ def kept_by(press: Any, model: Any, ids: torch.Tensor) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
 
     def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        layer = kwargs["past_key_values"].layers[module.layer_idx]
+        layer = cache_among(kwargs).layers[module.layer_idx]
         # Its indices, in place of values: what comes back says which were kept.
         length = layer.keys.shape[2]
         marks = torch.arange(length).float()[None, None, :, None].expand_as(layer.values)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tracing.conftest import cached
 
 import weft
 from weft.analysis.eviction.evict import evict
@@ -40,7 +41,8 @@ def test_as_the_models_own_layer_with_these_keys_masked(each_step: bool) -> None
         for layer in model.layers
     ]
     with torch.no_grad():
-        cache = model(ids, use_cache=True).past_key_values
+        cache = transformers.DynamicCache()
+        model(ids, **cached(model, cache), use_cache=True)
     for hook in hooks:
         hook.remove()
     found = evict(
@@ -56,7 +58,7 @@ def test_as_the_models_own_layer_with_these_keys_masked(each_step: bool) -> None
             after = own.evicted_after[number, 0].repeat_interleave(2, 0)
             query = torch.arange(LENGTH)[None, :, None]
             gone = (after >= 0)[:, None] & (after[:, None] < query) & (query >= PROMPT)
-            kwargs = {**caught[n], "past_key_values": None}
+            kwargs = {**caught[n], **cached(layer.self_attn, None)}
             outputs = []
             for hidden in (ahead.expand(6, -1, -1), ahead | gone):
                 kwargs["attention_mask"] = torch.zeros(6, LENGTH, LENGTH).masked_fill(
