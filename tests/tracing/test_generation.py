@@ -242,6 +242,34 @@ def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named) -
         model(input_ids=torch.tensor([[9], [9]]), **cached(model, cache))
 
 
+@pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_a_cache_is_known_by_either_of_its_names(family_named, name: str) -> None:
+    model = family_named("Llama").build()
+    if name == "cache" and name not in cached(model, None):
+        pytest.skip("this version of Transformers does not know the name")
+    cache = transformers.DynamicCache()
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        for tokens in ([5, 6, 7], [8], [9]):
+            model(input_ids=torch.tensor([tokens]), **{name: cache})
+    (trace,) = watched.traces
+    assert ids_of(trace)[0].tolist() == [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        own = model(torch.tensor([[5, 6, 7, 8, 9]]), output_attentions=True).attentions
+    for layer, weights in zip(trace.layers, own, strict=True):
+        assert (layer.graph.dense() - weights[0]).abs().max() <= 2e-6
+
+
+def test_a_generation_without_attention_is_refused_in_one_line() -> None:
+    config = transformers.MambaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = transformers.MambaForCausalLM(config).eval()
+    with pytest.raises(weft.InputError, match="neither uses the attention interface"):
+        weft.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
+
+
 def test_whisper_writes_by_beams(family_named) -> None:
     family = family_named("Whisper")
     torch.manual_seed(1)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from weft.errors import DataError, InputError
 from weft.formats.tensors import load_tensors, save_tensors
-from weft.tracing.arguments import CACHES, Arguments, Inputs
+from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import batch_of
 
 __all__ = ["Probe"]
 
 #: Arguments that are not for reading: what is to be learned, and what a cache holds.
-_ASIDE = ("labels", "num_items_in_batch", "use_cache", "output_attentions", *CACHES)
+_ASIDE = ("labels", "num_items_in_batch", "past_key_values", "use_cache", "output_attentions")
 
 
 @dataclass(frozen=True, eq=False)

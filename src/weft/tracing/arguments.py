@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BESIDE", "CACHES", "Arguments", "Inputs", "cache_among"]
+__all__ = ["BESIDE", "CACHES", "Arguments", "Inputs", "cache_among", "positions_in"]
 
 #: To be read: tensors, and what else a model takes.
 Inputs = Mapping[str, Any]
@@ -16,8 +16,8 @@ Arguments = dict[str, Any]
 #: of these; no tokens.
 BESIDE = ("pixel", "image", "video", "audio", "input_features", "input_values", "batch_num")
 
-#: What a model calls the keys and values that it keeps, as an argument and in what it gives: the
-#: first from Transformers 5.24 on, the second before, and where a caller still does.
+#: What a model of Transformers calls the argument that holds its cache: the first from 5.24 on, the
+#: second before, and where a caller still does.
 CACHES = ("cache", "past_key_values")
 
 
@@ -28,3 +28,18 @@ def cache_among(arguments: Inputs) -> Any:
     'filled'
     """
     return next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
+
+
+def positions_in(cache: Any) -> int:
+    """How many positions a cache of Transformers holds; 0: none, or a state without positions.
+
+    >>> positions_in(None)
+    0
+    """
+    if cache is None:
+        return 0
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        # A model without attention, as Mamba, keeps a state alone, and its cache says so by this.
+        return 0

@@ -18,7 +18,7 @@ from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
-from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among
+from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among, positions_in
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of
@@ -205,7 +205,7 @@ class WatchedTransformer(Watched):
             arguments.setdefault(getattr(self._model, "main_input_name", "input_ids"), args[0])
         cache = cache_among(arguments)
         whole = self._is_model(module)
-        before = int(cache.get_seq_length()) if whole and cache is not None else 0
+        before = positions_in(cache) if whole else 0
         text = self._current
         # An encoder that has just run belongs to the decoder that reads what it gave.
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from weft.errors import VerificationError
 from weft.mechanism.graph import AttentionGraph
-from weft.tracing.arguments import CACHES
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = [
@@ -266,5 +265,5 @@ def floating_parts(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         return
     for key, part in parts:
         # Caches are state, and hold what attention layers were compared for.
-        if key not in CACHES:
+        if key != "past_key_values":
             yield from floating_parts(part, f"{name}.{key}" if name else str(key))
