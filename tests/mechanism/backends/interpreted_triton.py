@@ -53,6 +53,49 @@ def reduce_by_numpy() -> None:
     interpreter.ReduceOps.generic_reduce = reduce
 
 
+def cuts() -> None:
+    """Rows of so many keys that their candidates are cut, and often; prints how many are wrong.
+
+    The queries are 1 and the keys whole numbers, which are the scores then: what is kept is a
+    stable sort's, ties by the lower key.
+    """
+    import weft
+
+    generator = np.random.default_rng(1)
+    length = 260
+    scores = {
+        "random": generator.permutation(length) - 200,
+        "few values": generator.integers(-2, 3, length),  # ties, and both zeros
+        "one value": np.full(length, 7),
+        "rising": np.arange(length),  # every key is a candidate
+        "falling": -np.arange(length),
+        "wide": np.sign(generator.normal(size=length)) * 2.0 ** generator.integers(-90, 60, length),
+    }
+    checked, wrong = 0, []
+    for name, row in scores.items():
+        for kept in (1, 20):
+            for mask in (None, weft.window(150, 50)):
+                keys = torch.tensor(row, dtype=torch.float32)[None, :, None]
+                inputs = torch.ones(1, 20, 1), keys, torch.ones(1, length, 1)
+                options: dict[str, Any] = {"mask": mask, "scale": 1.0, "backend": "triton"}
+                if name == "few values":
+                    # The product of -1 and 0 is -0: with these each second one stays so.
+                    zeros = torch.tensor([0.0, -0.0]).repeat(length // 2)[None, None, :]
+                    inputs = inputs[0], -keys, inputs[2]
+                    options |= {"scale": -1.0, "bias": zeros.expand(1, 20, length).contiguous()}
+                _, graph = weft.attend(*inputs, keep=weft.Top(kept), **options)
+                for query in range(20):
+                    low, high = (max(0, query - 150), query + 51) if mask else (0, length)
+                    order = low + np.argsort(-row[low : min(high, length)], kind="stable")
+                    checked += 1
+                    right = order[: graph.keys.shape[-1]].tolist()
+                    if graph.keys[0, query, : len(right)].tolist() != right:
+                        wrong.append(f"{name}, top {kept}, {mask}, query {query}")
+    for line in wrong[:5]:
+        print(line)
+    print(json.dumps({"rows": checked, "wrong": len(wrong)}))
+
+
 def main(seed: int, wanted: int, fault: str | None) -> None:
     """Check so many calls that the kernel serves."""
     assert fault is None or fault in FAULTS
@@ -89,4 +132,7 @@ def main(seed: int, wanted: int, fault: str | None) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     reduce_by_numpy()
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)
+    if sys.argv[1] == "cuts":
+        cuts()
+    else:
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -21,6 +21,7 @@ from weft.mechanism.call import AttentionCall
 from weft.mechanism.scores import ScaledDot
 
 PROGRAM = Path(__file__).with_name("interpreted_triton.py")
+COMPILING = Path(__file__).parents[3] / "scripts" / "gpu_code.py"
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 
 
@@ -61,6 +62,57 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert interpreted(4, 20, fault)["wrong"] >= 3
 
 
+@needs_triton
+def test_rows_whose_candidates_are_cut_keep_what_a_stable_sort_does() -> None:
+    assert interpreted("cuts") == {"rows": 480, "wrong": 0}
+
+
+def compiled(*arguments: object) -> list[dict[str, Any]]:
+    """What the kernel is compiled to, by the program that prints it; nothing interprets there."""
+    done = subprocess.run(
+        [sys.executable, str(COMPILING), "--json", *map(str, arguments)],
+        env={name: of for name, of in os.environ.items() if name != "TRITON_INTERPRET"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return kernels
+
+
+#: Bytes of shared memory that a program may take; see scripts/gpu_code.py.
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+
+
+@needs_triton
+def test_it_compiles_for_a_device_that_is_not_here() -> None:
+    (kernel,) = compiled("--targets", 90, "--depths", 64, "--dtypes", "bfloat16")
+    assert kernel["shared"] <= SHARED[90]
+    assert kernel["asynchronous"] > 0  # the next keys are asked for while this tile is computed
+    assert kernel["tile"] == 64
+    # 726 of Triton 3.9; before tiles had a loop of their own some 2,150, and 3,000 more in cuts.
+    assert kernel["instructions"] < 1000
+    assert kernel["moved"] < kernel["instructions"] / 20
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("target", SHARED)
+def test_it_compiles_for_each_generation(target: int) -> None:
+    options = "--dtypes", "bfloat16", "float32", "--depths", 16, 64, 128, 256, "--keep", 0, 1, 32
+    kernels = compiled("--targets", target, *options)
+    assert len(kernels) == 24
+    for kernel in kernels:
+        assert kernel["shared"] <= SHARED[target], kernel
+
+
+@needs_triton
+@pytest.mark.slow
+def test_many_edges_do_not_take_minutes_to_compile() -> None:
+    (kernel,) = compiled("--targets", 80, "--depths", 64, "--dtypes", "bfloat16", "--keep", 512)
+    assert kernel["shared"] <= SHARED[86]
+    assert kernel["seconds"] < 90  # 137 where the candidates of a row were sorted whole
+
+
 def call_of(*parts: Tensor, **options: Any) -> AttentionCall:
     return AttentionCall(*parts, ScaledDot(), 0.5, **options)
 
@@ -78,6 +130,10 @@ def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch)
     reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
     assert reason == 'Triton is not installed (pip install "weft[gpu]")'
     monkeypatch.setattr(triton, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton, "_triton_version", lambda: (3, 2))
+    reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
+    assert reason == "Triton 3.2 is installed, the kernel needs 3.4"
+    monkeypatch.setattr(triton, "_triton_version", lambda: (3, 10))
     monkeypatch.setattr(triton, "_difference", lambda device, dtype: None)
     deep, many, table = (torch.zeros(1, 1, 600, size) for size in (300, 4, 4))
     shaw = weft.Shaw(torch.zeros(3, 4))
@@ -113,3 +169,15 @@ def test_a_device_on_which_it_is_wrong_is_not_served(
         assert said is not None
         assert said.startswith("on cpu its ")
         assert "1.0e-02 from plain torch" in said
+
+
+def test_a_device_for_which_it_does_not_compile_is_not_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend(call: AttentionCall, keep: weft.Top) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(triton, "attend", attend)
+    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
+    expected = "on cpu it cannot be compiled or run: RuntimeError: out of resource: shared memory"
+    assert said == expected

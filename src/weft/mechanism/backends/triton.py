@@ -33,8 +33,14 @@ from weft.mechanism.shapes import Output
 
 __all__ = ["attend", "why_not_served"]
 
+#: The first Triton that compiles the kernel; it comes with torch 2.8.
+LEAST_TRITON = (3, 4)
 #: Depths the kernel takes; of edges, as many as are sorted in registers.
 DEEPEST, MOST_KEPT = 256, 512
+#: Bytes of candidates that one launch of the kernel may hold; longer calls are several launches.
+ROOM = 256 * 2**20
+#: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448.
+MUCH_SHARED = 166_912
 #: By how much the small call may differ, of numbers about 1.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -51,6 +57,9 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
         return f"the tensors are on {device}, the kernel runs on CUDA devices"
     if find_spec("triton") is None:
         return 'Triton is not installed (pip install "weft[gpu]")'
+    if (version := _triton_version()) < LEAST_TRITON:
+        needed = ".".join(map(str, LEAST_TRITON))
+        return f"Triton {'.'.join(map(str, version))} is installed, the kernel needs {needed}"
     wrapped = why_wrapped((call.queries, call.keys, call.values))
     if wrapped is not None:
         return wrapped
@@ -69,15 +78,27 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
 
 
 @lru_cache
+def _triton_version() -> tuple[int, ...]:
+    from triton import __version__
+
+    return tuple(int(part) for part in __version__.split(".")[:2])
+
+
+@lru_cache
 def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
     """What is wrong with the kernel on a device, held against plain torch there; None: nothing."""
     generator = torch.Generator().manual_seed(1)
+    length = 70 if interpreted() else 700  # segments and cuts
     queries, keys, values = (
-        torch.randn(1, heads, 70, 32, generator=generator).to(device, dtype) for heads in (4, 2, 2)
+        torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
+        for heads in (4, 2, 2)
     )
     call = AttentionCall(queries, keys, values, ScaledDot(), 32**-0.5, causal())
     with torch.no_grad():
-        output, graph = attend(call, Top(8))
+        try:
+            output, graph = attend(call, Top(8))
+        except Exception as error:  # a compiler's, of which there are many
+            return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
         expected, other = torch_ops.attend(call, Top(8))
     pairs = {
         "output": (output, expected), "weights": (graph.weights, other.weights),
@@ -116,40 +137,86 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
     )
     if not results.lse.numel():
         return results
-    widths = {"DEPTH": _power(depth, 16), "VALUE_DEPTH": _power(value_depth, 16)}
-    deep = max(widths.values()) > 128 or native.queries.dtype == torch.float32
-    tile = 32 if interpreted() or deep else 64
-    block = 16 if interpreted() else 32 if deep else 64
-    capacity = _power(k + tile, 2 * tile) if k else tile
-    blocks = -(-count // block)
-    room = torch.empty(
-        blocks * batch * heads * block * (capacity + 1) if k else 0, dtype=torch.int64,
-        device=device,
-    )  # fmt: skip
+    sizes = sizes_of(native, k, _shared_memory(device))
+    room_of_program = sizes["ROWS"] * (sizes["CAPACITY"] + 2)
+    blocks = -(-count // sizes["ROWS"])
+    programs = blocks * batch * heads
+    at_once = max(1, min(programs, ROOM // (8 * room_of_program))) if k else programs
+    room = torch.empty(at_once * room_of_program if k else 0, dtype=torch.int64, device=device)
     rules = _rules(native)
     cells = {name: rules[name] for name in ("bias", "allowed")}
     strides = [stride for of in cells.values() for stride in _strides(of, rows)]
     inputs = native.queries, native.keys, native.values
     absent = results.lse  # an address for what is not read
-    attend_kernel[(blocks, batch * heads)](
-        *inputs, results.output,
-        results.keys, results.scores, results.weights,
-        results.lse, results.entropy, results.rest, results.keys_seen,
-        *(absent if tensor is None else tensor for tensor in rules.values()), room,
-        *(stride for of in inputs for stride in of.stride()[:3]),
-        *strides,
-        batch, heads, heads // kv_heads, count, length, depth, value_depth,
-        native.scale, native.softcap, *_band(native), k,
-        HAS_SINKS=rules["sinks"] is not None, HAS_BIAS=rules["bias"] is not None,
-        HAS_OFFSETS=rules["offset_bias"] is not None, HAS_ALLOWED=rules["allowed"] is not None,
-        HAS_KEY_RANGE=rules["key_range"] is not None,
-        HAS_ROW_RANGE=rules["row_range"] is not None,
-        BANDED=native.banded, CAPPED=native.softcap != 0, WIDE=interpreted(), KEEPS=k > 0,
-        # Of float32 all digits: no product of fewer bits.
-        PRECISION="ieee" if native.queries.dtype == torch.float32 else "tf32",
-        ROWS=block, TILE=tile, CUT=min(16, block), CAPACITY=capacity, **widths,
-    )  # fmt: skip
+    capped = native.softcap != 0
+    added = rules["bias"] is not None or rules["offset_bias"] is not None
+    for first in range(0, programs, at_once):
+        attend_kernel[(min(at_once, programs - first),)](
+            *inputs, results.output,
+            results.keys, results.scores, results.weights,
+            results.lse, results.entropy, results.rest, results.keys_seen,
+            *(absent if tensor is None else tensor for tensor in rules.values()), room,
+            *(stride for of in inputs for stride in of.stride()[:3]),
+            *strides,
+            first, blocks, batch, heads, heads // kv_heads, count, length, depth, value_depth,
+            native.scale, native.softcap, *_band(native), k,
+            HAS_SINKS=rules["sinks"] is not None, HAS_BIAS=rules["bias"] is not None,
+            HAS_OFFSETS=rules["offset_bias"] is not None,
+            HAS_ALLOWED=rules["allowed"] is not None,
+            HAS_KEY_RANGE=rules["key_range"] is not None,
+            HAS_ROW_RANGE=rules["row_range"] is not None,
+            BANDED=native.banded, CAPPED=capped, KEEPS=k > 0,
+            SCALED=native.scale > 0 and not capped and not added,
+            WIDE=interpreted(), PTX=not interpreted() and torch.version.hip is None,
+            **sizes,
+        )  # fmt: skip
     return results
+
+
+def _shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that a program may take on a device."""
+    if device.type != "cuda":
+        return MUCH_SHARED
+    of_device = torch.cuda.get_device_properties(device)
+    return getattr(of_device, "shared_memory_per_block_optin", of_device.shared_memory_per_block)
+
+
+def sizes_of(native: NativeCall, kept: int, shared: int = MUCH_SHARED) -> dict[str, Any]:
+    """How large the blocks, tiles and lists of the kernel are, and how it is compiled.
+
+    Of the sizes that were compiled for five generations of devices these take the fewest
+    instructions a tile without moving registers to memory, or almost
+    (docs/decisions/0039-compiled-for-gpus.md).
+
+    kept: edges of a row, 0 for none. shared: bytes of shared memory that a program may take.
+    """
+    depth, value_depth = native.queries.shape[3], native.values.shape[3]
+    widths = _power(depth, 16), _power(value_depth, 16)
+    deepest, single = max(widths), native.queries.dtype == torch.float32
+    if interpreted():
+        rows, tile, warps, stages, segment = 16, 32, 4, 1, 2
+    elif single and deepest > 128:
+        rows, tile, warps, stages, segment = 16, 16, 8, 1, 4
+    elif single:
+        rows, tile, stages = (64, 32, 2) if deepest <= 64 else (64, 16, 1)
+        warps, segment = 4, 4
+    elif deepest <= 64 or (deepest <= 128 and shared >= MUCH_SHARED):
+        rows, tile, warps, stages, segment = 128, 64, 8, 2, 4
+    else:
+        rows, tile, warps, stages, segment = 64, 32, 4, 2 if deepest <= 128 else 1, 4
+    left = _power(kept + kept // 4 + 1, 16)
+    full = left + min(left, 256)
+    # Of float32 all digits: three products of fewer bits for one, where there are registers.
+    precision = "tf32x3" if single and deepest <= 128 else "ieee"
+    return {
+        "ROWS": rows, "TILE": tile, "SEGMENT": segment, "PRECISION": precision,
+        "CUT": min(rows, 4 * warps), "PIECE": 64, "LEFT": left, "FULL": full,
+        "CAPACITY": full + segment * tile,
+        "SORTED_ROWS": max(1, min(rows, 512 * warps // left)),
+        "DEPTH": widths[0], "VALUE_DEPTH": widths[1],
+        "WHOLE_DEPTHS": widths == (depth, value_depth),
+        "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
 
 
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
