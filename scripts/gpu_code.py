@@ -48,6 +48,7 @@ class Compiled:
     depth: int
     keep: int
     shared: int
+    limit: int
     registers: int
     stack: int
     tile: int
@@ -114,7 +115,7 @@ def compiled(
     loop = _smallest_loop_of_products(lines)
     return Compiled(
         target, str(dtype).removeprefix("torch."), depth, keep,
-        shared=made[0].metadata.shared, registers=registers, stack=stack,
+        shared=made[0].metadata.shared, limit=SHARED[target], registers=registers, stack=stack,
         tile=backend.sizes_of(prepare(call), keep, SHARED[target])["TILE"],
         instructions=len(loop), moved=sum(bool(re.search(r"\b(LDL|STL)\b", at)) for at in loop),
         asynchronous=made[0].asm["ptx"].count("cp.async"), seconds=took,
@@ -175,7 +176,7 @@ def main() -> None:
                     rows.append(row)
                     print(
                         f"sm_{target:<3} {dtype:8} depth {depth:3} top {keep:3}: shared "
-                        f"{row.shared:7,} of {SHARED[target]:,} bytes, {row.registers:3} "
+                        f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} "
                         f"registers, stack {row.stack:5,}; {row.instructions:6,} instructions a "
                         f"tile of {row.tile}, {row.moved:4} of them spills "
                         f"({row.seconds:.0f} s to compile)",

@@ -42,6 +42,10 @@ def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
+def test_a_folder_may_be_text(history: History) -> None:
+    assert History(str(history.folder)).steps == history.steps  # type: ignore[arg-type]
+
+
 def test_a_snapshot_shown_is_short(history: History) -> None:
     """Who types history[-1] is told what there is, not every number of it."""
     assert repr(history[-1]) == "Snapshot(step 100,000,000: first.attention, second)"

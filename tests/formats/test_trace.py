@@ -249,3 +249,17 @@ def test_a_folder_that_is_not_writable(pair_trace, tmp_path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(weft.DataError, match="permission denied"):
         pair_trace.save(tmp_path / "t")
+
+
+def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_path: Path) -> None:
+    def saved(seed: int) -> None:
+        parts = torch.randn(2, 1, 2, 5, 4, generator=torch.Generator().manual_seed(seed))
+        weft.from_queries_keys(parts[0][0], parts[1][0]).save(tmp_path / "t", overwrite=True)
+
+    saved(1)
+    opened = weft.open(tmp_path / "t")
+    first = opened.layers[0].graph.weights
+    saved(2)
+    with pytest.raises(weft.DataError, match=r"written anew, or moved, since it was opened"):
+        opened.layers[0].queries  # noqa: B018 - read from the other trace's file
+    assert not torch.equal(weft.open(tmp_path / "t").layers[0].graph.weights, first)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import weft
+from weft.analysis.graphs.strength import received
+from weft.analysis.interval import left_out
 from weft.mechanism.masks import causal
 from weft.tracing.given_edges import from_edges
 
@@ -95,3 +97,29 @@ def test_what_is_no_list_of_edges_is_told_in_one_line(given, options, line) -> N
     said = str(raised.value)
     assert re.search(line, said), said
     assert "\n" not in said
+
+
+def test_rows_of_different_numbers_of_edges_have_bounds_that_hold() -> None:
+    weights = np.array([[0.5, 0.5, 0, 0], [0.1, 0.44, 0.44, 0.02], [0.3, 0.1, 0.3, 0.3],
+                        [0.55, 0.45, 0, 0]])  # fmt: skip
+    queries, keys = np.nonzero(weights >= 0.45)
+    none = np.zeros(len(keys), dtype=np.int64)
+    table = {"layer": none, "head": none, "query": queries, "key": keys,
+             "weight": weights[queries, keys]}  # fmt: skip
+    graph = from_edges(table, mask=None, strongest=True).layers[0].graph
+    got = received(graph)
+    assert (got.lower[0].numpy() <= weights.sum(0) + 1e-6).all()
+    assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
+    # The second row keeps no edge at all: one key may have all of its weight.
+    assert left_out(graph)[1][0].tolist() == [0, 1, 1, 0]
+
+
+def test_an_edge_list_takes_no_memory_by_the_square_of_its_positions() -> None:
+    none = np.zeros(2, dtype=np.int64)
+    few = {"layer": none, "head": none, "query": np.array([0, 200_000]), "key": np.array([0, 7]),
+           "weight": np.array([1.0, 1.0])}  # fmt: skip
+    graph = from_edges(few, mask=causal(), strongest=True).layers[0].graph  # 40 GB of cells
+    assert graph.count[0, [0, 200_000]].tolist() == [1, 200_001]
+    few["query"] = few["query"][::-1]
+    with pytest.raises(weft.InputError, match="query 0 looks at key 7, which the mask hides"):
+        from_edges(few, mask=causal(), strongest=True)

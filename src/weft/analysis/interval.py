@@ -91,8 +91,9 @@ def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> tuple[Tenso
     mass = torch.where(some, rest.clamp(min=0), 0.0)
     if graph.k == 0:
         return mass, mass
-    # Rows are sorted: the last place holds the smallest where any key was left out.
-    smallest = torch.where(some, graph.weights[..., -1], 0.0)
+    # Rows are sorted: the last edge is the smallest. Of a row that keeps none nothing is known.
+    last = graph.weights.gather(-1, (kept - 1).clamp(min=0)[..., None])[..., 0]
+    smallest = torch.where(kept > 0, torch.where(some, last, 0.0), mass.to(last.dtype))
     return mass, torch.minimum(mass, smallest)
 
 

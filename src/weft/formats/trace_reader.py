@@ -84,10 +84,15 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
 
 
 class Digests:
-    """The digests of the files of a trace, each verified once, when the file is first read."""
+    """The digests of the files of a trace, each verified once, when the file is first read.
+
+    From then on a file must stay the one that was verified: of a trace that is written anew while
+    it is open, nothing is mixed with what was read before.
+    """
 
     def __init__(self, folder: Path, manifest: JsonMapping) -> None:
         self._folder = folder
+        self._seen = {MANIFEST: _identity(folder / MANIFEST)}
         self._open = {
             name: entry["sha256"]
             for name, entry in manifest["files"].items()
@@ -96,12 +101,29 @@ class Digests:
 
     def verify(self, name: str) -> None:
         """Raises: ValueError: the file is not as it was written."""
+        known = {one: self._seen[one] for one in (MANIFEST, name) if one in self._seen}
+        if any(_identity(self._folder / one) != seen for one, seen in known.items()):
+            raise DataError(
+                f"{self._folder}: this trace was written anew, or moved, since it was opened. "
+                "Open it again."
+            )
         expected = self._open.get(name)
         if expected is None:
             return
+        before = _identity(self._folder / name)
         if file_digest(self._folder / name) != expected:
             raise ValueError("the file does not match its digest")
+        self._seen[name] = before
         del self._open[name]
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What changes where a file is replaced or written to; None: there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Mask
 from weft.tracing.given_layers import KINDS
 from weft.tracing.given_tokens import GivenTokens
-from weft.tracing.recording.score_terms import as_rule
+from weft.tracing.recording.score_terms import as_rule, ranges_of
 from weft.tracing.sources.given_queries_keys import is_causal
 
 __all__ = ["NEAR", "from_edges"]
@@ -261,8 +261,17 @@ def _count(
         )
     if mask is None:
         return np.full(heads * queries, keys)
-    shown = mask.dense(queries, keys)[0, 0].expand(queries, keys).numpy()
-    hidden = ~shown[rows % queries, places]
+    hidden: NDArray[Any]
+    shown: NDArray[Any]
+    ranges = ranges_of(mask, queries, keys)
+    if ranges is not None:  # no cell for each query and key
+        first, end = (np.asarray(part.expand(queries)) for part in ranges)
+        of_edges = rows % queries
+        hidden = (places < first[of_edges]) | (places >= end[of_edges])
+        shown = np.maximum(end - first, 0)
+    else:
+        cells = mask.dense(queries, keys)[0, 0].expand(queries, keys).numpy()
+        hidden, shown = np.asarray(~cells[rows % queries, places]), cells.sum(1)
     if hidden.any():
         row, key = int(rows[hidden.argmax()]), int(places[hidden.argmax()])
         raise InputError(
@@ -270,7 +279,7 @@ def _count(
             f"mask hides, and {int(hidden.sum()):,} such edges; expected none. Give the mask that "
             "the model has."
         )
-    return np.tile(shown.sum(1), heads)
+    return np.tile(shown, heads)
 
 
 def _check_sums(

@@ -93,3 +93,9 @@ def test_norms_that_were_not_kept_are_missed_and_a_decoder_aligns_nothing() -> N
     alone = weft.from_weights([torch.eye(2)[None]], kind="decoder")
     with pytest.raises(weft.InputError, match="no cross-attention"):
         word_weights(alone)
+
+
+def test_rows_that_are_cut_short_are_not_aligned_by() -> None:
+    trace = weft.from_weights(torch.rand(1, 3, 40).softmax(-1), kind="cross", keep=weft.Top(2))
+    with pytest.raises(weft.InputError, match=r"keeps at most 2 edges .* keep=weft\.All\(\)"):
+        weft.align([trace])

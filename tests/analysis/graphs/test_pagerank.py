@@ -164,3 +164,20 @@ def test_a_tolerance_that_was_not_reached_is_an_error(
     )
     with pytest.raises(weft.InputError, match=r"after 5 steps, above tolerance=.*steps="):
         pagerank(source, damping=0.99, steps=5)
+
+
+def test_of_heads_whose_rows_have_different_masses_the_mean_is_within_its_bound() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(40):
+        weights = torch.rand(8, 3, 3, generator=generator).pow(3)
+        weights /= weights.sum(-1, keepdim=True)
+        seen = torch.nn.functional.one_hot(torch.randint(8, (3,), generator=generator), 8)
+        weights *= seen.T[..., None]  # each row is seen by one head alone
+        mean = weights.double().mean(0)
+        walk = mean / mean.sum(-1, keepdim=True)
+        right = torch.linalg.solve(
+            torch.eye(3, dtype=torch.float64) - 0.85 * walk.T, torch.full((3,), 0.05).double()
+        )
+        found = pagerank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
+        off = (found.mean.double() - right).abs()
+        assert bool((off <= found.mean_bound.double() + 1e-6).all())

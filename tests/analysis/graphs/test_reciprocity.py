@@ -65,3 +65,9 @@ def test_networkx_counts_the_same_where_weights_are_one() -> None:
 def test_two_sequences_have_none(pair_trace) -> None:
     with pytest.raises(weft.ShapeError, match="4 queries and 7 keys"):
         reciprocity(pair_trace.layer("cross", 0).graph)
+
+
+def test_without_any_edge_nothing_is_known() -> None:
+    graph = weft.from_weights(torch.eye(3)[None], keep=weft.Top(0)).layers[0].graph
+    between = reciprocity(graph)
+    assert (float(between.lower[0]), float(between.upper[0])) == (0, 1)

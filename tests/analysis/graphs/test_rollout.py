@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import weft
-from weft.analysis.graphs.rollout import rollout, rollout_columns, rollout_rows, whole_rollout
+from weft.analysis.graphs.rollout import (
+    of_half_precision,
+    passed_over,
+    rollout,
+    rollout_columns,
+    rollout_rows,
+    whole_rollout,
+)
 from weft.mechanism.reference import graphs as reference
 
 
@@ -117,3 +124,23 @@ def test_what_there_is_not(minilm_trace, make_trace) -> None:
         rollout(make_trace(["a", "b"]), exact=True)
     with pytest.raises(weft.InputError, match="no position 19"):
         rollout_rows(minilm_trace, 19)
+
+
+def test_layers_over_the_same_positions_that_are_left_out_are_named() -> None:
+    causal = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
+    trace = weft.from_weights([torch.full((1, 2, 2), 0.5), causal])
+    assert [layer.kind for layer in trace.layers] == ["encoder", "decoder"]
+    said = passed_over(trace)
+    assert said == f"Through 1 layers, not through 1 of another kind: {trace.layers[0].name}."
+    assert passed_over(weft.from_weights([causal, causal])) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounded_queries_and_keys_are_said_to_be_so(dtype, tmp_path) -> None:
+    parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
+    weft.from_queries_keys(*parts, save=tmp_path / "t", dtype=dtype)
+    trace = weft.open(tmp_path / "t")
+    name = str(dtype).removeprefix("torch.")
+    assert f"stores queries and keys in {name}" in of_half_precision(trace)
+    assert of_half_precision(trace, exact=False) is None
+    assert of_half_precision(weft.from_queries_keys(*parts)) is None

@@ -69,3 +69,13 @@ def test_weights_that_are_not_finite_are_refused_in_a_line() -> None:
     for measure in (effective_rank, energy_rank):
         with pytest.raises(weft.InputError, match="infinite or NaN"):
             measure(matrix)
+
+
+@pytest.mark.parametrize("rows", [[[0.51, 0.49], [0.49, 0.51]], [[1.0, 0.0], [0.5, 0.5]]])
+def test_of_two_tokens_and_one_edge_of_each_the_rank_is_between_its_bounds(rows) -> None:
+    weights = torch.tensor([rows])
+    energy = torch.linalg.svdvals(weights[0].double()).square()
+    share = energy / energy.sum()
+    exact = float((-(share * share.log()).sum()).exp())
+    rank = energy_rank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
+    assert float(rank.lower[0]) - 1e-5 <= exact <= float(rank.upper[0]) + 1e-5

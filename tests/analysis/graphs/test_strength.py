@@ -84,3 +84,13 @@ def test_nobody_who_may_look_needs_no_key(length) -> None:
             count = heavy_hitters(source, together=together).count
             assert not count.lower.any()
             assert not count.upper.any()
+
+
+def test_of_kept_edges_and_a_sink_as_many_heavy_hitters_as_are_certain() -> None:
+    zeros = torch.zeros(1, 9, 4)
+    options = {"mask": weft.causal(), "sinks": torch.tensor([2.0])}
+    trace = weft.from_queries_keys(zeros, zeros, keep=weft.Top(3), **options)
+    exact = heavy_hitters(trace.layers[0].matrix, 0.5).count
+    bounds = heavy_hitters(trace.layers[0].graph, 0.5).count
+    assert int(exact.lower[0]) == int(exact.upper[0]) == 3
+    assert int(bounds.lower[0]) <= 3 <= int(bounds.upper[0])

@@ -142,3 +142,10 @@ def test_the_commands(minilm_trace, pair_trace, tmp_path, capsys) -> None:
 def test_layers_without_exact_weights(make_trace) -> None:
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         graph_measures(make_trace(["a", "b"]), exact=True)
+
+
+def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
+    parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
+    weft.from_queries_keys(*parts, save=tmp_path / "t", dtype=torch.float16)
+    table = graph_measures(weft.open(tmp_path / "t"))
+    assert set(table["source"]) == {"rounded"}

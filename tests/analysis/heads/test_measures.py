@@ -334,3 +334,19 @@ def test_the_sum_over_all_patterns_that_share_a_row_is_the_row(random_layer: Mak
     total = sum(read.mass(Diagonals(o, o)).lower for o in range(-11, 12))
     assert torch.allclose(total, torch.ones(()).double(), atol=1e-5)  # type: ignore[arg-type]
     assert list(itertools.islice(FUNCTIONS, 1)) == ["previous"]
+
+
+def test_under_a_mask_of_cells_only_rows_that_may_look_there_count() -> None:
+    count = 12
+    cells = torch.eye(count, dtype=torch.bool) | torch.eye(count, dtype=torch.bool).roll(3, 1)
+    odd = torch.arange(1, count, 2)
+    cells[odd, odd - 1] = True  # the previous token, of every second row
+    queries = torch.zeros(1, count, count)
+    queries[0, torch.arange(count), torch.where(torch.arange(count) % 2 == 1, -1, 0)
+            + torch.arange(count)] = 30.0  # fmt: skip
+    keys = torch.eye(count)[None]
+    trace = weft.from_queries_keys(queries, keys, mask=cells, keep=weft.Top(32), scale=1.0)
+    (head,) = trace.heads().to_dict("records")
+    assert head["previous"] == pytest.approx(1.0, abs=1e-5)
+    assert math.isnan(head["next"])  # no row may look there
+    assert head["role"] == "previous"

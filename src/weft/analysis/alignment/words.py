@@ -262,6 +262,12 @@ def _parts_of(trace: TraceData, name: str) -> WordParts:
 def _weights_of(layer: TraceLayer, norms: bool) -> Tensor:
     """The weights of a layer, (heads, queries, keys); with norms, what each key gives."""
     matrix = None if layer.data.keeps_every_edge else layer.matrix
+    if matrix is None and not layer.data.keeps_every_edge:
+        raise InputError(
+            f"align: layer {layer.name} keeps at most {layer.graph.k} edges of each query and "
+            f"no exact weights: {layer.no_matrix}. Trace with keep=weft.All(), or keep queries "
+            "and keys."
+        )
     weights = (layer.graph.dense() if matrix is None else matrix.dense()).float()
     if not norms:
         return weights

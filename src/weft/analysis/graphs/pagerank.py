@@ -127,8 +127,12 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
     largest = left_out(graph)[1].double() * over
     column = column_maxima(graph, graph.weights * over[..., None], largest)
     others = to_others(graph, largest * lower[:-1])
-    others = torch.cat((others, to_others(graph, largest * lower[-1]).mean(0, keepdim=True)))
-    column = torch.cat((column, column.mean(0, keepdim=True)))
+    # A row of the mean walk is the sum of its heads' rows over the sum of their masses.
+    share = torch.where(kept.sum(0) > 0, 1 / kept.sum(0).clamp(min=1e-300), 1.0)
+    largest = left_out(graph)[1].double() * share
+    others = torch.cat((others, to_others(graph, largest * lower[-1]).sum(0, keepdim=True)))
+    of_mean = column_maxima(graph, graph.weights * share[:, None], largest).sum(0, keepdim=True)
+    column = torch.cat((column, torch.minimum(column.amax(0, keepdim=True), of_mean)))
     more = torch.minimum(missing, damping * (missing * column + others))
     bound = torch.maximum(more, (ranks - lower).clamp(min=0))
     return _result(ranks, bound + (error + doubt)[:, None])

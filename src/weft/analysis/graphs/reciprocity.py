@@ -59,6 +59,8 @@ def reciprocity(source: Source) -> Interval:
     mutual = torch.tensor([_mutual(source, head) for head in range(heads)], dtype=torch.float64)
     lower = _ratio(mutual, squares + (mass * largest).sum(-1))
     upper = _ratio(mutual + more, squares).clamp(max=1)
+    # Where nothing was kept, anything can be.
+    upper = torch.where((squares == 0) & (mass.sum(-1) > 0), 1.0, upper)
     return Interval(lower.float(), torch.maximum(lower, upper).float())
 
 

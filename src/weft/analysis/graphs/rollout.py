@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.graphs.head_average import Averaged, averaged
+from weft.analysis.heads.pattern_mass import rounded_to
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
 
@@ -263,7 +264,7 @@ def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
     """What a rollout or a flow leaves out, in words; None: nothing that is known.
 
-    Layers that ran and are not in the trace, and layers over other sequences.
+    Layers that ran and are not in the trace, layers of another kind, and over other sequences.
     """
     layers, queries, _, _ = chosen_layers(trace, kind)
     parts = []
@@ -271,6 +272,16 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
         names = ", ".join(entry["name"] for entry in trace.not_traced[:3])
         more = " ..." if len(trace.not_traced) > 3 else ""
         parts.append(f"{len(trace.not_traced)} that ran and are not in the trace: {names}{more}")
+    taken = {layer.name for layer in layers}
+    kinds = [
+        layer.name
+        for layer in trace.layers
+        if layer.queries_from == queries and layer.name not in taken
+    ]
+    if kinds:
+        parts.append(
+            f"{len(kinds)} of another kind: {', '.join(kinds[:3])}{' ...' * (len(kinds) > 3)}"
+        )
     others = [
         layer.name
         for layer in trace.layers
@@ -281,6 +292,23 @@ def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
     if not parts:
         return None
     return f"Through {len(layers)} layers, not through " + " and ".join(parts) + "."
+
+
+def of_half_precision(
+    trace: TraceData, kind: str | None = None, exact: bool | None = None
+) -> str | None:
+    """That weights come from queries and keys that were stored in half precision, in words.
+
+    None: they do not. exact: as for `rollout`; kept edges are those of the model.
+    """
+    layers, *_ = chosen_layers(trace, kind)
+    types = sorted({of for layer in layers if (of := rounded_to(layer)) is not None})
+    if exact is False or not types:
+        return None
+    return (
+        f"The trace stores queries and keys in {' and '.join(types)}: these are the numbers of "
+        "rounded ones. Those of the model's own weights, between bounds: --kept."
+    )
 
 
 def _positions(positions: int | Sequence[int], length: int) -> Tensor:

@@ -178,6 +178,7 @@ def _doubt(graph: AttentionGraph, head: int) -> float:
     norm = math.sqrt(square)
     if norm == 0:
         return math.inf
-    distance = min(1.0, error * (2 * norm + error) / square)
     size = max(2, min(graph.shape[1:]))
+    # Beyond 1 - 1 / n the bound falls again, of a distance that is itself a bound.
+    distance = min(1 - 1 / size, error * (2 * norm + error) / square)
     return distance * math.log(max(1, size - 1)) + _binary(distance)

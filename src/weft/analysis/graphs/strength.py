@@ -109,9 +109,16 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
         upper.sort(dim=-1, descending=True).values.cumsum(-1), certain + missing[:, None]
     )
     # Rounding must not ask for one more key than there are.
-    wanted = (share * mass * (1 - 1e-9))[:, None]
+    # At least so many reach the share of what is certain: of what was left out, sinks may have all.
     counts = [
-        torch.where(mass > 0, (sums < wanted).sum(-1).add(1).clamp(max=lower.shape[-1]), 0)
-        for sums in (possible, certain)
+        torch.where(
+            mass > 0,
+            (sums < (share * all_mass * (1 - 1e-9))[:, None])
+            .sum(-1)
+            .add(1)
+            .clamp(max=lower.shape[-1]),
+            0,
+        )
+        for sums, all_mass in ((possible, lower.sum(-1)), (certain, mass))
     ]
     return HeavyHitters(ordered.indices, Interval(counts[0], counts[1]), share)

@@ -11,6 +11,7 @@ from weft.analysis.graphs.pagerank import pagerank
 from weft.analysis.graphs.reciprocity import reciprocity
 from weft.analysis.graphs.spectrum import energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
+from weft.analysis.heads.pattern_mass import rounded_to
 from weft.analysis.interval import Source, check_numbers, left_out
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
@@ -100,7 +101,7 @@ def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
             "edges, exact=False."
         )
     check_numbers(layer.matrix, f"measures: layer {layer.name}")
-    return layer.matrix, "exact"
+    return layer.matrix, "exact" if rounded_to(layer) is None else "rounded"
 
 
 def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) -> list[JsonObject]:

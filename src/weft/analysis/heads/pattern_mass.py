@@ -26,7 +26,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import repeat_kv_heads
 
-__all__ = ["LayerWeights", "weights_of"]
+__all__ = ["LayerWeights", "rounded_to", "weights_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -35,6 +35,14 @@ BLOCK_CELLS = 2**24
 
 #: Cells of a layer up to which a pass over the whole matrix is made without being asked for.
 CHEAP_CELLS = 2**28
+
+
+def rounded_to(layer: TraceLayer) -> str | None:
+    """The type of half precision that a layer's queries and keys are stored in; None: no such."""
+    stored = layer.queries
+    if stored is None or stored.dtype not in _HALF:
+        return None
+    return str(stored.dtype).removeprefix("torch.")
 
 
 class LayerWeights:
@@ -108,8 +116,7 @@ class LayerWeights:
             return "exact"
         if self.exact is False or not (self._cells_known or (self._whole and self.matrix)):
             return "bound"
-        stored = self.layer.queries
-        return "rounded" if stored is not None and stored.dtype in _HALF else "exact"
+        return "exact" if rounded_to(self.layer) is None else "rounded"
 
     @property
     def _whole(self) -> bool:
@@ -121,6 +128,14 @@ class LayerWeights:
 
     # Rows
 
+    def sizes(self, pattern: Pattern) -> Tensor:
+        """How many keys of its set each row may look at, (heads, queries)."""
+        terms = self.layer.terms
+        if self.allowed.known or not self.complete or terms is None or terms.mask_known:
+            return pattern.sizes(self.allowed)
+        # A mask that is no range of keys, and every key that it shows is among the edges.
+        return pattern.contains(self.graph.keys).sum(-1)
+
     @cached_property
     def row_mass(self) -> Tensor:
         """What a row has on all its keys: 1, less what a sink takes where that is known."""
@@ -129,14 +144,19 @@ class LayerWeights:
         if terms is not None and terms.sinks is not None:
             taken = (terms.sinks[:, None].double() - self.graph.lse.double()).exp()
             return looks * (1 - taken).clamp(0, 1)
-        return looks - self.graph.rest.double().clamp(0, 1) if self.complete else looks
+        if self.complete:
+            return looks - self.graph.rest.double().clamp(0, 1)
+        # Rows of half precision that were given may sum to some hundredths more.
+        whole = self.graph.weights.double().sum(-1) + self.graph.rest.double()
+        return looks * whole.clamp(min=1)
 
     @cached_property
     def largest(self) -> Tensor:
         """The largest weight of each row, (heads, queries)."""
         if not self.graph.k:
             return self.row_mass
-        return self.graph.weights[..., 0].double()
+        kept = self.graph.keys[..., 0] >= 0
+        return torch.where(kept, self.graph.weights[..., 0].double(), self.row_mass)
 
     @cached_property
     def left_out(self) -> tuple[Tensor, Tensor]:
@@ -175,7 +195,7 @@ class LayerWeights:
     def _from_edges(self, pattern: Pattern) -> Interval:
         inside = pattern.contains(self.graph.keys)
         lower = torch.where(inside, self.graph.weights, 0).sum(-1, dtype=torch.float64)
-        missing = (pattern.sizes(self.allowed) - inside.sum(-1)).clamp(min=0)
+        missing = (self.sizes(pattern) - inside.sum(-1)).clamp(min=0)
         mass, largest = self.left_out
         more = torch.minimum(mass, missing * largest)
         return Interval(lower, lower + more)

@@ -147,7 +147,7 @@ class Measure:
 def on_pattern(measure: str, weights: LayerWeights, pattern: Pattern) -> HeadScores:
     """The mean mass of the rows of each head on a pattern, over the rows that have a key of it."""
     mass = weights.mass(pattern)
-    sizes = pattern.sizes(weights.allowed)
+    sizes = weights.sizes(pattern)
     counts = (sizes > 0).double()
     expected, variance = set_moments(
         sizes, weights.allowed.count, weights.squares.upper, weights.row_mass

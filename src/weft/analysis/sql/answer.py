@@ -111,6 +111,18 @@ def _write_json(answer: Answer, path: Path) -> int:
     return len(rows)
 
 
+def rows_of_csv(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Its rows as CSV has them: lists and structures as JSON, bytes as hexadecimal."""
+    for row in zip(*table.to_pydict().values(), strict=True):
+        yield tuple(_cell_of_csv(cell) for cell in row)
+
+
+def _cell_of_csv(cell: Any) -> Any:
+    if isinstance(cell, bytes):
+        return cell.hex()
+    return _json(cell) if isinstance(cell, list | dict | tuple) else cell
+
+
 def _json(value: Any, indent: int | None = None) -> str:
     """A value as JSON, which has no number that is none."""
     return json.dumps(

@@ -17,7 +17,7 @@ def flow(
 ) -> None:  # fmt: skip
     """Print how much can flow from a position to input positions, through all layers."""
     from weft.analysis.graphs.flow import attention_flow
-    from weft.analysis.graphs.rollout import ends, passed_over
+    from weft.analysis.graphs.rollout import ends, of_half_precision, passed_over
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -45,10 +45,13 @@ def flow(
         print(f"{least:8.4f}  {most:8.4f}  {position:6}  {visible(word)}")
     if left is not None:
         print(left)
+    rounded = of_half_precision(trace, kind, exact)
+    if rounded is not None:
+        print(rounded)
     if as_json:
         print_json(
             {
                 "trace": str(path), "targets": targets, "lower": lower, "upper": upper,
-                "passed_over": left,
+                "passed_over": left, "rounded": rounded,
             }
         )  # fmt: skip

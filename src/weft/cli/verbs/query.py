@@ -26,7 +26,7 @@ def query(
     as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Ask traces in SQL: edges, rows, keys, received, tokens, layers, heads, named."""
-    from weft.analysis.sql.answer import WRITERS
+    from weft.analysis.sql.answer import WRITERS, rows_of_csv
     from weft.analysis.sql.query import ask, open_traces
 
     if output is not None and output.suffix.lower() not in WRITERS:
@@ -44,7 +44,7 @@ def query(
         table = answer.table()
     limit = rows_of(limit, as_csv, 50, table.num_rows)
     if as_csv:
-        print_csv(answer.columns, zip(*table.slice(0, limit).to_pydict().values(), strict=True))
+        print_csv(answer.columns, rows_of_csv(table.slice(0, limit)))
     elif as_json:
         rows = list(zip(*table.to_pydict().values(), strict=True))
         print_json({"columns": answer.columns, "rows": rows})

@@ -21,7 +21,13 @@ def rollout(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much of each input position an output position holds, through all layers."""
-    from weft.analysis.graphs.rollout import ends, passed_over, rollout_columns, rollout_rows
+    from weft.analysis.graphs.rollout import (
+        ends,
+        of_half_precision,
+        passed_over,
+        rollout_columns,
+        rollout_rows,
+    )
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
@@ -43,5 +49,16 @@ def rollout(
     if left is not None:
         print(left)
     print(f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.")
+    rounded = of_half_precision(trace, kind, exact)
+    if rounded is not None:
+        print(rounded)
     if as_json:
-        print_json({"trace": str(path), "values": values, "bound": bound, "passed_over": left})
+        print_json(
+            {
+                "trace": str(path),
+                "values": values,
+                "bound": bound,
+                "passed_over": left,
+                "rounded": rounded,
+            }
+        )
