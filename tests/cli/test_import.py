@@ -357,3 +357,28 @@ def test_a_stack_is_many_layers_and_a_batch_is_refused(weft_main: Command, tmp_p
     line = weft_main(*words, "--overwrite").one_line()
     assert "a batch of 3 inputs" in line
     assert len(weft.open(tmp_path / "t").layers) == 3
+
+
+@pytest.mark.parametrize(
+    ("file", "option", "said"),
+    [
+        ("edges.csv", ["--keep", "1"], "--keep is for weights and for queries and keys"),
+        ("edges.csv", ["--normalise"], "--normalise is for weights"),
+        ("weights.npy", ["--weights", "*", "--scale", "7"], "--scale is for queries and keys"),
+        ("weights.npy", ["--weights", "*", "--strongest"], "--strongest is for a table of edges"),
+        ("dump.npz", ["--mask", "all", "--partial"], "--partial is for weights"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    weft_main: Command, tmp_path: Path, file: str, option: list[str], said: str
+) -> None:
+    (tmp_path / "edges.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n")
+    np.save(tmp_path / "weights.npy", np.eye(3, dtype=np.float32)[None])
+    queries = np.ones((1, 3, 4), np.float32)
+    np.savez(tmp_path / "dump.npz", queries=queries, keys=queries)
+    done = weft_main("import", tmp_path / file, "-o", tmp_path / "t.weft", *option)
+    name = next(word for word in said.split() if word.startswith("--"))
+    line = done.one_line()
+    assert said in line
+    assert line.endswith(f"Leave {name} out.")
+    assert not (tmp_path / "t.weft").exists()

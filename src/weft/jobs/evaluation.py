@@ -188,8 +188,8 @@ def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> 
     if run is not None:
         if not isinstance(run.task, PairsTask):
             raise InputError(
-                f"{path} is a file of translations, {run.path} a language model, which does not "
-                "translate. Give a run that does, or two files."
+                f"{path} is a file of translations, {run.path} {run.run.model.purpose}; it does "
+                "not translate. Give a run that does, or two files."
             )
         expected = [target for _, target in run.task.pairs(run.split)]
         source = f"the {run.split} data of {run.path}"

@@ -89,6 +89,7 @@ def import_files(paths: Sequence[Path], output: Path, options: ImportOptions) ->
     if tables:
         if len(paths) > 1:
             raise InputError("import: give one table of edges, or files of arrays, not both.")
+        _check_options(options, _EDGES, tables[0])
         return _of_table(tables[0], output, options, tokens, tokenizer, name)
     dump = arrays_of(_all_arrays(paths), options.patterns)
     if tokens is None and dump.tokens is not None:
@@ -98,7 +99,9 @@ def import_files(paths: Sequence[Path], output: Path, options: ImportOptions) ->
         "names": _names(dump), "keep": Top(options.keep), "save": output,
         "overwrite": options.overwrite,
     }  # fmt: skip
-    if "weights" in dump.layers[0].arrays:
+    of_weights = "weights" in dump.layers[0].arrays
+    _check_options(options, _WEIGHTS if of_weights else _QUERIES_KEYS, paths[0])
+    if of_weights:
         made = from_weights(
             _stack(dump, "weights"), mask=_mask(options), normalise=options.normalise,
             partial=options.partial, **common,
@@ -112,6 +115,33 @@ def import_files(paths: Sequence[Path], output: Path, options: ImportOptions) ->
             dtype=None if options.dtype is None else _type(options.dtype), **common,
         )  # fmt: skip
     return _report(made if isinstance(made, TraceData) else made[0], output, dump.others)
+
+
+_EDGES, _WEIGHTS, _QUERIES_KEYS = "a table of edges", "weights", "queries and keys"
+#: Options that some inputs have no use for: the field, the option, and what it is for.
+_FOR = (
+    ("normalise", "--normalise", (_WEIGHTS,)),
+    ("partial", "--partial", (_WEIGHTS,)),
+    ("strongest", "--strongest", (_EDGES,)),
+    ("keep", "--keep", (_WEIGHTS, _QUERIES_KEYS)),
+    ("scale", "--scale", (_QUERIES_KEYS,)),
+    ("softcap", "--softcap", (_QUERIES_KEYS,)),
+    ("layout", "--layout", (_QUERIES_KEYS,)),
+    ("heads", "--num-heads", (_QUERIES_KEYS,)),
+    ("dtype", "--dtype", (_QUERIES_KEYS,)),
+)
+_UNUSED = {"keep": 32, "layout": "HND"}
+
+
+def _check_options(options: ImportOptions, given: str, path: Path) -> None:
+    """Raise an InputError for an option that would do nothing."""
+    for field, option, uses in _FOR:
+        asked = getattr(options, field) not in (None, False, _UNUSED.get(field))
+        if asked and given not in uses:
+            raise InputError(
+                f"import: {option} is for {' and for '.join(uses)}; {path} holds {given}. "
+                f"Leave {option} out."
+            )
 
 
 def _report(trace: TraceData, output: Path, others: Sequence[StoredArray] = ()) -> Report:
