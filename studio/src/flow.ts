@@ -37,8 +37,10 @@ export interface TokenFlow {
   shares: number[][];
   /** By layer, from the first: from a token above to one below, strongest first. */
   edges: [above: number, below: number, share: number][][];
-  /** By level what all tokens carry; the rest went along edges that are not known. */
+  /** By level what all tokens carry; the rest is unknown, or ends where a row has no key. */
   sums: number[];
+  /** What came along edges that are not known; of relevance nothing says it. */
+  unknown?: number;
 }
 
 export interface PathFound {
@@ -75,7 +77,13 @@ class Step {
     );
   }
 
-  /** The same with what comes from one node put together. */
+  /** How much of a node comes along edges that are not known. */
+  unknown(node: number): number {
+    const own = node >= this.own && node < this.end;
+    return own ? (1 - RESIDUAL) * this.mean.missing[node - this.own] : 0;
+  }
+
+  /** What comes from each node, put together. */
   merged(node: number): Map<number, number> {
     const found = new Map<number, number>();
     this.row(node, (from, weight) => found.set(from, (found.get(from) ?? 0) + weight));
@@ -132,6 +140,17 @@ export class Network {
     return found;
   }
 
+  /** How much of a node of the last layer comes along edges that are not known. */
+  private unknown(shares: Float64Array[]): number {
+    let sum = 0;
+    this.steps.forEach((step, n) =>
+      shares[n + 1].forEach((share, node) => {
+        if (share > 0) sum += share * step.unknown(node);
+      }),
+    );
+    return sum;
+  }
+
   /** What is drawn of a node of the last layer. */
   flow(start: number): TokenFlow {
     const shares = this.shares(start);
@@ -161,6 +180,7 @@ export class Network {
       shares: shares.map((level) => chosen.map((node) => level[node])),
       edges,
       sums: shares.map((level) => level.reduce((sum, share) => sum + share, 0)),
+      unknown: this.unknown(shares),
     };
   }
 
@@ -196,9 +216,9 @@ export class Network {
         if (left > 0) waiting.push({ left, product: product * weight, path: [...path, from] });
       }
     }
-    const [input] = this.shares(start);
-    const missing = 1 - input.reduce((sum, share) => sum + share, 0);
-    const least = input[target];
+    const shares = this.shares(start);
+    const missing = this.unknown(shares);
+    const least = shares[0][target];
     return { paths, least, most: missing > 1e-6 ? Math.min(1, least + missing) : least };
   }
 }

@@ -400,6 +400,14 @@ export function headName(example: Example, layer: Layer, head: number): string {
   return `${example.several ? kindName(layer) : `L${layer.index}`} H${head}`;
 }
 
+/** One digit that a number is not above. */
+function bound(number: number): string {
+  const near = number.toExponential(0);
+  if (!Number.isFinite(number) || number <= Number(near) * (1 + 1e-6)) return near;
+  const [digit, power] = near.split("e");
+  return Number(`${Number(digit) + 1}e${power}`).toExponential(0);
+}
+
 /** From here on a difference from the model is no rounding. */
 const FAR = 0.05;
 
@@ -412,7 +420,7 @@ export function verifiedWords({ description }: Example): string {
   );
   if (!found.length) return "";
   const most = Math.max(...found);
-  const number = most === 0 ? "0" : most.toExponential(0).replace("e-", "e−").replace("e+0", "");
+  const number = most === 0 ? "0" : bound(most).replace("e-", "e−").replace("e+0", "");
   if (!(most < FAR)) return `differs from the model by up to ${number}`;
   const whole = layers.every((layer) => layer.picture === "means");
   return `${whole ? "exact" : "kept edges"}, verified to ${number}`;

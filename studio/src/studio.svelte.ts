@@ -151,7 +151,11 @@ export class Studio {
     this.asked.abort();
     const { signal } = (this.asked = new AbortController());
     this.unread = "";
-    if (!text.trim() || !this.source.ask) return;
+    if (!this.source.ask) return;
+    if (!text.trim()) {
+      this.unask();
+      return;
+    }
     this.reading = true;
     try {
       const found = await this.source.ask<
@@ -187,12 +191,23 @@ export class Studio {
     }
   }
 
+  /** Goes back from a text that was read to the example that is chosen. */
+  private unask(): void {
+    this.reading = false;
+    const { text } = this.state;
+    if (!this.read && !text) return;
+    this.read = "";
+    // Where Back leads to no text, the link has the rest.
+    if (text) this.set({ text: "", query: -1, key: -1, lock: false, window: "" });
+    if (this.opening?.examples.length) void this.load(this.state.example);
+  }
+
   /** Shows an example of those there are. */
   choose(number: number): void {
     this.chose = true;
     this.asked.abort();
     this.unread = this.read = "";
-    this.set({
+    const change = {
       text: "",
       example: this.opening!.examples[number],
       trace: this.opening!.digests[number],
@@ -200,7 +215,9 @@ export class Studio {
       key: -1,
       lock: false,
       window: "",
-    });
+    };
+    // Back leads to what was shown.
+    this.address.set(change, this.example?.number !== number);
     void this.load(this.state.example);
   }
 

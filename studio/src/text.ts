@@ -57,10 +57,19 @@ export function significant3(number: number): string {
 export const weightText = (weight: number) =>
   weight === 0 || weight >= 5e-4 ? weight.toFixed(4) : weight.toExponential(1).replace("e-", "e−");
 
+/** What sums of float32 may lack of all. */
+const ROUNDING = 1e-5;
+
+/** A share in percent; 100 of all alone. */
 export const percent = (share: number) => {
-  const of = 100 * share;
-  return `${of >= 99.95 || of === 0 || of >= 10 ? of.toFixed(0) : of.toFixed(1)}\u00a0%`;
+  const of = share < 1 - ROUNDING ? Math.min(100 * share, 99.9) : 100 * share;
+  const whole = of === 0 || (of >= 10 && of < 99.5) || of >= 99.95;
+  return `${of.toFixed(whole ? 0 : 1)}\u00a0%`;
 };
+
+/** A share that is a lower bound: "80 % or more"; more than all there is not. */
+export const orMore = (share: number) =>
+  share < 1 - ROUNDING ? `${percent(share)} or more` : percent(share);
 
 /** What pictures of kept edges leave out: their shares, of so many heads. */
 export function notShown(shares: number[], heads: number, more = ""): string {

@@ -6,6 +6,7 @@ import {
   minus,
   modelName,
   notShown,
+  orMore,
   paragraphs,
   percent,
   short,
@@ -47,6 +48,21 @@ describe("numbers", () => {
       "1 head",
       "1,200 queries",
     ]);
+  });
+
+  test("100 % is all, and 99.9 % at most what is less", () => {
+    const shares = [1, 1 - 1e-7, 0.9999, 0.9995, 0.996, 0.9949, 0.0004, 0];
+    expect(shares.map((share) => percent(share).replace("\u00a0%", ""))).toEqual([
+      "100",
+      "100",
+      "99.9",
+      "99.9",
+      "99.6",
+      "99",
+      "0.0",
+      "0",
+    ]);
+    expect([orMore(0.8), orMore(1)]).toEqual(["80\u00a0% or more", "100\u00a0%"]);
   });
 
   test("what pictures leave out", () => {

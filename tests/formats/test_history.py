@@ -43,7 +43,7 @@ def history(tmp_path: Path) -> History:
 
 
 def test_a_folder_may_be_text(history: History) -> None:
-    assert History(str(history.folder)).steps == history.steps  # type: ignore[arg-type]
+    assert History(str(history.folder)).steps == history.steps
 
 
 def test_a_snapshot_shown_is_short(history: History) -> None:

@@ -185,3 +185,15 @@ def test_tensors_that_do_not_fit_are_refused(pair_trace, tmp_path) -> None:
     with pytest.raises(weft.DataError, match=r"damaged: queries_keys\.safetensors, layer 0"):
         _ = trace.layers[0].queries
     assert trace.layers[0].graph.k == 7  # the rest is whole
+
+
+def test_a_path_that_the_system_cannot_take_is_no_damage(pair_trace, tmp_path, monkeypatch) -> None:
+    pair_trace.save(tmp_path / "t")
+    layer = weft.open(tmp_path / "t").layers[0].data
+
+    def refuse(name: str) -> None:
+        name.encode("ascii")
+
+    monkeypatch.setattr(layer.digests, "verify", refuse)
+    with pytest.raises(UnicodeEncodeError):
+        layer.verify("März")

@@ -140,6 +140,21 @@ def test_heads_names_the_sequences_as_the_trace_does() -> None:
     )
 
 
+def test_the_caption_of_one_narrow_head_stays_in_the_picture(make_trace) -> None:
+    figure = heads(make_trace([str(i) for i in range(1200)], heads=1, keep=4))
+    assert "1 head · 1,200 tokens" in words(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    small = [text for text in figure.texts if text.get_fontsize() == 6.5]
+    boxes = [text.get_window_extent(renderer) for text in small]
+    assert any("a dot" in text.get_text() for text in small)
+    assert max(box.x1 for box in boxes) < figure.bbox.width
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+
+
+def test_one_head_of_one_token(make_trace) -> None:
+    assert "1 head · 1 token" in words(heads(make_trace(["a"], heads=1)))
+
+
 def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
     figure = heads(make_trace([str(i) for i in range(192)], keep=192))
     tile = images(figure)[0].get_array()

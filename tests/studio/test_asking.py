@@ -192,3 +192,16 @@ def test_a_text_that_cannot_be_read_says_so(studio: Any, viewer: Viewer) -> None
     page.get_by_label("a model reads").fill("a b")
     page.locator("h1", has_text="2 tokens").wait_for()
     assert page.locator(".ask [role=alert]").inner_text() == ""
+
+
+def test_an_emptied_text_and_back(studio: Any, viewer: Viewer) -> None:
+    page = studio.served(viewer)
+    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
+    begun = page.locator("h1").inner_text()
+    box = page.get_by_label("a model reads")
+    box.fill("a b")
+    page.locator("h1", has_text="2 tokens").wait_for()
+    until(page, lambda: "text=a+b" in page.url)
+    box.fill("")
+    page.locator("h1", has_text=begun).wait_for()
+    until(page, lambda: "text=" not in page.url)

@@ -134,6 +134,29 @@ def test_what_the_trace_did_not_keep_is_said_as_mass(studio: Any) -> None:
     assert strongest[-1] == f"≥{mean.max():.4f}"
 
 
+def test_before_the_edges_are_there_a_line_says_so(
+    studio: Any, serving: Callable[..., Viewer]
+) -> None:
+    viewer = serving(collect([dense_trace(weights_of(5, 12, False), False)]))
+    page = studio.served(viewer)
+    page.locator(".stage .tile").first.wait_for()
+    waiting: list[Any] = []
+    page.route("**/edges/*", lambda route: waiting.append(route))
+    page.keyboard.press("g")
+    page.locator(".stage", has_text="Collecting the strongest edges").wait_for()
+    assert page.locator(".node").count() == 0
+    waiting[0].abort()
+    page.get_by_role("heading", name="This cannot be shown").wait_for()
+    # What failed there does not hide the other views.
+    page.unroute("**/edges/*")
+    page.keyboard.press("h")
+    page.locator(".stage .tile").first.wait_for()
+    page.keyboard.press("g")
+    ready(page)
+    assert page.locator(".node").count() == 12
+    studio.problems[:] = [one for one in studio.problems if "ERR_FAILED" not in one]
+
+
 def test_tokens_are_as_large_as_what_they_receive(studio: Any) -> None:
     weights = weights_of(7, 10, False)
     page = studio.file(collect([dense_trace(weights, False)]), "#view=graph&head=2")
@@ -158,6 +181,8 @@ def test_a_hover_names_an_edge_and_a_click_its_neighbours(studio: Any) -> None:
     page.locator(".neighbours").wait_for()
     said = ready(page)
     row, column = weights[0][9], weights[0][:, 9]
+    held = max(row.max(), column.max()) / (row.sum() + column.sum() - row[9])
+    assert f"1 edge drawn, which holds {100 * held:.0f} % of the mass on its kept edges." in said
     assert f"It receives {column.sum():.2f} from all queries." in said
     rows = page.locator(".neighbours table").first.locator("tbody tr").all_inner_texts()
     order = np.argsort(-row)[:5]

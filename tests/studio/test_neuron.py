@@ -122,6 +122,17 @@ def test_a_trace_without_queries_and_keys(serving: Serving, pair_trace: Trace, m
     assert "without --no-queries-keys" in plane["missing"]
     status, through = ask(plain, "/api/examples/0/layers/0/heads/0/through/1/2")
     assert status == 200 and all("\n" not in (step[4] or "") for step in through["steps"])
+    (scale,) = (step for step in through["steps"] if step[1] == "Scale")
+    assert scale[2] == "s = S / √d"
+    assert "Over √d they keep their size" in scale[3] and "0.00" not in scale[3]
+
+
+def test_a_trace_of_weights_says_another_remedy(serving: Serving) -> None:
+    given = serving(collect([weft.from_weights(torch.full((1, 1, 2, 2), 0.5), tokens=["a", "b"])]))
+    for path in ("edge/1/0", "plane"):
+        _, said = ask(given, f"/api/examples/0/layers/0/heads/0/{path}")
+        assert "made of weights, which have none" in said["missing"]
+        assert "--no-queries-keys" not in said["missing"]
 
 
 def test_the_plane_is_that_of_numpy(viewer: Viewer, known: Any) -> None:

@@ -19,6 +19,7 @@ from tests.studio.test_graph import WORDS, dense_trace, weights_of
 from tests.studio.test_layout import CUT
 from tests.studio.windows import windows
 
+import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.studio.page import collect
@@ -187,6 +188,28 @@ def test_kept_edges_give_bounds(studio: Any) -> None:
     kept = [np.where(of >= np.sort(of, -1)[..., -3:-2], of, 0) for of in weights]
     lower = [np.eye(8) / 2 + of.mean(0) / 2 for of in kept]
     assert least == pytest.approx(np.linalg.multi_dot(lower[::-1])[6, 2], rel=5e-3)
+
+
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_what_ends_at_a_query_without_keys_is_not_unknown(
+    studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    mask[4] = False
+    queries, keys = torch.randn(2, 2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
+    trace = weft.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
+    if where == "server":
+        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+    collection, link = collect([trace]), "#view=paths&output=4&input=4"
+    opened = studio.file if where == "page" else lambda of, at: studio.served(serving(of), at)
+    page = opened(collection, link)
+    products(page)
+    said = ready(page)
+    assert "Rollout, all paths together: 0.250. " in said
+    assert "75 % of the token ends on its way" in said
+    assert "not known here" not in said
+    page.goto(page.url.replace("&input=4", ""))
+    assert page.locator(".panel tbody tr").all_inner_texts()[0].split()[-1] == "0.250"
 
 
 def test_keys_a_path_alone_and_a_figure(studio: Any, tmp_path: Any) -> None:

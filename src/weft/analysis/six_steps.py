@@ -108,16 +108,17 @@ def score(*, shaw: bool) -> Wording:
     return Wording(2, "Score", formula, sentence)
 
 
-def scale(depth: int, digits: int, *, alibi: bool) -> Wording:
-    """Scaled scores. alibi: whether a bias by distance is added."""
-    root = f"√{depth}"
-    formula = f"s = S / √d = S / {root}"
+def scale(depth: int | None, digits: int, *, alibi: bool) -> Wording:
+    """Scaled scores. depth: None: it is not known. alibi: whether a bias by distance is added."""
+    bias = " + B" if alibi else ""
+    formula, root = f"s = S / √d{bias}", "√d"
+    if depth is not None:
+        formula += f" = S / √{depth}{bias}"
+        root = f"√{depth} = {depth**0.5:.{digits}f}"
     sentence = (
-        f"Long vectors give large products. Over {root} = {depth**0.5:.{digits}f} they keep "
-        "their size, whatever the depth."
+        f"Long vectors give large products. Over {root} they keep their size, whatever the depth."
     )
     if alibi:
-        formula = f"s = S / √d + B = S / {root} + B"
         sentence += (
             " ALiBi (Press et al. 2022) then adds B: the further away a key, the less its score."
         )

@@ -142,20 +142,28 @@ class WorkedRow:
         return sorted(found | set(others))
 
 
-def worked_row(layer: TraceLayer, head: int, query: int) -> WorkedRow:
+def remedy(given: str | None) -> str:
+    """What gives a trace queries and keys. given: what it was made of, where not of a model."""
+    if given in ("weights", "edges"):
+        return (
+            f"The trace was made of {given}, which have none. Trace the model itself, or make the "
+            "trace of its queries and keys: weft.from_queries_keys."
+        )
+    return "Trace the model again, without --no-queries-keys."
+
+
+def worked_row(layer: TraceLayer, head: int, query: int, *, given: str | None = None) -> WorkedRow:
     """Work the row of a query through.
 
-    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape.
+    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape; given:
+    as for `remedy`.
 
     Raises: InputError: they were not kept, or something else enters the scores that was not; the
     line says the remedy.
     """
     queries, keys, terms = layer.queries, layer.keys, layer.terms
     if queries is None or keys is None:
-        raise InputError(
-            f"{layer.name}: its queries and keys were not kept. Trace the model again, without "
-            "--no-queries-keys."
-        )
+        raise InputError(f"{layer.name}: its queries and keys were not kept. {remedy(given)}")
     if terms is None or terms.missing is not None:
         what = "what enters the scores besides them" if terms is None else terms.missing
         raise InputError(

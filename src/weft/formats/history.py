@@ -227,6 +227,10 @@ class History:
 
     folder: Path
 
+    def __post_init__(self) -> None:
+        # It may come as text.
+        object.__setattr__(self, "folder", Path(self.folder))
+
     @property
     def steps(self) -> list[int]:
         """The steps at which there is a snapshot, ascending."""

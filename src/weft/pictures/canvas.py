@@ -167,7 +167,10 @@ def not_shown(share: float) -> str:
     percent = 100 * share
     if percent < 0.05:
         return ""
-    return f"{percent:.0f} % not shown" if percent >= 9.95 else f"{percent:.1f} % not shown"
+    # Something is shown: 100 of all alone.
+    percent = min(percent, 99.9) if share < 1 else percent
+    digits = 0 if 9.95 <= percent < 99.5 or share >= 1 else 1
+    return f"{percent:.{digits}f} % not shown"
 
 
 def sized(tokens: Sequence[str] | None, size: int, what: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
@@ -26,6 +27,9 @@ __all__ = ["heads"]
 _DOTS = 64
 #: Inches: left of the heads, above and below them, and above each kind.
 _LEFT, _TOP, _FOOT, _HEADING = 0.72, 0.36, 0.52, 0.62
+#: Inches right of the heads; where what stands beside the scale begins; between two lines; and
+#: letters of the small print in an inch, at least.
+_RIGHT, _BESIDE, _LINE, _LETTERS = 0.12, 1.8, 0.12, 21
 #: What layers of a kind do, by the names of their sequences: one text, or one of many.
 _KINDS = {
     "encoder": ("the {0} looks at itself", "the {0} look at each other"),
@@ -55,10 +59,10 @@ def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light")
     figure = new_figure(sheet.width, sheet.height, colours)
     if title is None:
         lengths = " and ".join(
-            f"{len(tokens)} {name if name != 'tokens' else ''} tokens".replace("  ", " ")
+            _counted(len(tokens), "token" if name == "tokens" else f"{name} token")
             for name, tokens in trace.sequences.items()
         )
-        title = f"{sum(layer.heads for layer in trace.layers)} heads · {lengths}"
+        title = f"{_counted(sum(layer.heads for layer in trace.layers), 'head')} · {lengths}"
     letters = lettering([title])
     figure.text(
         0.14 / sheet.width, 1 - 0.14 / sheet.height, letters.text(title), fontsize=10, va="top",
@@ -79,12 +83,17 @@ def heads(trace: TraceData, *, title: str | None = None, theme: Theme = "light")
     return figure
 
 
+def _counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class _Sheet:
     """The layers of each kind with what is shown of them; and where things stand, in inches.
 
     tile: a side of a head; gap: between two of them; below: between two layers.
-    partial: whether some mass is not shown.
+    caption: what a dot is, in lines; under: their height below the scale, 0 where they stand
+        beside it.
     """
 
     groups: dict[str, list[tuple[TraceLayer, Overview]]]
@@ -93,7 +102,8 @@ class _Sheet:
     below: float
     width: float
     height: float
-    partial: bool
+    caption: list[str]
+    under: float
 
     @classmethod
     def of(cls, trace: TraceData) -> _Sheet:
@@ -107,9 +117,14 @@ class _Sheet:
         tile, gap = (0.96, 0.1) if columns <= 8 else (0.64, 0.08)
         below = gap + (0.1 if partial else 0.0)
         rows = sum(map(len, groups.values()))
-        width = _LEFT + max(columns * (tile + gap), 3.4) + 0.12
-        height = _TOP + rows * (tile + below) + len(groups) * _HEADING + _FOOT
-        return cls(groups, tile, gap, below, width, height, partial)
+        room = max(columns * (tile + gap), 3.4)
+        said = _said_of_dots([view for _, view in seen], partial)
+        beside = len("; ".join(said)) <= (room - _BESIDE) * _LETTERS
+        caption = ["; ".join(said)] if beside else said
+        under = 0.0 if beside else len(caption) * _LINE
+        width = _LEFT + room + _RIGHT
+        height = _TOP + rows * (tile + below) + len(groups) * _HEADING + _FOOT + under
+        return cls(groups, tile, gap, below, width, height, caption, under)
 
     def across(self, head: int) -> float:
         """The left side of the tiles of a head."""
@@ -157,18 +172,24 @@ def _row(
 
 def _caption(figure: Figure, sheet: _Sheet, colours: Palette) -> None:
     """The scale of the weights, the size of a dot, and the names of the axes."""
-    width, height = sheet.width, sheet.height
-    weight_scale(figure, (_LEFT / width, 0.2 / height, 1.6 / width, 0.085 / height), colours)
-    views = [view for layers in sheet.groups.values() for _, view in layers]
+    width, height, under = sheet.width, sheet.height, sheet.under
+    place = (_LEFT / width, (0.2 + under) / height, 1.6 / width, 0.085 / height)
+    weight_scale(figure, place, colours)
+    small = [
+        (_BESIDE, 0.2 + under, "rows: queries ↓", colours.query),
+        (_BESIDE + 0.75, 0.2 + under, "columns: keys →", colours.key),
+    ]
+    for number, line in enumerate(reversed(sheet.caption)):
+        small.append((0.0 if under else _BESIDE, 0.08 + number * _LINE, line, colours.faint))
+    for across, up, text, colour in small:
+        figure.text((_LEFT + across) / width, up / height, text, fontsize=6.5, color=colour)
+
+
+def _said_of_dots(views: Sequence[Overview], partial: bool) -> list[str]:
+    """What a dot is, and what is drawn."""
     sizes = sorted({view.sizes for view in views if view.sizes != (1, 1)})
-    dot = "; ".join(
+    said = [
         f"a dot: the mass of a row in {columns} keys, mean of {rows} rows"
         for rows, columns in sizes
-    )
-    kept = "drawn from the kept edges" if sheet.partial else ""
-    for across, down, text, colour in (
-        (1.8, 0.08, "; ".join(filter(None, (dot, kept))), colours.faint),
-        (1.8, 0.2, "rows: queries ↓", colours.query),
-        (2.55, 0.2, "columns: keys →", colours.key),
-    ):
-        figure.text((_LEFT + across) / width, down / height, text, fontsize=6.5, color=colour)
+    ]
+    return [*said, "drawn from the kept edges"] if partial else said

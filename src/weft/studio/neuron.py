@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.analysis import six_steps
 from weft.analysis.joint_projection import joint_projection
 from weft.analysis.six_steps import Hidden, Wording
-from weft.analysis.worked_row import WorkedRow, worked_row
+from weft.analysis.worked_row import WorkedRow, remedy, worked_row
 from weft.errors import InputError, WeftError
 from weft.formats.files import JsonObject, finite
 from weft.formats.trace import TraceData, TraceLayer
@@ -71,6 +71,7 @@ class Neurons:
         self._trace, self._matrix = trace, matrix
         self._layers: OrderedDict[int, TraceLayer] = OrderedDict()
         self._lock = threading.Lock()
+        self._given: str | None = trace.model.get("given")
 
     def edge(self, number: int, head: int, query: int, key: int) -> JsonObject:
         """One edge, and the row that it is in.
@@ -88,7 +89,7 @@ class Neurons:
         layer = self._layer(number)
         shown = self._matrix.cell(number, head, query, key)
         try:
-            row = worked_row(layer, head, query)
+            row = worked_row(layer, head, query, given=self._given)
         except InputError as error:
             return {"missing": str(error), "trace": shown, "depth": _depth(layer)}
         places = row.strongest(LISTED, key)
@@ -142,7 +143,7 @@ class Neurons:
         layer = self._layer(number)
         row, numbers, problem, without = None, None, None, None
         try:
-            row = worked_row(layer, head, query)
+            row = worked_row(layer, head, query, given=self._given)
         except InputError as error:
             without = str(error)
         if model is not None:
@@ -180,7 +181,7 @@ class Neurons:
         layer = self._layer(number)
         queries, keys = layer.queries, layer.keys
         if queries is None or keys is None:
-            return {"missing": _no_queries_keys()}
+            return {"missing": f"This trace has no queries and keys. {remedy(self._given)}"}
         of_head = keys[head // (layer.heads // keys.shape[0])]
         try:
             found = joint_projection(queries[head].float(), of_head.float())
@@ -203,13 +204,6 @@ class Neurons:
                     self._layers.popitem(last=False)
             self._layers.move_to_end(number)
             return self._layers[number]
-
-
-def _no_queries_keys() -> str:
-    return (
-        "This trace did not keep queries and keys. Trace the model again, without "
-        "--no-queries-keys."
-    )
 
 
 def _depth(layer: TraceLayer) -> int | None:
@@ -259,8 +253,8 @@ def _steps(
     shaw_scores = layer.positions == "shaw"
     shaw_values = numbers is not None and _adds_to_values(numbers)
     turned = layer.positions == "rotary" or (numbers is not None and numbers.turned)
-    depth = _depth(layer) or 0
-    scale = six_steps.scale(depth, 2, alibi=layer.positions == "alibi")
+    depth, alibi = _depth(layer), layer.positions == "alibi"
+    scale = six_steps.scale(depth, 2, alibi=alibi)
     if row is not None and row.scaling != f"/ √{depth}":
         formula = f"S {row.scaling}" if layer.scale != 1 else "S, not scaled"
         scale = dataclasses.replace(scale, formula=formula, sentence="This model scales so.")

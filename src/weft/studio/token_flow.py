@@ -81,13 +81,15 @@ class TokenFlows:
         tokens   [sequence, position] of those that are drawn, the ones that carry most
         shares   by level, from the input up, by token
         edges    by layer [token above, token below, share], the ones that carry most
-        sums     by level the share that all tokens carry: what is missing went along edges that
-                 were not kept
+        sums     by level the share that all tokens carry
+        unknown  what came along edges that were not kept; the rest of what a sum lacks ended at
+                 rows that may look at no key
         """
         network = self._network(kind)
         with self._working:
             start = network.node(network.queries, position)
             shares = network.shares(start)
+            unknown = self._unknown(network, shares)
             most = shares.max(0)
             most[start] = 2  # drawn first of all
             chosen = np.sort(np.argsort(-most, kind="stable")[:_TOKENS])
@@ -103,6 +105,7 @@ class TokenFlows:
             "shares": [[_short(share) for share in row] for row in shares[:, chosen].tolist()],
             "edges": edges,
             "sums": [_short(total) for total in shares.sum(1).tolist()],
+            "unknown": _short(unknown),
         }
 
     def paths(self, kind: str, position: int, target: int) -> JsonObject:
@@ -116,13 +119,18 @@ class TokenFlows:
             start = network.node(network.queries, position)
             end = network.node(network.keys, target)
             found = network.strongest(start, end, PATHS)
+            most = found.most
+            if most > found.least:
+                # The network takes what ends at rows without a key for unknown as well.
+                unknown = self._unknown(network, network.shares(start))
+                most = min(most, found.least + (unknown if unknown > 1e-6 else 0))
         return {
             "paths": [
                 {"product": path.product, "steps": [list(step) for step in path.steps]}
                 for path in found.paths
             ],
             "least": found.least,
-            "most": found.most,
+            "most": most,
         }
 
     def largest_flow(self, kind: str, position: int, target: int) -> JsonObject:
@@ -137,6 +145,16 @@ class TokenFlows:
         with self._working:
             found = attention_flow(self._trace, position, target, kind=kind)
         return {"least": float(found.lower[0]), "most": float(found.upper[0])}
+
+    def _unknown(self, network: Network, shares: Array) -> float:
+        """How much of a position came along edges that were not kept."""
+        ends = 0.0
+        for level, layer in enumerate(network.layers, 1):
+            step = network.step(level)
+            # The heads of a row that may look at no key hand nothing on.
+            blind = (self._arrays[self._number[id(layer)]].count == 0).mean(0)
+            ends += float(shares[level][step.own] @ ((1 - step.residual) * blind))
+        return max(0.0, 1 - float(shares[0].sum()) - ends)
 
     def _network(self, kind: str) -> Network:
         if kind not in self._networks:

@@ -6,7 +6,7 @@ import { faintness, pathColour, thick, thickPath, type Drawn } from "../flowDiag
 import type { Curve } from "../graphLayout";
 import type { Example } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { percent, significant3 } from "../text";
+import { orMore, significant3 } from "../text";
 import { smallPrint } from "./print";
 import { EDGE, element, figure, fitted, fixed1, SMALLEST, text } from "./svg";
 
@@ -69,7 +69,7 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   });
   const scale = Math.min(1, (wide - 2 * EDGE) / drawn.width);
   const moved = `translate(${EDGE} 0) scale(${scale.toFixed(4)})`;
-  const edges = `Edges drawn carry ${percent(drawn.held)} or more of each layer.`;
+  const edges = `Edges drawn carry ${orMore(drawn.held)} of each layer.`;
   const products = between?.paths.length
     ? ` Strongest paths: products ${between.paths
         .slice(0, 3)
