@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,11 @@ TASKS = {
 
 def digits() -> dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]:
     """scikit-learn's 1,797 digits in bytes, and their classes, in three parts."""
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        sys.exit("far_pixels: its digits are scikit-learn's, which is not here. Install it: "
+                 "pip install scikit-learn")  # fmt: skip
     data = load_digits()
     images = np.rint(data.images * (255 / 16)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(images))

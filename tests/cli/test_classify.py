@@ -141,6 +141,14 @@ def test_what_a_classifier_does_not_do(
     assert message in weft_main(verb, run, *rest).one_line()
 
 
+def test_a_file_of_translations_is_not_measured_by_a_classifier(
+    weft_main: Command, run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.de").write_text("ein Hund\n")
+    line = weft_main("evaluate", run, tmp_path / "a.de").one_line()
+    assert f"{run} classifies texts (weft classify); it does not translate" in line
+
+
 def test_other_runs_do_not_classify(weft_process: Command, runs: Path) -> None:
     result = weft_process("classify", runs / "language", stdin=b"x\n")
     assert "continues text (weft generate); it does not classify" in result.one_line()

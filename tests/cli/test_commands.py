@@ -145,6 +145,12 @@ def test_translate_into_a_reader_that_leaves(loaded: Loaded, runs: Path) -> None
     os.close(ours)
 
 
+def test_a_finished_run_given_again_says_so(weft_main: Command, runs: Path, data: Path) -> None:
+    said = weft_main("train", data / "language.toml", "--run", runs / "language").err
+    assert "Finished already, after 3 steps." in said
+    assert "To train again: --run FOLDER; further: a larger training.max_steps. Run: " in said
+
+
 def test_generate(weft_main: Command, runs: Path) -> None:
     arguments = ("generate", runs / "language", "--prompt", "the c", "--length", 12)
     first = weft_main(*arguments, "--json")

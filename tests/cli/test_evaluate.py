@@ -132,7 +132,10 @@ def test_what_cannot_be_compared(
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((runs / "dates", tmp_path / "seed"), "differ (drawn with training.seed 1 and 2)"),
         ((runs / "dates", runs / "language"), "differ (task.kind dates and language)"),
-        ((runs / "language", files["good"]), "a language model, which does not translate"),
+        (
+            (runs / "language", files["good"]),
+            "continues text (weft generate); it does not translate",
+        ),
         ((runs / "translation", files["good"]), "has 30 lines, the test data of"),
         ((files["good"],), "Add --reference FILE"),
         ((files["good"], "--reference", files["short"]), "short.de 29; expected a translation"),

@@ -189,3 +189,13 @@ def test_kernels_that_are_not_here_are_one_line(monkeypatch: pytest.MonkeyPatch)
 
 def test_debug_is_in_the_help(weft_main: Command) -> None:
     assert "--debug" in weft_main("--help").out
+
+
+def test_a_reader_that_leaves_is_no_error_of_a_table() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb", buffering=0) as pipe:
+        console = safe_console()
+        console.file = io.TextIOWrapper(pipe, write_through=True)
+        with pytest.raises(BrokenPipeError):
+            console.print("a table")

@@ -120,6 +120,17 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
         ("[training]\nbetas = [0.9, 1.0]", "training.betas[1] = 1.0: input should be less"),
         ("[training]\nseed = 9223372036854775808", "training.seed = 9223372036854775808"),
         ("[model]\nwidth = 1000000000", "model.width = 1000000000: input should be less"),
+        ("[training]\nepsilon = 1e-50", "training.epsilon = 1e-50: input should be greater"),
+        ("[training]\nbatch_tokens = 1000000000000", "training.batch_tokens = 1000000000000"),
+        (
+            "[model]\nheads = 3\nkv_heads = 2\nwidth = 48",
+            "model.kv_heads 2 does not divide model.heads = 3. Choose a divisor",
+        ),
+        (
+            '[model]\nheads = 2\nwidth = 6\npositions = "rotary"',
+            "model.width 6, model.heads 2: each head has 3 coordinates, an odd number, and rotary "
+            "positions turn them in pairs. Choose a model.width that is a multiple of 4.",
+        ),
         ("[training]\nseed", "not TOML: "),
         (
             "aaa = 1\nbbb = 2",

@@ -21,7 +21,7 @@ from weft.mechanism.backends import native_product
 from weft.mechanism.watching import Recorder, layers_of, watching
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
-from weft.training.inference import evaluate_run, open_run
+from weft.training.inference import evaluate_run, generate_text, open_run
 from weft.training.loop import TrainingResult, train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model, make_task
@@ -171,6 +171,7 @@ def test_a_finished_run_is_left_as_it_is(tiny: ConfigMaker, tmp_path: Path) -> N
     first = run(tiny(), tmp_path / "a")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     second = run(tiny(), tmp_path / "a")
+    assert (first.already, second.already) == (False, True)
     assert before == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
     assert (second.steps, second.seconds, second.best_loss) == (
         first.steps, first.seconds, first.best_loss,
@@ -187,8 +188,11 @@ def test_another_configuration_is_refused(tiny: ConfigMaker, tmp_path: Path) -> 
     ("model", "message"),
     [
         ({"width": 15}, "width 15 does not split into model.heads = 2"),
-        ({"kv_heads": 3}, "must divide"),
-        ({"positions": "learned", "max_length": 4}, "positions end at 4"),
+        ({"kv_heads": 3}, r"model\.kv_heads 3 does not divide model\.heads = 2"),
+        (
+            {"positions": "learned", "max_length": 4},
+            r"model\.max_length is 4, the longest text has 8 tokens\. .* a smaller task\.block\.",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_leaves_nothing_behind(
@@ -391,3 +395,52 @@ def test_a_run_whose_file_lacks_later_keys_goes_on(tiny: ConfigMaker, tmp_path: 
     assert run(config, tmp_path / "a").steps == 4
     with pytest.raises(InputError, match="'adamw', is 'adam'"):
         run(tiny(max_steps=4, optimiser="adam"), tmp_path / "a")
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_best_weights_that_are_gone_end_a_run_that_goes_on(
+    tiny: ConfigMaker, tmp_path: Path, damage: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), tmp_path / "a", Interruption(7))  # step 4 was the best, 5 the checkpoint
+    best = tmp_path / "a" / "best.safetensors"
+    content = best.read_bytes()
+    best.unlink()
+    if damage == "damaged":
+        best.write_bytes(content[:-9])
+    message = rf"best\.safetensors: {damage}; the run's best weights \(step 4\) were there\. Put"
+    with pytest.raises(DataError, match=message):
+        run(tiny(), tmp_path / "a")
+    best.write_bytes(content)
+    assert run(tiny(), tmp_path / "a").steps == 12
+
+
+def test_a_finished_run_without_its_weights_does_not_train_on(
+    tiny: ConfigMaker, tmp_path: Path
+) -> None:
+    run(tiny(max_steps=1), tmp_path / "a")
+    (tmp_path / "a" / "best.safetensors").unlink()
+    with pytest.raises(DataError, match=r"is finished, but its best\.safetensors is missing\. Put"):
+        open_run(tmp_path / "a")
+
+
+def test_a_damaged_configuration_is_named_with_its_folder(
+    tiny: ConfigMaker, tmp_path: Path
+) -> None:
+    run(tiny(max_steps=1), tmp_path / "a")
+    file = tmp_path / "a" / "config.json"
+    file.write_text('{"model": {"wdith": 1}}')
+    with pytest.raises(InputError) as caught:
+        run(tiny(max_steps=1), tmp_path / "a")
+    assert str(caught.value).startswith(f"{file}: unknown key")
+
+
+def test_what_is_written_ends_where_the_positions_do(tiny: ConfigMaker, tmp_path: Path) -> None:
+    run(tiny(model={"positions": "learned", "max_length": 8}, max_steps=1), tmp_path / "a")
+    opened = open_run(tmp_path / "a")
+    message = r"--length 6: after a prompt of 4 tokens .* end at 8\. Give --length 5 or less\."
+    with pytest.raises(InputError, match=message):
+        generate_text(opened, "the ", length=6)
+    assert len(generate_text(opened, "the ", length=5, seed=3)) <= 5
+    with pytest.raises(InputError, match=r"the prompt has 9 tokens, .* end at 8\. Give a shorter"):
+        generate_text(opened, "the cat s", length=1)

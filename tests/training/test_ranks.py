@@ -416,3 +416,13 @@ def test_batch_norms_are_those_of_the_checkpoint(
     reports = RunFolder(tmp_path / "whole").read_metrics()
     least = min(r["validation_loss"] for r in reports if "validation_loss" in r)
     assert float(measured.formula(measured.statistics.sum(0))) == pytest.approx(least, abs=1e-5)
+
+
+def test_best_weights_that_are_gone_are_said_once(
+    tiny: ConfigMaker, starter: Starter, tmp_path: Path
+) -> None:
+    starter.run(tiny(), tmp_path / "a", 2, stop=7)
+    (tmp_path / "a" / "best.safetensors").unlink()
+    first, second = starter.run(tiny(), tmp_path / "a", 2)
+    assert "best.safetensors: missing; the run's best weights (step 4) were there" in first
+    assert second == "GroupError: the first process could not begin."

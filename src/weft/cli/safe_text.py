@@ -136,6 +136,10 @@ def safe_console(*, stderr: bool = False, width: int | None = None) -> Console:
     from rich.text import Text
 
     class SafeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # Called where rich has caught the error: weft.cli.endings says how a command ends.
+            raise
+
         def render_str(self, text: str, **options: Any) -> Text:
             # Before the layout, which counts the characters.
             return super().render_str(safe(text), **options)

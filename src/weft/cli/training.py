@@ -48,9 +48,13 @@ def trained(settings: RunConfig, folder: Path, tensorboard: Path | None, *, as_j
 
 def _say_result(result: TrainingResult, folder: Path, *, as_json: bool) -> None:
     ended = "" if result.reason == "max_steps" else f" Ended by training.{result.reason}."
+    done, remedy = f"Trained {result.steps:,} steps in {result.seconds:,.1f} s.", ""
+    if result.already:
+        done = f"Finished already, after {result.steps:,} steps."
+        remedy = f" To train again: --run FOLDER; further: a larger training.{result.reason}."
     say(
-        f"Trained {result.steps:,} steps in {result.seconds:,.1f} s. Best validation loss "
-        f"{result.best_loss:.4f}, at step {result.best_step:,}.{ended} Run: {folder}"
+        f"{done} Best validation loss {result.best_loss:.4f}, at step {result.best_step:,}."
+        f"{ended}{remedy} Run: {folder}"
     )
     if as_json:
         print_json(

@@ -316,7 +316,7 @@ class StoredLayer:
         """Errors of the libraries that read a file, as the one line that says which."""
         try:
             yield
-        except DataError:
+        except (DataError, UnicodeEncodeError):  # the latter of its path, not of what it holds
             raise
         except _UNREADABLE as error:
             if isinstance(error, OSError) and error.errno is not None:

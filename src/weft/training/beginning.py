@@ -10,16 +10,19 @@ from torch import nn
 
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
-from weft.formats.run import RunFolder
+from weft.formats.run import Completed, RunFolder
 from weft.formats.shards import remove_unfinished
 from weft.formats.tensors import load_tensors
+from weft.models.configuration import Architecture
 from weft.training.config import RunConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.ranks import Ranks
 from weft.training.tasks import begin_model, build_model, make_task
 from weft.training.tasks.task import Task
 
-__all__ = ["begin", "completed"]
+__all__ = ["begin", "check_best", "completed_in"]
+
+_PUT_BACK = "Put a copy back, or train again in another folder with --run."
 
 
 def begin(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
@@ -57,6 +60,17 @@ def _check_shareable(model: nn.Module, ranks: Ranks) -> None:
         )
 
 
+def _check_length(task: Task, model: nn.Module) -> None:
+    """Raise an InputError where the positions of a model end before the longest text does."""
+    architecture = getattr(model, "architecture", None)
+    room = architecture.room if isinstance(architecture, Architecture) else None
+    if room is not None and (longest := task.longest()) > room:
+        raise InputError(
+            f"model.max_length is {room}, the longest text {task.has} {longest} tokens. Set "
+            f"model.max_length to {longest} or more, or {task.shorter}."
+        )
+
+
 def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tuple[RunFolder, Task]:
     content = config.model_dump(mode="json")
     if not (path / "run.json").exists():
@@ -67,6 +81,7 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
             trial = build_model(config, task.description)
             begin_model(config, task, trial)
             _check_shareable(trial, ranks)
+            _check_length(task, trial)
             trial(**task.probe().inputs)
         stack.enter_context(RunFolder.training_lock(path))
         if not (path / "run.json").exists():
@@ -76,7 +91,7 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         # Another process has begun the same run meanwhile, and ended.
     else:
         stack.enter_context(RunFolder.training_lock(path))
-    folder = RunFolder.create_or_open(path, content, completed)
+    folder = RunFolder.create_or_open(path, content, completed_in(path))
     _check_finished(folder)
     remove_unfinished(folder.shards)
     # Before the first checkpoint nothing depends on what is there, which may be unfinished.
@@ -87,25 +102,40 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
     return folder, task
 
 
-def completed(saved: JsonObject) -> JsonObject:
-    """A configuration on disk with the defaults of keys that came after it was written."""
-    return check_config(saved, "config.json").model_dump(mode="json")
+def completed_in(path: Path) -> Completed:
+    """Gives the configuration in a run's folder the defaults of keys that came after it."""
+
+    def completed(saved: JsonObject) -> JsonObject:
+        return check_config(saved, str(path / "config.json")).model_dump(mode="json")
+
+    return completed
+
+
+def check_best(folder: RunFolder, step: int) -> None:
+    """Raise a DataError unless the best weights, which were kept at a step, are still there."""
+    what = "damaged" if folder.best.exists() else "missing"
+    try:
+        load_tensors(folder.best, "checkpoint")
+    except DataError:
+        raise DataError(
+            f"{folder.best}: {what}; the run's best weights (step {step:,}) were there. {_PUT_BACK}"
+        ) from None
 
 
 def _check_finished(folder: RunFolder) -> None:
     """Raise a DataError where a run says that it is finished, and its weights are gone."""
     if folder.state != "finished":
         return
-    remedy = "Put a copy back, or train again in another folder with --run."
     there = {folder.checkpoint: folder.has_checkpoint, folder.best: folder.best.exists()}
     for path, is_there in there.items():
         if not is_there:
             raise DataError(
-                f"{folder.path}: this run is finished, but its {path.name} is missing. {remedy}"
+                f"{folder.path}: this run is finished, but its {path.name} is missing. {_PUT_BACK}"
             )
     try:
         load_tensors(folder.best, "checkpoint")
     except DataError:
+        name = folder.best.name
         raise DataError(
-            f"{folder.path}: this run is finished, but its {folder.best.name} is damaged. {remedy}"
+            f"{folder.path}: this run is finished, but its {name} is damaged. {_PUT_BACK}"
         ) from None

@@ -69,7 +69,9 @@ class TrainingConfig(Section):
     seed: int = Field(1, ge=0, le=2**63 - 1)
     max_steps: int = Field(10_000, ge=1)
     max_epochs: int | None = Field(None, ge=1, description="stop after so many passes, if earlier")
-    batch_tokens: int = Field(4_096, ge=1, description="tokens in a batch, padding included")
+    batch_tokens: int = Field(
+        4_096, ge=1, le=2**30, description="tokens in a batch, padding included"
+    )
     accumulate: int = Field(1, ge=1, description="batches whose gradients make one step")
     parallel: Parallel = Field(
         "ddp",
@@ -91,7 +93,7 @@ class TrainingConfig(Section):
     schedule: Schedule = "inverse-sqrt"
     floor: float = Field(0.0, ge=0, le=1, description="lowest rate, as a share of the peak")
     betas: tuple[_Decay, _Decay] = (0.9, 0.98)
-    epsilon: float = Field(1e-9, gt=0)
+    epsilon: float = Field(1e-9, ge=1.2e-38)  # less is 0 in float32
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient")
     label_smoothing: float = Field(0.1, ge=0, lt=1)

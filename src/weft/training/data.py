@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from weft.errors import DataError
 from weft.formats.files import JsonObject, read_json, write_json
@@ -23,12 +24,19 @@ class DataDescription:
     tokens: of the text to learn from, where it is one long text.
     digests: of that text, and of its end that is held out: by "text" and "held_out". A run that an
         earlier version began may not know them.
+    folder: of the run that it was read from, for a message.
     """
 
     vocabulary: Vocabulary | None = None
     facts: JsonObject = field(default_factory=dict)
     tokens: TokenFile | None = None
     digests: JsonObject = field(default_factory=dict)
+    folder: Path | None = None
+
+    def fault(self, what: str) -> DataError:
+        """The error of a run that lacks one of these files, or something in it."""
+        place = "" if self.folder is None else f"{self.folder}: "
+        return DataError(f"{place}{what}. Put a copy back, or train again.")
 
     def save(self, folder: RunFolder) -> None:
         """Write vocabulary.json, tokens.bin, data.json, each where there is something to write."""
@@ -68,12 +76,12 @@ class DataDescription:
                 vocabulary = Vocabulary.load(folder.vocabulary)
         if not facts and vocabulary is None:
             return None
-        return cls(vocabulary, facts, tokens, digests)
+        return cls(vocabulary, facts, tokens, digests, folder.path)
 
 
 def classes_of(data: DataDescription) -> list[str]:
     """The names of the classes that a run knows. Raises: DataError: data.json has none."""
     names = data.facts.get("classes")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError("data.json of this run names no classes. Put a copy back, or train again.")
+        raise data.fault("data.json of this run names no classes")
     return names

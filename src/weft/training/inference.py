@@ -77,6 +77,11 @@ def open_run(path: Path | str) -> TrainedRun:
             "train it again."
         )
     model = build_model(config, data)
+    if not folder.best.exists() and folder.state == "finished":
+        raise DataError(
+            f"{folder.path}: this run is finished, but its {folder.best.name} is missing. Put a "
+            "copy back, or train again in another folder with --run."
+        )
     if not folder.best.exists():
         raise DataError(
             f"{folder.path}: this run has kept no weights yet; they come with its first "
@@ -118,6 +123,18 @@ def generate_text(
     ids = run.vocabulary.encode(prompt)
     if not ids:
         raise InputError("the prompt is empty; give at least one character.")
+    room = run.model.architecture.room
+    if room is not None and len(ids) > room:
+        raise InputError(
+            f"the prompt has {len(ids):,} tokens, the model's positions end at {room:,}. Give a "
+            "shorter one, or train with a larger model.max_length."
+        )
+    # The last token that is drawn is not read.
+    if room is not None and length > room - len(ids) + 1:
+        raise InputError(
+            f"--length {length}: after a prompt of {len(ids):,} tokens the model's positions end "
+            f"at {room:,}. Give --length {room - len(ids) + 1} or less."
+        )
     drawn = sample(
         run.model,
         run.model.start(),

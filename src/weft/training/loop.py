@@ -26,7 +26,7 @@ from weft.mechanism.watching import layers_of
 from weft.models.predictor import Predictor
 from weft.training.averaged import LookedAt
 from weft.training.batches import Batch
-from weft.training.beginning import begin, completed
+from weft.training.beginning import begin, check_best, completed_in
 from weft.training.checkpoint import (
     Learner,
     Position,
@@ -75,6 +75,7 @@ class TrainingResult:
     """How a training ended.
 
     seconds: of training, over all sessions, setting up left out.
+    already: whether the run was finished before, so that nothing was done.
     """
 
     folder: RunFolder
@@ -84,6 +85,7 @@ class TrainingResult:
     best_loss: float
     best_step: int
     reason: str
+    already: bool = False
 
 
 def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
@@ -101,7 +103,7 @@ def train(config: RunConfig, path: Path, listener: Listener) -> TrainingResult:
         folder, task = begin(config, path, ranks, stack)
         training = _Training(config, folder, task, listener, ranks)
         if ranks.leader:
-            folder.extend(config.model_dump(mode="json"), completed)
+            folder.extend(config.model_dump(mode="json"), completed_in(path))
         return training.run()
 
 
@@ -155,6 +157,12 @@ class _Training:
         batches = task.validation(self.settings.batch_tokens)
         self.validation = ranks.validated_by(batches)
         self.position = load_checkpoint(folder, self.learner, self.settings.seed, ranks)
+        if self.position.best_loss is not None:
+            if ranks.leader:
+                with ranks.led():
+                    check_best(folder, self.position.best_step)
+            else:
+                ranks.follow()
 
     def run(self) -> TrainingResult:
         """Step until the end. Raises: InputError: the memory, or numbers that are none, end it."""
@@ -171,6 +179,7 @@ class _Training:
         self.listener.started(self.task, self.model, position, settings.max_steps)
         self._clock = time.perf_counter()
         reason = self._reason_to_stop()
+        already = self.finished and bool(reason)
         if not reason:
             if self.knows_something and not position.step:
                 self._validate()
@@ -197,6 +206,7 @@ class _Training:
             position.best_loss,
             position.best_step,
             reason,
+            already,
         )
 
     def _rewind(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from weft.mechanism.multihead import WeightsKind
 from weft.models.configuration import (
@@ -70,6 +71,17 @@ class _BlocksSection(ModelSection):
     dropout: float = Field(0.1, ge=0, lt=1)
     attention_dropout: float = Field(0.0, ge=0, lt=1)
 
+    @model_validator(mode="after")
+    def _check_kv_heads(self) -> Self:
+        """Raise an error where heads cannot share keys and values evenly."""
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise PydanticCustomError(
+                "misfit",
+                f"model.kv_heads {self.kv_heads} does not divide model.heads = {self.heads}. "
+                "Choose a divisor, or leave model.kv_heads out.",
+            )
+        return self
+
     def layer_counts(self) -> str:
         """How many layers, for a message: "3 + 3 layers"."""
         raise NotImplementedError
@@ -90,6 +102,19 @@ class _AttentionSection(_BlocksSection):
     clip: int = Field(16, ge=1, le=10_000_000)
     rotary_base: float = Field(10_000.0, gt=0, description="of rotary positions")
     max_length: int = Field(1024, ge=1, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _check_rotary(self) -> Self:
+        """Raise an error where rotary positions cannot turn a head's coordinates in pairs."""
+        depth, rest = divmod(self.width, self.heads)
+        if self.positions == "rotary" and not rest and depth % 2:
+            raise PydanticCustomError(
+                "misfit",
+                f"model.width {self.width}, model.heads {self.heads}: each head has {depth} "
+                "coordinates, an odd number, and rotary positions turn them in pairs. Choose a "
+                f"model.width that is a multiple of {2 * self.heads}.",
+            )
+        return self
 
 
 class TransformerConfig(_AttentionSection):

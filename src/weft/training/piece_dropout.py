@@ -43,14 +43,21 @@ class PieceDropout:
         numbers = random.Random(self._seed * 1_000_003 + epoch)
         return [self._encode(text, numbers) for text in texts]
 
-    def _encode(self, text: str, numbers: random.Random) -> list[int]:
+    def longest(self, texts: Sequence[str]) -> int:
+        """Tokens of the longest text where no merge is done."""
+        return max(sum(map(len, self._words_of(text))) for text in texts)
+
+    def _words_of(self, text: str) -> list[str]:
         words = self._words.get(text)
         if words is None:
             normal = self._tokenizer.normalizer.normalize_str(text)
             words = [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
             self._words[text] = words
+        return words
+
+    def _encode(self, text: str, numbers: random.Random) -> list[int]:
         ids: list[int] = []
-        for word in words:
+        for word in self._words_of(text):
             ids += self._way(word, int(numbers.random() * WAYS))
         return ids
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +229,20 @@ def test_data_that_do_not_fit(tmp_path) -> None:
     )
     with pytest.raises(InputError, match="the class '2' has no examples"):
         images_task(ImagesConfig(**section(tmp_path)), 1, known)
+
+
+def test_the_largest_seed_orders_images(tmp_path) -> None:
+    write(tmp_path / "train.npz", 20)
+    task = images_task(ImagesConfig(**section(tmp_path)), 2**63 - 1, None)
+    assert task.plan_epoch(0, 1_000)
+
+
+def test_without_scikit_learn_the_example_of_far_pixels_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(__file__).parents[3] / "benchmarks" / "evidence"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    digits = runpy.run_path(str(folder / "far_pixels.py"))["digits"]
+    with pytest.raises(SystemExit, match="pip install scikit-learn"):
+        digits()

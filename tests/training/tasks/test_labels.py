@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from weft.errors import InputError
+from weft.errors import DataError, InputError
 from weft.models.classifier import Classifier
 from weft.training.config import RunConfig, check_config
 from weft.training.inference import evaluate_run, open_run
@@ -168,3 +168,31 @@ def test_what_is_no_classifier_does_not_classify(tmp_path: Path) -> None:
     task = labels_task(config_of(tmp_path).task, 1, None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="this run predicts; it does not classify"):
         classify(torch.nn.Linear(2, 2), task.description, ["x"])  # type: ignore[arg-type]
+
+
+def test_positions_that_end_before_the_longest_text_leave_nothing_behind(tmp_path: Path) -> None:
+    config = config_of(tmp_path, positions="learned", max_length=3)
+    longest = task_of(config).longest()
+    message = (
+        rf"model\.max_length is 3, the longest text has {longest} tokens\. .* {longest} or more"
+    )
+    with pytest.raises(InputError, match=message):
+        train(config, tmp_path / "run", SilentListener())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
+    folder, config = tmp_path / "run", config_of(tmp_path)
+    train(config, folder, SilentListener())
+    file = folder / "vocabulary.json"
+    content = file.read_bytes()
+    file.unlink()
+    message = rf"{folder}: this run lacks its vocabulary\.json\. Put a copy back"
+    with pytest.raises(DataError, match=message):
+        open_run(folder)
+    with pytest.raises(DataError, match=message):
+        train(config, folder, SilentListener())
+    file.write_bytes(content)
+    (folder / "data.json").write_text('{"max_length": 512}')
+    with pytest.raises(DataError, match=rf"{folder}: data\.json of this run names no classes"):
+        open_run(folder)

@@ -205,3 +205,22 @@ def test_a_language_model_does_not_translate(folder: Path) -> None:
     model = LanguageModel(len(words), Architecture(width=8, heads=2))
     with pytest.raises(InputError, match="continues text"):
         translate(model, words, ["a"])  # type: ignore[arg-type]
+
+
+def test_the_longest_is_that_of_a_side_in_training_or_validation(folder: Path) -> None:
+    (folder / "long.tsv").write_text("a dog\t" + "ein Hund " * 9 + "\n")
+    for made in (task(folder), task(folder, valid=["long.tsv"])):
+        batches = [*map(made.batch, made.plan_epoch(0, 64)), *made.validation(64)]
+        read = [ids.shape[1] for batch in batches for ids in batch.inputs.values()]
+        assert made.longest() == max(read)
+
+
+def test_the_longest_with_piece_dropout_is_cut_into_bytes(folder: Path) -> None:
+    made = task(folder, piece_dropout=0.999)
+    read = [
+        ids.shape[1]
+        for epoch in range(20)
+        for plan in made.plan_epoch(epoch, 64)
+        for ids in made.batch(plan).inputs.values()
+    ]
+    assert max(read) == made.longest() == len(" eine Katze sitzt") + 1

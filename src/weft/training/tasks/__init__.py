@@ -129,6 +129,13 @@ _KINDS = {
 }
 
 
+def _check_vocabulary(config: RunConfig, data: DataDescription) -> None:
+    """Raise a DataError where a run of a model that reads tokens does not know them."""
+    reads = isinstance(config.model, TransformerConfig | ClassifierConfig | PretrainedConfig)
+    if reads and data.vocabulary is None:
+        raise data.fault("this run lacks its vocabulary.json")
+
+
 def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
     """The task of a run with its data, ready to be learned.
 
@@ -137,6 +144,8 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
         data: of a run that goes on or is used; None: found in the training data.
     """
     make = _KINDS[config.task.kind].make
+    if data is not None:
+        _check_vocabulary(config, data)
     if not isinstance(config.model, PretrainedConfig):
         return make(config.task, config.training.seed, data)
     if data is None:
@@ -150,8 +159,9 @@ def make_task(config: RunConfig, data: DataDescription | None = None) -> Task:
 def build_model(config: RunConfig, data: DataDescription) -> Predictor:
     """The model that a configuration describes, its matrices drawn at random.
 
-    Raises: InputError: there is not enough memory for it.
+    Raises: InputError: there is not enough memory for it. DataError: the run lacks a file.
     """
+    _check_vocabulary(config, data)
     try:
         if isinstance(config.model, PretrainedConfig):
             return build_pretrained(config, data)

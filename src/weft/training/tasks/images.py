@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.errors import DataError, InputError
+from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.images import LabelledImages, read_images
 from weft.models.image_classifier import ImageShape
@@ -35,9 +35,7 @@ def shape_of(data: DataDescription) -> ImageShape:
     sizes = data.facts.get("shape")
     whole = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
     if not isinstance(sizes, list) or not whole or len(sizes) != 3:
-        raise DataError(
-            "data.json of this run says no size of images. Put a copy back, or train again."
-        )
+        raise data.fault("data.json of this run says no size of images")
     return ImageShape(*sizes)
 
 
@@ -54,10 +52,7 @@ def mean_deviation(data: DataDescription) -> tuple[Tensor, Tensor]:
         or any(type(value) not in (int, float) for value in values)
         for values in numbers
     ):
-        raise DataError(
-            "data.json of this run lacks the mean and deviation of its images. Put a copy back, "
-            "or train again."
-        )
+        raise data.fault("data.json of this run lacks the mean and deviation of its images")
     mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in numbers)
     return mean, deviation
 
@@ -111,7 +106,8 @@ class ImagesTask(Task):
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch. The tokens of an image are its pixels."""
         count = len(self._targets["train"])
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        seed = (self.seed * 1_000_003 + epoch) % 2**63
+        generator = torch.Generator().manual_seed(seed)
         return self._cut(torch.randperm(count, generator=generator).tolist(), batch_tokens)
 
     def _cut(self, places: Sequence[int], batch_tokens: int) -> list[Plan]:

@@ -88,6 +88,10 @@ class LabelsTask(Task):
             "train_tokens": sum(len(ids) for ids, _ in self._train),
         }
 
+    def longest(self) -> int:
+        """See Task.longest."""
+        return max(len(ids) for ids, _ in (*self._train, *self._valid))
+
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch."""
         lengths = [(len(ids),) for ids, _ in self._train]

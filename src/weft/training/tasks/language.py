@@ -31,6 +31,8 @@ __all__ = ["LanguageTask", "language_task"]
 class LanguageTask(TextTask):
     """Windows of one long text; each token is predicted from those before it in its window."""
 
+    shorter = "choose a smaller task.block"
+
     def __init__(
         self,
         vocabulary: Vocabulary,
@@ -56,6 +58,10 @@ class LanguageTask(TextTask):
             "valid_tokens": len(self._valid),
             "vocabulary": len(self.vocabulary),
         }
+
+    def longest(self) -> int:
+        """See Task.longest."""
+        return self.block
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """Windows at random places, as many tokens as the text has."""

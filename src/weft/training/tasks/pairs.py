@@ -56,6 +56,7 @@ class PairsTask(TextTask):
         super().__init__(vocabulary)
         self.seed, self._length_penalty = seed, length_penalty
         self.texts = {"train": train, "valid": valid, "test": test}
+        self.has = "may have" if piece_dropout else self.has
         self._dropout = PieceDropout(vocabulary, piece_dropout, seed) if piece_dropout else None
         self._train, self._valid = self._encode(train), self._encode(valid)
         self._epoch: int | None = None
@@ -88,6 +89,15 @@ class PairsTask(TextTask):
             "vocabulary": len(self.vocabulary),
             "train_tokens": sum(map(sum, self._train.lengths)),
         }
+
+    def longest(self) -> int:
+        """See Task.longest; with piece dropout, what is cut into its bytes."""
+        lengths = [length for data in (self._train, self._valid) for length in data.lengths]
+        longest = max(max(pair) for pair in lengths)
+        if self._dropout is None:
+            return longest
+        texts = [text for pair in self.texts["train"] for text in pair]
+        return max(longest, self._dropout.longest(texts) + 1)  # the end, or the start
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """See Task.plan_epoch."""

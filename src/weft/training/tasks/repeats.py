@@ -43,6 +43,8 @@ EPOCH = 200
 class RepeatsTask(TextTask):
     """Parts drawn at random, each followed by its copy; no sequence is ever drawn twice."""
 
+    shorter = "choose a smaller task.longest"
+
     def __init__(self, vocabulary: Vocabulary, seed: int, config: RepeatsConfig) -> None:
         super().__init__(vocabulary)
         self.seed, self.config = seed, config
@@ -53,6 +55,10 @@ class RepeatsTask(TextTask):
         """See Task.sizes."""
         return {"symbols": len(self._ids), "shortest part": self.config.shortest,
                 "longest part": self.config.longest}  # fmt: skip
+
+    def longest(self) -> int:
+        """See Task.longest."""
+        return 2 * self.config.longest
 
     def plan_epoch(self, epoch: int, batch_tokens: int) -> list[Plan]:
         """Each batch by its number, the length of its parts, and how many sequences it has."""
@@ -70,7 +76,8 @@ class RepeatsTask(TextTask):
 
     def _draw(self, number: int, length: int, count: int) -> Batch:
         """Sequences of one length. Even numbers are for training, odd ones for validation."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        seed = (self.seed * 1_000_003 + number) % 2**63
+        generator = torch.Generator().manual_seed(seed)
         order = torch.rand(count, len(self._ids), generator=generator).argsort(-1)
         part = torch.tensor(self._ids)[order[:, :length]]
         start = torch.full((count, 1), self._start)

@@ -60,6 +60,8 @@ class Task(ABC):
 
     description: DataDescription = DataDescription()
     ignored: int = -100
+    #: How one has fewer tokens to read at once, and whether the longest has them, for a message.
+    shorter, has = "leave longer texts out", "has"
 
     def initialise(self, model: Predictor) -> None:  # noqa: B027 - most have nothing to give
         """Give a new model what it begins with beside matrices drawn at random."""
@@ -105,6 +107,13 @@ class Task(ABC):
     ) -> JsonObject:
         """The numbers of `results`, by their names."""
         return self.results(model, split=split, beam=beam, progress=progress).values()
+
+    def longest(self) -> int:
+        """Tokens of the longest text that the model reads, in training or validation.
+
+        0: it reads none.
+        """
+        return 0
 
     def check_split(self, split: str) -> None:
         """Raise an InputError where a task without test data is asked for other than "valid"."""
