@@ -266,3 +266,11 @@ def test_how_much_is_kept_where_nobody_says() -> None:
     assert weft.Top() == weft.Top(32)
     q = torch.randn(1, 2, 40, 4)
     assert weft.attend(q, q, q)[1].k == 32
+
+
+def test_a_head_that_is_not_there_is_refused() -> None:
+    tokens = torch.randn(2, 3, 4)
+    _, graph = weft.attend(tokens, tokens, tokens)
+    assert torch.equal(graph.of_head(-1).keys, graph.keys[1:])
+    with pytest.raises(weft.InputError, match="no head 2; the graph has 2"):
+        graph.of_head(2)

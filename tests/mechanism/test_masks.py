@@ -264,3 +264,18 @@ def test_ranges_that_rise_turn_into_ranges() -> None:
 def test_what_is_no_length(lengths: Any) -> None:
     with pytest.raises(weft.InputError, match="padding: got torch"):
         weft.padding(lengths)
+
+
+def test_packed_sequences_must_fill_the_keys_too() -> None:
+    tokens = torch.zeros(1, 9, 4)
+    with pytest.raises(weft.ShapeError, match="have 17 keys, the call has 9"):
+        weft.attention(tokens, tokens, tokens, mask=weft.packed([4, 5], [8, 9]))
+
+
+def test_a_mask_that_is_changed_before_backward_is_refused() -> None:
+    tokens = torch.randn(1, 5, 4, requires_grad=True)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    output = weft.attention(tokens, tokens, tokens, mask=mask)
+    mask.tril_()
+    with pytest.raises(weft.InputError, match="the mask was changed in place"):
+        output.sum().backward()

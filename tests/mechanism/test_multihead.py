@@ -350,3 +350,11 @@ def test_gradients_of_the_matrices() -> None:
 
 def test_print_says_what_it_is() -> None:
     assert "heads=2, depth=4, relative=alibi" in repr(MultiHeadAttention(8, 2, relative="alibi"))
+
+
+def test_slopes_are_there_after_a_start_without_memory() -> None:
+    with torch.device("meta"):
+        layer = weft.MultiHeadAttention(16, 2, relative="alibi")
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    assert layer.slopes.tolist() == [0.0625, 0.00390625]

@@ -205,6 +205,9 @@ class AttentionGraph:
 
     def of_head(self, head: int) -> AttentionGraph:
         """One head of a graph without a batch."""
+        if not -len(self.lse) <= head < len(self.lse):
+            raise InputError(f"of_head: no head {head}; the graph has {len(self.lse)}, from 0.")
+        head %= len(self.lse)
         return self._map(lambda tensor: tensor[head : head + 1])
 
     def detach(self) -> AttentionGraph:

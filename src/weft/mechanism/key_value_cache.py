@@ -35,6 +35,7 @@ class KeyValueCache:
         """Another that goes on from here: what one writes, the other does not see."""
         other = KeyValueCache()
         other.keys, other.values = self.keys, self.values
+        self._room = None  # what this one writes next goes to memory of its own
         return other
 
     @property

@@ -182,6 +182,8 @@ class Ranges(Mask):
 
     first: Tensor
     end: Tensor
+    #: How many keys the call must have; None: any number.
+    keys: int | None = None
     by_head = False
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
@@ -204,7 +206,9 @@ class Ranges(Mask):
         # Both rise: key j is seen from the first query whose keys end after it to the last one
         # whose keys begin at it or before.
         key = torch.arange(keys, device=first.device)
-        return Ranges(*(torch.searchsorted(side, key, right=True) for side in (end, first)))
+        return Ranges(
+            torch.searchsorted(end, key, right=True), torch.searchsorted(first, key, right=True)
+        )
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
@@ -212,6 +216,11 @@ class Ranges(Mask):
             raise ShapeError(
                 f"ranges: ranges for {len(self.first)} queries, the call has {queries}. Give one "
                 "for each query; packed sequences must fill the call."
+            )
+        if self.keys is not None and self.keys != keys:
+            raise ShapeError(
+                f"packed: the sequences have {self.keys} keys, the call has {keys}. Packed "
+                "sequences must fill the call."
             )
 
 

@@ -119,6 +119,8 @@ class MultiHeadAttention(AttentionLayer):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+        if self.relative == "alibi":  # not drawn, but memory may be new
+            self.slopes.copy_(alibi_slopes(self.heads))
         if self.relative in ("shaw", "shaw-keys"):
             nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
         if self.value_table is not None:

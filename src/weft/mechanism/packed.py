@@ -52,4 +52,4 @@ def packed(
     queries, keys = queries.long().cpu(), keys.long().cpu()
     ends = keys.cumsum(0)
     first, end = torch.stack((ends - keys, ends)).repeat_interleave(queries, dim=1)
-    return Ranges(first, end)
+    return Ranges(first, end, int(keys.sum()))

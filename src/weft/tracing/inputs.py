@@ -267,11 +267,17 @@ def _part(value: Tensor, shape: tuple[int, ...], span: slice) -> Tensor | None:
 
 
 def copied(inputs: Inputs) -> Arguments:
-    """The inputs for one run: a cache among them is a copy, for the run changes it."""
-    return {
-        name: copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
-        for name, value in inputs.items()
-    }
+    """The inputs for one run, which may change them: tensors and caches are copies."""
+    copies: dict[int, Any] = {}  # one that stands for two arguments still does
+
+    def copied_once(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = value.detach().clone().requires_grad_(value.requires_grad)
+            return copies[id(value)]
+        return copy.deepcopy(value) if hasattr(value, "get_seq_length") else value
+
+    return {name: copied_once(value) for name, value in inputs.items()}
 
 
 def hidden_positions(inputs: Inputs) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from collections.abc import Iterator
@@ -124,6 +125,13 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
     ]
     contents = [(own, _version(own), own.detach().clone()) for own in model.buffers()]
+    # What is written into lists, dictionaries and sets of a module: a cache made by hand, say.
+    held = [
+        (value, copy.copy(value))
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if name not in inner and isinstance(value, (list, dict, set))
+    ]
     try:
         yield
     finally:
@@ -132,6 +140,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for buffer, version, content in contents:
                 if version is None or version != _version(buffer):
                     buffer.copy_(content)
+        for value, content in held:
+            value.clear()
+            value.extend(content) if isinstance(value, list) else value.update(content)
         for module, attributes, entries in before:
             own = vars(module)
             own.clear()

@@ -107,13 +107,18 @@ class WatchedText:
 
 
 def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
-    """A mask of what each text of a batch is, up to its end token where it was generated."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
+    """A mask of what each text of a batch is, up to the end token behind which it is padding."""
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    if ends is None or len(ids) == 1:  # one text ends where its generation does
         return mask
-    is_end = torch.isin(ids[:, prompt:], torch.as_tensor(ends).cpu())
-    after = _pad_left(is_end.cumsum(1) > 0, prompt)
-    return mask.masked_fill(after, 0)
+    ends, padding = torch.as_tensor(ends).cpu().flatten(), generation.pad_token_id
+    written = ids[:, prompt:].cpu()
+    filled = written == (int(ends[0]) if padding is None else padding)
+    rest = filled.flip(1).cumprod(1).flip(1).bool()  # nothing but padding from here on
+    last = torch.ones_like(rest[:, :1])
+    closes = torch.isin(written, ends) & torch.cat((rest[:, 1:], last), 1)
+    return mask.masked_fill(_pad_left(closes.cumsum(1) > 0, prompt), 0)
 
 
 def _pad_left(tensor: Tensor, places: int) -> Tensor:

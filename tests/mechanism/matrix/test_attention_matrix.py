@@ -273,3 +273,29 @@ def test_reciprocity_head_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = AttentionMatrix(queries, keys[:2]).reciprocity()
     monkeypatch.setattr("weft.mechanism.matrix.attention_matrix.SIDE_BY_SIDE", 0)
     close(AttentionMatrix(queries, keys[:2]).reciprocity(), whole.double())
+
+
+def test_edges_of_exactly_the_weight_that_is_asked_for_are_kept() -> None:
+    for count in range(2, 60):
+        zeros = torch.zeros(1, count, 4)
+        matrix = weft.AttentionMatrix(zeros, zeros)
+        weight = float(matrix.top(1).weights[0, 0, 0])
+        assert matrix.above(weight).keys.shape[-1] == count
+
+
+def test_rows_of_more_than_1_by_a_log_sum_exp_that_was_given() -> None:
+    zeros = torch.zeros(1, 17, 4)
+    lse = weft.AttentionMatrix(zeros, zeros).lse
+    matrix = weft.AttentionMatrix(zeros, zeros, lse=lse - 2)  # each weight is e^2 / 17 = 0.43
+    assert matrix.above(0.4).keys.shape[-1] == 17
+    top = matrix.top(2)
+    torch.testing.assert_close(top.weights.sum(-1) + top.rest, torch.full((1, 17), math.e**2))
+
+
+@pytest.mark.parametrize("at", [np.int64(-1), torch.tensor(-1)])
+def test_an_offset_of_another_kind_of_number(at: Any) -> None:
+    tokens = torch.eye(3)[None]
+    matrix = weft.AttentionMatrix(tokens, tokens)
+    torch.testing.assert_close(matrix.mass(at), matrix.mass(-1))
+    with pytest.raises(weft.InputError, match="at=True; expected an offset"):
+        matrix.mass(True)

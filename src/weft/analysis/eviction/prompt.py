@@ -78,13 +78,13 @@ class Prompt:
 
     @property
     def queries(self) -> Tensor:
-        """As they are scored, (heads, length, depth)."""
-        return self._matrix.queries[:, : self.length]
+        """As they are scored, (heads, length, depth); a copy."""
+        return self._matrix.queries[:, : self.length].clone()
 
     @property
     def keys(self) -> Tensor:
-        """As they are scored, (kv_heads, length, depth)."""
-        return self._matrix.keys[:, : self.length]
+        """As they are scored, (kv_heads, length, depth); a copy."""
+        return self._matrix.keys[:, : self.length].clone()
 
     @property
     def values(self) -> Tensor | None:
@@ -95,9 +95,13 @@ class Prompt:
         """The weights of the last queries, exact: (heads, rows, length)."""
         return rows_of(self._matrix, range(self.length - rows, self.length), self.length)
 
-    @cached_property
+    @property
     def received(self) -> Tensor:
-        """What each key got from all queries of the prompt, (heads, length)."""
+        """What each key got from all queries of the prompt, (heads, length); a copy."""
+        return self._received.clone()
+
+    @cached_property
+    def _received(self) -> Tensor:
         return column_sums(self._matrix, range(self.length))[:, : self.length]
 
     def by_kv_head(self, of_heads: Tensor) -> Tensor:

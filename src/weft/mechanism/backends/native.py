@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import InputError
 from weft.mechanism.backends.native_backward import Incoming, Saved, gradients
 from weft.mechanism.backends.native_forward import forward, forward_graph, forward_output
 from weft.mechanism.backends.native_operators import attend_rows, attention_rows
@@ -65,7 +66,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, native: NativeCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         output, lse = forward(native)
-        ctx.native = native.bare()
+        ctx.native, ctx.written = native.bare(), _times_written(native)
         ctx.save_for_backward(*tensors, output, lse)
         return output, lse
 
@@ -83,7 +84,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         rows = forward_graph(native, kept, received)
-        ctx.native = native.bare()
+        ctx.native, ctx.written = native.bare(), _times_written(native)
         constant = (rows.keys, rows.keys_seen, rows.received_most)
         ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
         saved = Saved(rows.output, rows.lse, rows.entropy, rows.keys, rows.weights)
@@ -97,11 +98,24 @@ class _Attend(torch.autograd.Function):
         return None, None, None, *_backward(ctx, incoming)
 
 
+def _times_written(native: NativeCall) -> tuple[int | None, ...]:
+    """How often the memory of a mask, which may be the caller's, has been written to."""
+    masks = native.allowed, native.row_range, native.key_range
+    return tuple(
+        None if tensor is None or tensor.is_inference() else tensor._version for tensor in masks
+    )
+
+
 def _backward(ctx: Any, incoming: Incoming) -> tuple[Tensor | None, ...]:
     """The gradients of a call that was kept with what `Saved` needs of its rows."""
     count = len(NativeCall.names)
     tensors = ctx.saved_tensors  # once: activation checkpointing computes them for one reading
     native = ctx.native.with_tensors(tuple(tensors[:count]))
+    if _times_written(native) != ctx.written:
+        raise InputError(
+            "attention: the mask was changed in place between the call and its backward(). Give "
+            "the call a copy: mask.clone()."
+        )
     saved = Saved(*tensors[count:])
     return gradients(native, saved, incoming, ctx.needs_input_grad[-count:])
 
@@ -121,10 +135,12 @@ def attention(call: AttentionCall) -> Output:
     """The output of a call that the kernels serve."""
     native = prepare(call)
     if serves_compiled():
-        return attention_rows(native)[0]
-    if not _wants_gradients(native):
-        return forward_output(native)
-    return _attention(native, *native.tensors)[0]
+        output = attention_rows(native)[0]
+    elif _wants_gradients(native):
+        output = _attention(native, *native.tensors)[0]
+    else:
+        output = forward_output(native)
+    return output.to(call.queries.dtype)  # a bilinear score is taken in float32
 
 
 def attend(
@@ -144,4 +160,4 @@ def attend(
         rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:
         rows = forward_graph(native, k, call.received is not None)
-    return rows.output, rows.graph(call)
+    return rows.output.to(call.queries.dtype), rows.graph(call)

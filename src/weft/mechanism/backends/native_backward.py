@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from weft.mechanism.autocast import without_autocast
 from weft.mechanism.backends.native_by_torch import torch_gradients
 from weft.mechanism.backends.native_forward import forward_output
 from weft.mechanism.backends.native_received import (
@@ -172,11 +173,13 @@ def gradients(
 def _gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    if _is_of_output(native, rows, incoming):
-        return _output_gradients(native, rows, incoming, needs)
-    if by_formulas(native, rows, incoming):
-        return torch_gradients(native, rows.keys, incoming, needs)
-    return kernel_gradients(native, rows, incoming, needs)
+    # Where somebody calls backward() inside autocast, sums would be rounded, which kernels read.
+    with without_autocast(native.queries.device):
+        if _is_of_output(native, rows, incoming):
+            return _output_gradients(native, rows, incoming, needs)
+        if by_formulas(native, rows, incoming):
+            return torch_gradients(native, rows.keys, incoming, needs)
+        return kernel_gradients(native, rows, incoming, needs)
 
 
 def by_formulas(native: NativeCall, rows: Saved, incoming: Incoming) -> bool:

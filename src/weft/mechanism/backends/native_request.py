@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from weft.mechanism.autocast import without_autocast
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.mask import Mask
 from weft.mechanism.parts import changed
@@ -254,10 +255,15 @@ def prepare(call: AttentionCall) -> NativeCall:
     queries, keys, values = call.queries, call.keys, call.values
     # (Its own class alone is served; and isinstance of an abstract class takes its time.)
     if type(call.score) is Bilinear:
-        matrix = call.score.matrix
-        # Raises where A does not fit.
-        bilinear(queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix)
-        queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
+        # In half precision what A makes of a query would be rounded once more.
+        queries, keys, values = queries.float(), keys.float(), values.float()
+        matrix = call.score.matrix.float()
+        with without_autocast(queries.device):
+            # Raises where A does not fit.
+            bilinear(
+                queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix
+            )
+            queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
     plain = _contiguous_rows(queries), _contiguous_rows(keys), _contiguous_rows(values)
     softcap, last = call.softcap or 0.0, call.received or 0
     if call.mask is None and call.relative is None and call.bias is None and call.sinks is None:
@@ -291,6 +297,8 @@ def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
 
 
 def _contiguous_rows(tensor: Tensor) -> Tensor:
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
     if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
         return tensor
     return tensor.contiguous()

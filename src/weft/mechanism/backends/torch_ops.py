@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.mechanism.autocast import in_own_types
 from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import PER_ROW, Rows
 from weft.mechanism.backends.torch_blocks import (
@@ -124,6 +125,7 @@ def _together(rows: Rows) -> Rows:
     return rows._replace(**dict(zip(tied, applied(_Together, *tied.values()), strict=True)))
 
 
+@in_own_types
 def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     """Output and attention graph. Memory: linear in the queries and in the keys.
 
@@ -151,6 +153,7 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     return whole.output, whole.graph(call)
 
 
+@in_own_types
 def attend_all(call: AttentionCall) -> tuple[Output, Weights]:
     """Output and the dense weights."""
     dtype = call.queries.dtype
@@ -161,6 +164,7 @@ def attend_all(call: AttentionCall) -> tuple[Output, Weights]:
     return output.to(dtype), weights.to(dtype)
 
 
+@in_own_types
 def attention(call: AttentionCall) -> Output:
     """The output alone: torch's fused attention where it serves the call, blocks elsewhere."""
     if fused_serves(call):

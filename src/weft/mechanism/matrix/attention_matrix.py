@@ -220,9 +220,11 @@ class AttentionMatrix:
         >>> matrix.mass(-1), matrix.mass([0, 1])
         (tensor([[0.0000, 0.2500, 0.2500]]), tensor([[0.7500, 0.7500, 0.5000]]))
         """
-        if isinstance(at, int):
-            return diagonal(self._call, self.lse, at)
         chosen = torch.as_tensor(at)
+        if chosen.ndim == 0:
+            if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
+                raise InputError(f"mass: at={at!r}; expected an offset, as -1, or a set of keys.")
+            return diagonal(self._call, self.lse, int(chosen))
         member = self.queries.new_zeros(self.shape[2])
         if chosen.numel():
             try:
@@ -307,25 +309,32 @@ class AttentionMatrix:
         if not self._rescaled:
             return graph
         weights = graph.weights * self._factor(graph)[..., None]
-        mass = (self.lse > -math.inf).to(weights.dtype)
-        rest = (mass - weights.sum(-1)).clamp(min=0)
+        rest = (self._mass() - weights.sum(-1)).clamp(min=0)
         return replace(
             graph, weights=weights, lse=self.lse, entropy=self._entropy(graph), rest=rest
         )
 
+    def _mass(self) -> Tensor:
+        """What a row has on its keys and its sink: 1, or 0; or more, by a log-sum-exp given."""
+        looks = (self.lse > -math.inf).to(self.queries.dtype)
+        if not self._rescaled:
+            return looks
+        return looks * self._factor(self._call.rows(Top(0))).clamp(min=1)
+
     def above(self, weight: float) -> AttentionGraph:
-        """Every edge of at least this weight. A row has at most ``1 / weight`` of them."""
+        """Every edge of at least this weight; a row of mass 1 has at most ``1 / weight``."""
         if not 0 < weight <= 1:
             raise InputError(f"above: weight={weight}; expected a weight above 0, at most 1.")
-        graph = self.top(min(self.shape[2], math.floor(1 / weight)))
+        # One more than there can be: the largest weights may round to a little less than they are.
+        largest = float(self._mass().max()) if self.lse.numel() else 0.0
+        graph = self.top(min(self.shape[2], math.floor(largest / weight) + 1))
         kept = (graph.keys >= 0) & (graph.weights >= weight)
         most = int(kept.sum(-1).max()) if kept.numel() else 0
         keys, scores, weights = (
             tensor[..., :most].masked_fill(~kept[..., :most], past)
             for tensor, past in ((graph.keys, -1), (graph.scores, -math.inf), (graph.weights, 0))
         )
-        mass = (self.lse > -math.inf).to(weights.dtype)
-        rest = (mass - weights.sum(-1)).clamp(min=0)
+        rest = (self._mass() - weights.sum(-1)).clamp(min=0)
         return replace(graph, keys=keys, scores=scores, weights=weights, rest=rest)
 
     def head(self, h: int) -> LinearOperator:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from weft.mechanism.autocast import in_own_types
 from weft.mechanism.mask import KeyRanges
 from weft.mechanism.matrix.calls import MatrixCall
 from weft.mechanism.matrix.cells import cells
@@ -24,6 +25,7 @@ __all__ = ["reduced", "summaries_of_blocks"]
 _ROWS, _COLUMNS = 128, 2048
 
 
+@in_own_types
 def summaries_of_blocks(
     call: MatrixCall, lse: Tensor, size: int, rows: range, columns: range
 ) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import ShapeError
+from weft.mechanism.autocast import in_own_types
 from weft.mechanism.backends.torch_blocks import block_scores
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.checked import check_tensors, checked_call
@@ -181,6 +182,7 @@ class MatrixCall:
             largest = max(largest, float(finite.abs().max()) if len(finite) else 0.0)
         return largest
 
+    @in_own_types
     def scores(self, rows: range, columns: range) -> Tensor:
         """The scores of some rows and columns, (heads, rows, columns), -inf where hidden."""
         inside = slice(columns.start, columns.stop)
@@ -248,7 +250,7 @@ def matrix_call(
         None if checked.bias is None else checked.bias.detach()[0].to(dtype),
         with_float_tensors(relative) if half else relative,
         checked.scale,
-        softcap,
+        checked.softcap,
         backend,
         Dot() if products else _held(checked.score, half),
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
+from weft.mechanism.autocast import in_own_types
 from weft.mechanism.matrix.calls import MatrixCall
 
 __all__ = [
@@ -48,6 +49,7 @@ def blocks(call: MatrixCall, lse: Tensor) -> Iterator[tuple[range, Tensor]]:
         yield rows, cells(call, lse, rows, range(keys))
 
 
+@in_own_types
 def diagonal(call: MatrixCall, lse: Tensor, offset: int) -> Tensor:
     """``P_{i, i + offset}``, 0 where there is no such key, (heads, queries)."""
     _, queries, keys = call.shape

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.adjacency import Neighbours
+from weft.mechanism.autocast import without_autocast
 from weft.mechanism.backends.native_request import kernels, why_wrapped
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.graph import AttentionGraph, Top
@@ -87,7 +88,9 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     score = call.score
     queries = call.queries
     if isinstance(score, Bilinear):
-        queries = queries @ (symmetrised(score.matrix) if score.symmetric else score.matrix)
+        matrix = symmetrised(score.matrix) if score.symmetric else score.matrix
+        with without_autocast(queries.device):
+            queries = (queries.float() @ matrix.float()).to(queries.dtype)
     by_node = [
         [nodes.transpose(0, 1) for nodes in tensor.unbind()] for tensor in (queries, keys, values)
     ]

@@ -111,7 +111,7 @@ def _computed_again(call: LayerCall, rows: Tensor) -> tuple[Tensor, Tensor]:
     of_keys = shape[0], keys.shape[1], shape[1] // keys.shape[1] * shape[2]
     scores = (queries.reshape(*of_keys, -1) @ keys.mT).reshape(*shape[:3], -1) * call.scale
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias.to(scores.dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = scores.softmax(-1)

@@ -32,7 +32,10 @@ __all__ = [
 ]
 
 #: Names of modules that look from one sequence at another, in small letters.
-_CROSS = ("crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention")
+_CROSS = (
+    "crossattention", "cross_attn", "cross_attention", "encoder_attn", "encdecattention",
+    "encoder_decoder_attention",
+)  # fmt: skip
 
 #: Sequences of which the arguments of a model say the tokens.
 _READ = ("tokens", "source", "target")

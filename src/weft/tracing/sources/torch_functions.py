@@ -135,13 +135,16 @@ class AttentionCalls(TorchFunctionMode):
         tensors = _in_one_type(call.query, call.key, call.value)
         queries, keys, values = _of_four_dimensions(call, *tensors)
         cells = None if call.attn_mask is None else _mask_of_four(call, call.attn_mask)
+        if cells is not None and call.is_causal:  # torch applies both
+            cells = _causal_too(cells, torch.arange(queries.shape[2]), keys.shape[2])
         if cells is not None and cells.is_floating_point() and bool(cells.isnan().any()):
             self._refuse(path, "its mask holds numbers that are none (NaN)")
             return func(*args, **kwargs)
         read = None if cells is None else score_mask(
             cells, queries.shape[2], keys.shape[2], _lowest(cells)
         )  # fmt: skip
-        ahead = False if call.is_causal else None if read is None else read.ahead
+        is_causal = call.is_causal and read is None
+        ahead = False if is_causal else None if read is None else read.ahead
         factor = queries.shape[-1] ** -0.5 if call.scale is None else float(call.scale)
         own = partial(_own_rows, func, call, (queries, keys, values), cells)
         recorded = LayerCall(
@@ -151,7 +154,7 @@ class AttentionCalls(TorchFunctionMode):
             keys=keys,
             values=values,
             scale=factor,
-            mask=causal() if call.is_causal else None if read is None else read.mask,
+            mask=causal() if is_causal else None if read is None else read.mask,
             bias=None if read is None else read.bias,
             positions="none" if read is None or read.bias is None else "bias",
             is_causal=ahead is False,
@@ -321,8 +324,9 @@ def _own_rows(
     if cells is not None and cells.shape[2] > 1:
         mask = cells[:, :, rows]
     if call.is_causal:
-        places = torch.arange(keys.shape[2], device=keys.device)
-        mask = places <= rows.to(keys.device)[:, None]
+        if mask is None:
+            mask = torch.ones(1, dtype=torch.bool, device=keys.device)
+        mask = _causal_too(mask, rows, keys.shape[2])
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(queries.dtype)
     return function(
