@@ -490,3 +490,20 @@ def test_a_model_that_reads_its_text_anew_for_every_token_is_refused(
     with pytest.raises(weft.InputError, match="reads its whole text anew for every token"):
         weft.trace(model, torch.tensor([[5, 6, 7, 8]]), generate=3)
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_second_turn_goes_on_behind_the_end_token_of_the_first(family_named) -> None:
+    family = family_named("Llama")
+    model = family.build().eval()
+    prompt = family.inputs(padded=False)["input_ids"][:1, :6]
+    options = {"do_sample": False, "pad_token_id": 0}
+    model.generation_config.eos_token_id = None
+    first = model.generate(prompt, max_new_tokens=4, **options)
+    model.generation_config.eos_token_id = int(first[0, -1])
+    options |= cached(model, transformers.DynamicCache(config=model.config))
+    with weft.watch(model) as watched, torch.no_grad():
+        said = model.generate(prompt, max_new_tokens=8, **options)
+        turn = torch.cat((said, prompt[:, :5]), 1)
+        whole = model.generate(turn, max_new_tokens=3, min_new_tokens=3, **options)
+    # All but the last token, which nothing has read.
+    assert watched.trace.layers[0].shape[1:] == (whole.shape[1] - 1, whole.shape[1] - 1)

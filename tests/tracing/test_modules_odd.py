@@ -220,3 +220,84 @@ def test_masks_of_calls_with_more_dimensions_and_fewer_heads_of_keys(kv_heads: i
         (layer,) = trace.layers
         assert torch.allclose(layer.graph.dense().double(), expected, atol=2e-6)
         assert trace.deviation < 1e-5
+
+
+class Remembering(nn.Module):
+    """Attention over what it read before too, in a list; it adds to its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.read: list[Tensor] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens += 0.5
+        queries, keys, values = self.project(tokens).unflatten(-1, (3, 2, 4)).unbind(-3)
+        self.read.append(keys)
+        held = torch.cat(self.read, 1)
+        parts = (part.transpose(1, 2) for part in (queries, held, held + values[:, :1]))
+        return nn.functional.scaled_dot_product_attention(*parts)
+
+
+def test_what_a_module_writes_into_lists_and_its_input_is_as_after_one_call() -> None:
+    torch.manual_seed(0)
+    model, tokens = Remembering().eval(), torch.randn(1, 5, 8)
+    before = tokens.clone()
+    trace = weft.trace(model, tokens)
+    assert trace.layers[0].shape == (2, 5, 5)
+    assert len(model.read) == 1  # as one call without weft leaves it
+    torch.testing.assert_close(tokens, before + 0.5)
+    model.read.clear()
+    with weft.watch(model) as watched, torch.no_grad():
+        model(tokens)
+    assert watched.trace.layers[0].shape == (2, 5, 5)
+    assert len(model.read) == 1  # as without the watch
+    torch.testing.assert_close(tokens, before + 1)
+
+
+class Both(nn.Module):
+    """A call with a mask and `is_causal`: torch applies both."""
+
+    def __init__(self, mask: Tensor, is_causal: bool = True) -> None:
+        super().__init__()
+        self.project, self.mask, self.is_causal = nn.Linear(8, 24), mask, is_causal
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = self.project(tokens).unflatten(-1, (3, 2, 4)).unbind(-3)
+        return nn.functional.scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in parts), attn_mask=self.mask, is_causal=self.is_causal
+        )
+
+
+@pytest.mark.parametrize("kind", ["cells", "numbers"])
+def test_a_mask_and_is_causal_together_hide_what_either_hides(kind: str) -> None:
+    torch.manual_seed(0)
+    cells = torch.rand(6, 6) > 0.3
+    cells[:, 0] = True
+    model = Both(cells if kind == "cells" else torch.randn(6, 6)).eval()
+    tokens = torch.randn(1, 6, 8)
+    queries, keys, _ = model.project(tokens)[0].unflatten(-1, (3, 2, 4)).transpose(0, 1)
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) / 2
+    scores = scores.masked_fill(~cells, -torch.inf) if kind == "cells" else scores + model.mask
+    expected = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(-1)
+    trace = weft.trace(model, tokens)
+    torch.testing.assert_close(trace.layers[0].graph.dense(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bias_in_float64_is_checked_in_its_own_type() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double().eval()
+    bias = torch.randn(6, 6).double()
+    trace = weft.trace(layer, (torch.randn(1, 6, 8).double(), bias))
+    assert trace.layers[0].deviation < 1e-5
+
+
+@pytest.mark.parametrize("hides", [-1e9, -1e4, torch.finfo(torch.float32).min])
+def test_rows_whose_scores_lie_too_far_from_0_have_no_matrix(hides: float) -> None:
+    torch.manual_seed(0)
+    mask = torch.full((6, 6), hides).triu(1)
+    mask[:, :2] = hides  # so that the first two rows see no key as they should
+    trace = weft.trace(Both(mask, is_causal=False).eval(), torch.randn(1, 6, 8))
+    layer = trace.layers[0]
+    assert layer.matrix is None or bool(((layer.matrix.dense().sum(-1) - 1).abs() < 1e-4).all())
+    assert layer.matrix is not None or "too large" in layer.no_matrix or "bias" in layer.no_matrix

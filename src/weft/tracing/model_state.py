@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -108,6 +109,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module._compiled_call_impl = call
 
 
+#: What a module may write into. (Others may refuse to be written to.)
+_KEPT = (list, dict, set, OrderedDict, defaultdict)
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put back what a model's modules hold, by name, and their hooks, when the block ends.
@@ -127,10 +132,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     contents = [(own, _version(own), own.detach().clone()) for own in model.buffers()]
     # What is written into lists, dictionaries and sets of a module: a cache made by hand, say.
     held = [
-        (value, copy.copy(value))
+        (several, copy.copy(several))
         for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in inner and isinstance(value, (list, dict, set))
+        for name, several in vars(module).items()
+        if name not in inner and type(several) in _KEPT
     ]
     try:
         yield
@@ -140,9 +145,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for buffer, version, content in contents:
                 if version is None or version != _version(buffer):
                     buffer.copy_(content)
-        for value, content in held:
-            value.clear()
-            value.extend(content) if isinstance(value, list) else value.update(content)
+        for several, was in held:
+            several.clear()
+            several.extend(was) if isinstance(several, list) else several.update(was)
         for module, attributes, entries in before:
             own = vars(module)
             own.clear()

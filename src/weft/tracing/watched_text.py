@@ -110,8 +110,8 @@ def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tens
     """A mask of what each text of a batch is, up to the end token behind which it is padding."""
     generation = getattr(model, "generation_config", None)
     ends = getattr(generation, "eos_token_id", None)
-    if ends is None or len(ids) == 1:  # one text ends where its generation does
-        return mask
+    if generation is None or ends is None or len(ids) == 1:
+        return mask  # one text ends where its generation does
     ends, padding = torch.as_tensor(ends).cpu().flatten(), generation.pad_token_id
     written = ids[:, prompt:].cpu()
     filled = written == (int(ends[0]) if padding is None else padding)

@@ -329,3 +329,20 @@ def test_h2o_without_latest_keys_is_the_sum_alone() -> None:
     found = evict(trace, budgets=[BUDGET], policies=[sums], prompt=PROMPT)
     groups = by_hand.groups(dense[:, :PROMPT, :PROMPT], KV_HEADS)
     assert sets_of(found, "sums", 0) == [by_hand.best(g.sum((0, 1)), BUDGET) for g in groups]
+
+
+def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
+    queries, keys = arrays()
+    trace = weft.from_queries_keys(queries, keys, mask=weft.causal(), kind="decoder")
+
+    def writes(prompt: Prompt, budget: int) -> torch.Tensor:
+        sums, some = prompt.received, prompt.keys
+        sums[:, :4] = torch.inf
+        some -= some.mean(1, keepdim=True)
+        return prompt.by_kv_head(sums)
+
+    alone = evict(trace, prompt=PROMPT, budgets=[BUDGET], policies=["h2o", "observed"])
+    beside = evict(trace, prompt=PROMPT, budgets=[BUDGET], policies=[writes, "h2o", "observed"])
+    lost, lost_beside = (of.table().set_index("policy")["lost"] for of in (alone, beside))
+    expected = pytest.approx(lost[["h2o", "observed"]].tolist(), abs=1e-6)
+    assert lost_beside[["h2o", "observed"]].tolist() == expected

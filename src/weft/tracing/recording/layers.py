@@ -23,6 +23,9 @@ from weft.tracing.recording.sequences import InputSequence, NamesOfSequences
 
 __all__ = ["LayerMaker"]
 
+#: The log-sum-exp up to which float32 holds it well enough: it rounds weights by 2^-24 of it.
+FARTHEST = 5e-4 * 2**24
+
 
 class LayerMaker:
     """Cuts recorded calls to each input of the batch, and holds them, or writes them at once.
@@ -137,6 +140,14 @@ class LayerMaker:
         )
         if call.missing is not None:
             terms = replace(terms, missing=call.missing)
+        lse = call.graph[sample].lse
+        far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
+        if terms.missing is None and far > FARTHEST:
+            terms = replace(
+                terms,
+                missing=f"the log-sum-exp of a row is {far:.1e} from 0, too large for float32 to "
+                "compute its weights from",
+            )
         return (queries.cpu(), keys.cpu()), terms, norms
 
     def _sequence(self, name: str, length: int, parts: int, sample: int) -> InputSequence:

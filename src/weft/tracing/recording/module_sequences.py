@@ -143,7 +143,7 @@ class ModuleSequences:
             grid = next((grid for grid in self._grids if grid.length == length), None)
             if grid is not None:
                 return InputSequence(span, grid.names(), {**grid.places()})
-        ids = next(iter(self._ids.values())) if name == "tokens" else self._ids.get(name)
+        ids = next(iter(self._ids.values()), None) if name == "tokens" else self._ids.get(name)
         if ids is None or ids.shape[1] != length:
             return InputSequence(span, [f"position {i}" for i in range(length)])
         tokenizer = self._tokenizer

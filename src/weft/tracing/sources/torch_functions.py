@@ -310,6 +310,12 @@ def _lowest(cells: Tensor) -> float | None:
     return None if bool(only.any()) else lowest
 
 
+def _causal_too(mask: Tensor, rows: Tensor, keys: int) -> Tensor:
+    """A mask, True = may look or to be added, that hides what comes after each of some rows too."""
+    below = torch.arange(keys, device=mask.device) <= rows.to(mask.device)[:, None]
+    return mask & below if mask.dtype == torch.bool else mask.masked_fill(~below, -torch.inf)
+
+
 @torch.no_grad()
 def _own_rows(
     function: Callable[..., Tensor],
