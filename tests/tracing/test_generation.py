@@ -507,3 +507,30 @@ def test_a_second_turn_goes_on_behind_the_end_token_of_the_first(family_named) -
         whole = model.generate(turn, max_new_tokens=3, min_new_tokens=3, **options)
     # All but the last token, which nothing has read.
     assert watched.trace.layers[0].shape[1:] == (whole.shape[1] - 1, whole.shape[1] - 1)
+
+
+def test_a_prompt_that_is_read_in_parts_is_all_prompt(family_named) -> None:
+    family = family_named("Llama")
+    model = family.build().eval()
+    model.generation_config.eos_token_id = None
+    prompt = family.inputs(padded=False)["input_ids"][:1, :8]
+    options = {"max_new_tokens": 4, "do_sample": False}
+    whole = weft.trace(model, {"input_ids": prompt}, generate=options)
+    parts = weft.trace(model, {"input_ids": prompt}, generate=options | {"prefill_chunk_size": 3})
+    assert parts.positions["tokens"]["generated"] == whole.positions["tokens"]["generated"]
+    assert_equal(parts, whole)
+
+
+def test_padding_is_cut_off_where_the_cache_is_of_fixed_size(family_named) -> None:
+    family = family_named("Llama")
+    model = family.build().eval()
+    model.generation_config.eos_token_id = None
+    ids = family.inputs(padded=False)["input_ids"][:1, :6]
+    padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
+    inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    grown = weft.trace(model, inputs, generate=options)
+    fixed = weft.trace(model, inputs, generate=options | {"cache_implementation": "static"})
+    assert grown.layers[0].shape[1:] == (9, 9)
+    assert fixed.layers[0].shape[1:] == (9, 9)
+    assert torch.allclose(fixed.layers[0].graph.dense(), grown.layers[0].graph.dense(), atol=2e-6)

@@ -80,6 +80,7 @@ class WatchedTransformer(Watched):
         self._caches: list[Any] = []
         #: What `generate` was given of images, while it runs.
         self._images: Arguments = {}
+        self._asked: tuple[Tensor | None, Tensor | None] = None, None
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -110,6 +111,7 @@ class WatchedTransformer(Watched):
             options.queries_keys or options.received_last is not None, options.save,
         )  # fmt: skip
         self._current.images = self._images
+        self._current.asked, self._current.asked_mask = self._asked
         return self._current
 
     def _finish(self) -> None:
@@ -267,6 +269,20 @@ class WatchedTransformer(Watched):
         own = type(self._model).generate  # type: ignore[attr-defined]
         return bool(own is transformers().GenerationMixin.generate)
 
+    def _asked_of(
+        self, args: tuple[Any, ...], keywords: Inputs
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The ids that `generate` goes on from, and their mask; None: not known, or none."""
+        ids = keywords.get("input_ids", keywords.get("inputs", args[0] if args else None))
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            return None, None
+        if getattr(self._model.config, "is_encoder_decoder", False):
+            return None, None
+        mask = keywords.get("attention_mask")
+        if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+            return ids.detach(), None
+        return ids.detach(), mask.detach().cpu()
+
     def generating(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """The model's `generate`, which tells which beams it returns."""
 
@@ -276,11 +292,12 @@ class WatchedTransformer(Watched):
                 for name, value in keywords.items()
                 if name.startswith(_OF_IMAGES) and isinstance(value, Tensor)
             }
+            self._asked = self._asked_of(args, keywords)
             self.notice.look()
             try:
                 return run(*args, **keywords)
             finally:
-                self._images = {}
+                self._images, self._asked = {}, (None, None)
                 if self._resting:
                     self.notice.look_away(self.parts)
 

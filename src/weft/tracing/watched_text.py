@@ -42,6 +42,10 @@ class WatchedText:
         self.prompt: int | None = None
         #: Of a beam search, where each sequence that it returned was: see Beams.returned.
         self.returned: Tensor | None = None
+        #: The ids that `generate` was asked to go on from, and their mask, of a model that only
+        #: decodes: it may read them in several passes, or with more behind them.
+        self.asked: Tensor | None = None
+        self.asked_mask: Tensor | None = None
         #: The images that `generate` was given, which it encodes before the first pass.
         self.images: Arguments = {}
         self._given: Arguments = {}
@@ -58,7 +62,8 @@ class WatchedText:
                 ids = tensors.pop(name).detach().cpu()
                 self._ids.setdefault(name, []).append((self.passes.passes - 1, ids))
                 if model and not self.decoded:
-                    self.prompt = ids.shape[1]
+                    asked = ids.shape[1] if self.asked is None else self.asked.shape[1] - before
+                    self.prompt = asked if asked > 0 else ids.shape[1]
         for name, value in tensors.items():
             if name != "attention_mask" or value.ndim == 2:
                 self._given[name] = value.detach()
@@ -94,7 +99,7 @@ class WatchedText:
         if name in arguments and self.prompt is not None and self.prompt < arguments[name].shape[1]:
             mask = arguments.get(mask_name)
             if mask is None or mask.shape != arguments[name].shape:
-                mask = torch.ones_like(arguments[name])
+                mask = self._mask_like(arguments[name], self.prompt)
             if beams is None:
                 arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
             else:
@@ -104,6 +109,14 @@ class WatchedText:
                 ]
                 arguments[mask_name] = mask.cpu().masked_fill(~torch.cat(alive, 1), 0)
         return arguments
+
+    def _mask_like(self, ids: Tensor, prompt: int) -> Tensor:
+        """The mask of the prompt, of which a cache of fixed size makes something else, and ones."""
+        mask, asked = torch.ones_like(ids), self.asked_mask
+        if asked is not None and len(asked) and not len(ids) % len(asked):
+            asked = asked[:, -prompt:].to(mask).repeat_interleave(len(ids) // len(asked), 0)
+            mask[:, : asked.shape[1]] = asked
+        return mask
 
 
 def _until_end(ids: Tensor, mask: Tensor, prompt: int, model: nn.Module) -> Tensor:
