@@ -534,3 +534,23 @@ def test_padding_is_cut_off_where_the_cache_is_of_fixed_size(family_named) -> No
     assert grown.layers[0].shape[1:] == (9, 9)
     assert fixed.layers[0].shape[1:] == (9, 9)
     assert torch.allclose(fixed.layers[0].graph.dense(), grown.layers[0].graph.dense(), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2", "BART"])
+def test_a_watched_generation_with_a_cache_of_fixed_size_is_verified(family_named, name) -> None:
+    family = family_named(name)
+    model = family.build().eval()
+    if name in HEADED:
+        model = getattr(transformers, HEADED[name])(model.config).eval()
+    model.generation_config.eos_token_id = None
+    ids = family.inputs(padded=False)["input_ids"][:1, :6]
+    inputs = {"input_ids": ids}
+    if name == "Llama":
+        padded = torch.cat((torch.zeros(1, 4, dtype=torch.long), ids), 1)
+        inputs = {"input_ids": padded, "attention_mask": (torch.arange(10) >= 4).long()[None]}
+    with weft.watch(model) as watched, torch.no_grad():
+        model.generate(
+            **inputs, max_new_tokens=3, do_sample=False, pad_token_id=0,
+            cache_implementation="static",
+        )  # fmt: skip
+    assert watched.trace.verification["weights"] < 1e-5

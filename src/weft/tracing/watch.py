@@ -163,8 +163,17 @@ class WatchedTransformer(Watched):
         if before:
             self._verification = {"unverified": "it began with a cache that was filled before"}
             return
-        # The run that is verified fills no cache of the model's.
-        inputs = {name: value for name, value in arguments.items() if name not in CACHES}
+        # The run that is verified fills no cache of the model's, nor has a mask made for one.
+        inputs = {
+            name: value
+            for name, value in arguments.items()
+            if name not in CACHES and not _is_of_a_cache(name, value, arguments)
+        }
+        mask = self._asked[1]
+        if "attention_mask" not in inputs and mask is not None:
+            ids = inputs.get("input_ids")
+            if isinstance(ids, Tensor) and ids.shape == mask.shape:
+                inputs["attention_mask"] = mask.to(ids.device)
         self._verifying = True
         try:
             with put_back(self._model):
@@ -321,6 +330,18 @@ class WatchedTransformer(Watched):
             return result.sequences if plain and hasattr(result, "sequences") else result
 
         return watched
+
+
+def _is_of_a_cache(name: str, value: Any, arguments: Inputs) -> bool:
+    """Whether an argument is a mask of all places of a cache, of which few are filled."""
+    if not name.endswith("attention_mask"):
+        return False
+    if isinstance(value, dict):  # of layers with and without a window
+        return True
+    ids = arguments.get(name.replace("attention_mask", "input_ids"))
+    if not isinstance(value, Tensor) or not isinstance(ids, Tensor):
+        return False
+    return value.ndim == 4 and value.shape[-1] != ids.shape[-1]
 
 
 @contextmanager
