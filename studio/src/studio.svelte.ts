@@ -202,8 +202,8 @@ export class Studio {
     if (this.opening?.examples.length) void this.load(this.state.example);
   }
 
-  /** Shows an example of those there are. */
-  choose(number: number): void {
+  /** Shows an example of those there are. step: whether Back leads to what was shown. */
+  choose(number: number, step = true): void {
     this.chose = true;
     this.asked.abort();
     this.unread = this.read = "";
@@ -216,8 +216,7 @@ export class Studio {
       lock: false,
       window: "",
     };
-    // Back leads to what was shown.
-    this.address.set(change, this.example?.number !== number);
+    this.address.set(change, step && this.example?.number !== number);
     void this.load(this.state.example);
   }
 

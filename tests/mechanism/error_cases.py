@@ -50,6 +50,14 @@ def compiled(lengths: list[int]) -> object:
     return program(torch.tensor(lengths))
 
 
+def changed_mask() -> object:
+    """A mask that is written to between a call and its backward."""
+    tokens, mask = torch.zeros(1, 5, 4, requires_grad=True), torch.ones(5, 5, dtype=torch.bool)
+    output = weft.attention(tokens, tokens, tokens, mask=mask)
+    mask.tril_()
+    return output.sum().backward()
+
+
 def layer(**options: Any) -> MultiHeadAttention:
     return MultiHeadAttention(8, 2, **options)
 
@@ -145,6 +153,25 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
     ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
     ("lengths of a program", lambda: compiled([8, 7]), "mask", "from 0 to 7"),
+    ("mask changed in place", changed_mask, "attention", "mask.clone()"),
+    (
+        "packed keys",
+        lambda: call((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 3), mask=weft.packed([4, 5], [8, 9])),
+        "packed",
+        "must fill the call",
+    ),
+    (
+        "head of a graph",
+        lambda: untyped.attend(*[zeros(1, 2, 4)] * 3)[1].of_head(1),
+        "of_head",
+        "the graph has 1",
+    ),
+    (
+        "matrix mass of a bool",
+        lambda: weft.AttentionMatrix(zeros(1, 2, 4), zeros(1, 2, 4)).mass(True),
+        "mass",
+        "expected an offset",
+    ),
     ("unknown backend", lambda: call(backend="cuda"), "attention", '"native"'),
     ("triton backend", lambda: call(backend="triton"), "attention", 'backend="torch"'),
     (

@@ -21,21 +21,16 @@ def rollout(
     as_csv: option.AsCsv = False, as_json: option.AsJson = False,
 ) -> None:  # fmt: skip
     """Print how much of each input position an output position holds, through all layers."""
-    from weft.analysis.graphs.rollout import (
-        ends,
-        of_half_precision,
-        passed_over,
-        rollout_columns,
-        rollout_rows,
-    )
+    from weft.analysis.graphs import rollout as graphs
     from weft.formats.tokens import shown, visible
     from weft.formats.trace import TraceData
 
     trace = TraceData.open(path)
     with working("rolling out"):
-        result = (rollout_columns if column else rollout_rows)(trace, token, kind=kind, exact=exact)
+        roll_out = graphs.rollout_columns if column else graphs.rollout_rows
+        result = roll_out(trace, token, kind=kind, exact=exact)
     values = result.values.flatten().tolist()
-    queries, keys = (shown(trace.sequences[name]) for name in ends(trace, kind))
+    queries, keys = (shown(trace.sequences[name]) for name in graphs.ends(trace, kind))
     own, others = (keys, queries) if column else (queries, keys)
     limit = option.rows_of(limit, as_csv, 20, len(values))
     if as_csv:
@@ -45,11 +40,11 @@ def rollout(
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
     print_places(values, others, limit)
     bound = float(result.bound.max())
-    left = passed_over(trace, kind)
+    left = graphs.passed_over(trace, kind)
     if left is not None:
         print(left)
     print(f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.")
-    rounded = of_half_precision(trace, kind, exact)
+    rounded = graphs.of_half_precision(trace, kind, exact)
     if rounded is not None:
         print(rounded)
     if as_json:

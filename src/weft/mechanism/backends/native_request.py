@@ -297,7 +297,7 @@ def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
 
 
 def _contiguous_rows(tensor: Tensor) -> Tensor:
-    if tensor.is_neg():
+    if not torch.compiler.is_compiling() and tensor.is_neg():
         tensor = tensor.resolve_neg()
     if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
         return tensor

@@ -142,7 +142,8 @@ class LayerMaker:
             terms = replace(terms, missing=call.missing)
         lse = call.graph[sample].lse
         far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
-        if terms.missing is None and far > FARTHEST:
+        # As of a mask of large numbers that are added, where a row sees nothing else.
+        if terms.missing is None and terms.bias is not None and far > FARTHEST:
             terms = replace(
                 terms,
                 missing=f"the log-sum-exp of a row is {far:.1e} from 0, too large for float32 to "
