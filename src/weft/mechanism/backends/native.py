@@ -140,7 +140,8 @@ def attention(call: AttentionCall) -> Output:
         output = _attention(native, *native.tensors)[0]
     else:
         output = forward_output(native)
-    return output.to(call.queries.dtype)  # a bilinear score is taken in float32
+    # A bilinear score is taken in float32.
+    return output if output.dtype == call.queries.dtype else output.to(call.queries.dtype)
 
 
 def attend(
