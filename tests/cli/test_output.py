@@ -199,3 +199,15 @@ def test_a_reader_that_leaves_is_no_error_of_a_table() -> None:
         console.file = io.TextIOWrapper(pipe, write_through=True)
         with pytest.raises(BrokenPipeError):
             console.print("a table")
+
+
+def test_a_home_that_may_not_be_written_is_no_matter_for_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("a file, so that nothing can be made in it")
+    unset = ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
+    result = subprocess.run(
+        [sys.executable, "-m", "weft", "steps", "--picture", "steps.png"],
+        env={**{name: value for name, value in os.environ.items() if name not in unset},
+             "HOME": str(tmp_path / "home")},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert result.stderr == "written: steps.png\n"

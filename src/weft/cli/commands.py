@@ -8,6 +8,7 @@ A verb is a module of that folder, with a function of its name, and `PLACE`: the
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -169,6 +170,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. What a user can mend is one line on standard error, exit code 2."""
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
+    if not debug:
+        # Where it may not keep its list of fonts it says so in two lines; pictures are the same.
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with safe_output():
         try:
             app([word for word in words if word != "--debug"], prog_name="weft")

@@ -14,7 +14,7 @@ from weft.models.classifier import Classifier
 from weft.tracing.names import token_names
 from weft.training.batches import Batch
 from weft.training.data import classes_of
-from weft.training.tasks.labels import text_ids
+from weft.training.tasks.labels import longest_text, text_ids
 from weft.training.validation import evaluate_batches
 
 __all__ = ["ClassifierModel"]
@@ -51,7 +51,7 @@ class ClassifierModel(RunModel):
         """Raises an InputError: the class is that of the whole text."""
         raise InputError(
             f"--window: {self.run.folder.path} is a run of a classifier, which reads its first "
-            f"{self.run.data.facts['max_length']} tokens. Give texts a line each, as --corpus."
+            f"{longest_text(self.run.data)} tokens. Give texts a line each, as --corpus."
         )
 
     def loss(self, text: str | None, target: str | None, tokens: int) -> Measure:
@@ -113,5 +113,5 @@ class ClassifierModel(RunModel):
             raise InputError("--target: this run is a classifier, which has no target here.")
         if not text.strip():
             raise InputError("the text is empty; give at least one character.")
-        longest = int(self.run.data.facts["max_length"])
+        longest = longest_text(self.run.data)
         return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}

@@ -25,6 +25,7 @@ from weft.models.vision_transformer import VisionTransformer
 from weft.training.data import classes_of
 from weft.training.inference import TrainedRun
 from weft.training.tasks.images import mean_deviation
+from weft.training.tasks.labels import longest_text
 from weft.training.text import SPECIALS, Vocabulary
 
 __all__ = ["logits_of_onnx", "write_onnx"]
@@ -52,9 +53,8 @@ def write_onnx(run: TrainedRun, folder: Path) -> list[str]:
         before = "left" if isinstance(run.model, LanguageModel) else "right"
         pad = Vocabulary.pad
         tokenizer.enable_padding(direction=before, pad_id=pad, pad_token=SPECIALS[pad])
-        longest = run.data.facts.get("max_length")
-        if isinstance(run.model, Classifier) and isinstance(longest, int):
-            tokenizer.enable_truncation(longest)
+        if isinstance(run.model, Classifier):
+            tokenizer.enable_truncation(longest_text(run.data))
         (folder / "tokenizer.json").write_text(tokenizer.to_str(), "utf-8")
     return [f"{name}.onnx" for name in graphs]
 

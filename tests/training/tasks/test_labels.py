@@ -196,3 +196,15 @@ def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
     (folder / "data.json").write_text('{"max_length": 512}')
     with pytest.raises(DataError, match=rf"{folder}: data\.json of this run names no classes"):
         open_run(folder)
+
+
+@pytest.mark.parametrize("longest", [None, "512", True, 1])
+def test_a_run_that_does_not_say_how_long_a_text_may_be(tmp_path: Path, longest: object) -> None:
+    folder, config = tmp_path / "run", config_of(tmp_path)
+    train(config, folder, SilentListener())
+    facts = json.loads((folder / "data.json").read_text())
+    (folder / "data.json").write_text(json.dumps({**facts, "max_length": longest}))
+    run = open_run(folder)
+    with pytest.raises(DataError, match=rf"{folder}: data\.json .* how long a text may be\. Put"):
+        classify(run.model, run.data, ["the film is warm"])
+    assert classify(run.model, run.data, [""]) == [None]

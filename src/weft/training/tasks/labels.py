@@ -22,7 +22,7 @@ from weft.training.tasks.task import Plan, Probe, Task
 from weft.training.text import Vocabulary
 from weft.training.vectors import GivenVectors, read_vectors
 
-__all__ = ["LabelsTask", "Prediction", "classify", "labels_task", "text_ids"]
+__all__ = ["LabelsTask", "Prediction", "classify", "labels_task", "longest_text", "text_ids"]
 
 #: Examples of a part: ids, and the number of the class.
 Examples = list[tuple[list[int], int]]
@@ -31,6 +31,14 @@ Examples = list[tuple[list[int], int]]
 def text_ids(vocabulary: Vocabulary, text: str, max_length: int) -> list[int]:
     """What a classifier reads of a text: see `Vocabulary.framed`."""
     return vocabulary.framed(vocabulary.encode(text), max_length)
+
+
+def longest_text(data: DataDescription) -> int:
+    """How many tokens of a text a run reads. Raises: DataError: data.json does not say."""
+    longest = data.facts.get("max_length")
+    if type(longest) is not int or longest < 2:
+        raise data.fault("data.json of this run does not say how long a text may be")
+    return longest
 
 
 class LabelsTask(Task):
@@ -191,7 +199,7 @@ def classify(
     full = [index for index, text in enumerate(texts) if text.strip()]
     results: list[Prediction | None] = [None] * len(texts)
     if full:
-        longest = int(data.facts["max_length"])
+        longest = longest_text(data)
         sequences = [text_ids(words, texts[index], longest) for index in full]
         probabilities = np.exp(_log_probabilities(model, sequences, words.pad))
         for index, row in zip(full, probabilities, strict=True):
