@@ -37,7 +37,7 @@ export interface TokenFlow {
   shares: number[][];
   /** By layer, from the first: from a token above to one below, strongest first. */
   edges: [above: number, below: number, share: number][][];
-  /** By level what all tokens carry; the rest is unknown, or ends where a row has no key. */
+  /** By level what all tokens carry; the rest is unknown, or ended where no layer hands it on. */
   sums: number[];
   /** What came along edges that are not known; of relevance nothing says it. */
   unknown?: number;

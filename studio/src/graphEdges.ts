@@ -60,12 +60,8 @@ export async function graphOf(
   if (head === null) {
     const mean = await meanOf(example, layer);
     for (let row = 0; row < layer.rows; row++) {
-      let sum = 0;
-      mean.row(row, (key, weight) => {
-        found.add(row, key, weight, mean.partial[row] === 1);
-        sum += weight;
-      });
-      found.mass += sum + mean.missing[row];
+      mean.row(row, (key, weight) => found.add(row, key, weight, mean.partial[row] === 1));
+      found.elsewhere += mean.missing[row];
       found.partial ||= mean.partial[row] === 1 || mean.missing[row] > 1e-5;
     }
     return found.graph();
@@ -75,8 +71,9 @@ export async function graphOf(
     found.blocks.push(edges);
     edges.each((row, key, weight) => found.add(row + block * BLOCK, key, weight, false));
     for (let row = 0; row < edges.rows; row++) {
-      if (edges.count[row]) found.mass++;
-      found.partial ||= !(edges.rest[row] <= 1e-5);
+      const missing = edges.missing(row);
+      found.elsewhere += missing;
+      found.partial ||= missing > 1e-5;
     }
   }
   return found.graph();
@@ -84,8 +81,9 @@ export async function graphOf(
 
 /** Edges as they come, of which the strongest become objects. */
 class Collected {
-  mass = 0;
-  /** Whether some mass is on no edge here. */
+  /** The mass on keys that are not here. */
+  elsewhere = 0;
+  /** Whether there is some. */
   partial = false;
   readonly blocks: Edges[] = [];
   private readonly from: number[] = [];
@@ -127,6 +125,7 @@ class Collected {
       };
     });
     let kept = weights.reduce((sum, weight) => sum + weight, 0);
+    const mass = kept + this.elsewhere;
     const both = undirected(layer);
     if (both) {
       const known = new Map(this.from.map((row, n) => [row * layer.columns + this.to[n], n]));
@@ -144,8 +143,8 @@ class Collected {
     }
     return {
       directed: !both,
-      mass: this.mass,
-      kept: Math.min(kept, this.mass),
+      mass,
+      kept: Math.min(kept, mass),
       count: weights.length,
       edges: both ? pairs(edges) : edges,
       cut: weights.length > MOST_EDGES,

@@ -89,6 +89,11 @@ def test_one_long_column_or_row(transposed: bool) -> None:
     assert spectra.directionality(left, right) == (-1 if transposed else 1)
 
 
+def test_one_number_has_no_direction() -> None:
+    assert spectra.directionality(torch.ones(1, 2), torch.ones(1, 2)) == 0
+    assert spectra.directionality(torch.ones(2, 1), torch.ones(1, 1)) == 0
+
+
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, 1e30])
 def test_matrices_that_are_not_finite_have_no_spectrum(broken: float) -> None:
     left, right = torch.randn(2, 3, 6, 4)

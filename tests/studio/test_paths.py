@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import tracemalloc
 import urllib.request
 from collections.abc import Callable
@@ -191,13 +192,23 @@ def test_kept_edges_give_bounds(studio: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["page", "server"])
-def test_what_ends_at_a_query_without_keys_is_not_unknown(
-    studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    mask = torch.ones(6, 6, dtype=torch.bool)
-    mask[4] = False
+@pytest.mark.parametrize("what", ["a query without keys", "a sink"])
+def test_what_ends_on_its_way_is_not_unknown(
+    studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch, where: str,
+    what: str,
+) -> None:  # fmt: skip
     queries, keys = torch.randn(2, 2, 2, 6, 8, generator=torch.Generator().manual_seed(0))
-    trace = weft.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
+    if what == "a sink":
+        # Half of each row: as much as its six keys together.
+        sinks = [torch.full((2,), math.log(6))] * 2
+        trace = weft.from_queries_keys(0 * queries, keys, sinks=sinks, tokens=WORDS[:6])
+        # Both halves of 1/2: 1/2 that stays, 1/24 of what a row takes.
+        rollout, ends = (1 / 2 + 1 / 24) ** 2 + 5 / 24**2, "44 %"
+    else:
+        mask = torch.ones(6, 6, dtype=torch.bool)
+        mask[4] = False
+        trace = weft.from_queries_keys(queries, keys, mask=mask, tokens=WORDS[:6])
+        rollout, ends = 0.25, "75 %"
     if where == "server":
         monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
     collection, link = collect([trace]), "#view=paths&output=4&input=4"
@@ -205,11 +216,12 @@ def test_what_ends_at_a_query_without_keys_is_not_unknown(
     page = opened(collection, link)
     products(page)
     said = ready(page)
-    assert "Rollout, all paths together: 0.250. " in said
-    assert "75 % of the token ends on its way" in said
+    assert f"Rollout, all paths together: {rollout:.3f}. " in said
+    assert f"{ends} of the token ends on its way" in said
     assert "not known here" not in said
     page.goto(page.url.replace("&input=4", ""))
-    assert page.locator(".panel tbody tr").all_inner_texts()[0].split()[-1] == "0.250"
+    row = page.locator(".panel tbody tr", has_text=WORDS[4])
+    assert row.inner_text().split()[-1] == f"{rollout:.3f}"
 
 
 def test_keys_a_path_alone_and_a_figure(studio: Any, tmp_path: Any) -> None:

@@ -104,7 +104,9 @@ def directionality(left: Tensor, right: Tensor, spread: float = 2.0) -> Tensor:
     columns = ((right @ left_gram) * right).sum(-1).clamp(min=0).sqrt()
 
     def long_norms(norms: Tensor) -> Tensor:
-        limit = norms.mean(-1, keepdim=True) + spread * norms.std(-1, keepdim=True)
+        # One norm alone has no spread.
+        deviation = norms.std(-1, keepdim=True, correction=min(1, norms.shape[-1] - 1))
+        limit = norms.mean(-1, keepdim=True) + spread * deviation
         return torch.where(norms > limit, norms, 0.0).sum(-1)
 
     long_rows, long_columns = long_norms(rows), long_norms(columns)

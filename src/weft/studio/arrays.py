@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.analysis.interval import left_out
 from weft.analysis.overview import mean_left_out
 from weft.formats.trace import TraceData, TraceLayer
 
@@ -40,7 +41,9 @@ class LayerArrays:
     entropy: Array
     rest: Array
     count: Array
-    #: Mean mass of a row on edges that were not kept, (heads,).
+    #: Mass of each row on edges that were not kept, (heads, queries), and the mean over its rows,
+    #: (heads,).
+    missing: Array
     left_out: Array
     length: int
     received: Array | None = None
@@ -63,8 +66,19 @@ class LayerArrays:
     @property
     def nbytes(self) -> int:
         """Their size in memory."""
-        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count)
+        parts = (self.keys, self.weights, self.lse, self.entropy, self.rest, self.count,
+                 self.missing)  # fmt: skip
         return sum(part.nbytes for part in parts) + getattr(self.received, "nbytes", 0)
+
+    @property
+    def masses(self) -> Array:
+        """The mass of each row on its keys, kept or not, (heads, queries): 0 of a row without
+        keys, else 1 less what a sink takes. Where an edge was not kept, or weights are not numbers,
+        nobody knows what that is, and it is 1.
+        """
+        known = self.weights.sum(-1, dtype=np.float64) + self.missing
+        masses: Array = np.where(np.isnan(known), 1, known)
+        return masses
 
     def edges(self, head: int, block: int) -> bytes:
         """The edges of rows 1024 block to 1024 (block + 1) of a head, little-endian.
@@ -114,6 +128,7 @@ def layer_arrays(layer: TraceLayer) -> LayerArrays:
         entropy=graph.entropy.float().numpy(),
         rest=graph.rest.float().numpy(),
         count=graph.count.numpy().astype(np.uint32),
+        missing=left_out(graph)[0].float().numpy(),
         left_out=mean_left_out(graph).numpy(),
         length=graph.length,
         received=None if graph.received is None else graph.received.float().numpy(),

@@ -57,7 +57,7 @@ def layer_mean(trace: TraceData, number: int, arrays: LayerArrays) -> bytes:
     """The mean of a layer's heads, exact where that is cheap, little-endian.
 
     weights   float32 (rows, kept), strongest first
-    missing   float32 (rows,): the mass of the row that is on no edge here
+    missing   float32 (rows,): the mass of the row on keys that are not here
     partial   uint32 (rows,): 1 where weights may be higher, as some head did not keep the edge
     keys      uint32 (rows, kept); 4294967295: no edge
     """
@@ -70,7 +70,7 @@ def layer_mean(trace: TraceData, number: int, arrays: LayerArrays) -> bytes:
         rows = slice(start, min(start + size, arrays.queries))
         part = mean_rows(arrays, rows) if dense is None else scipy.sparse.csr_array(dense[rows])
         _strongest(part, weights[rows], keys[rows])
-    mass = (arrays.count > 0).mean(0)
+    mass = arrays.masses.mean(0) if dense is None else dense.sum(-1, dtype=np.float64)
     missing = np.maximum(mass - weights.sum(-1, dtype=np.float64), 0)
     partial = partial_rows(arrays) if dense is None else np.zeros(arrays.queries)
     parts = weights, missing.astype("<f4"), partial.astype("<u4"), keys.astype("<u4")

@@ -24,7 +24,7 @@ MOST = 3000
 def strongest_edges(layer: TraceLayer, arrays: LayerArrays, head: int | None) -> JsonObject:
     """The strongest kept edges of a head; of None, of the mean of all heads.
 
-    mass                    of all rows that may look at some key, 1 each
+    mass                    of all rows on their keys, kept or not
     kept, count             the mass on kept edges, and how many there are
     queries, keys, weights  the strongest of them, strongest first
     scores                  of a head's edges; [] of a mean's
@@ -45,7 +45,6 @@ def strongest_edges(layer: TraceLayer, arrays: LayerArrays, head: int | None) ->
         strength += np.bincount(keys, weights, arrays.length)
         best.add(rows + start, keys, weights)
     rows, keys, weights = best.rows, best.keys, best.weights
-    counts = arrays.count if head is None else arrays.count[head]
     partial = partial_rows(arrays) if head is None else np.zeros(arrays.queries, bool)
     scores, back = np.zeros(0), np.zeros(0)
     if head is not None:
@@ -60,7 +59,7 @@ def strongest_edges(layer: TraceLayer, arrays: LayerArrays, head: int | None) ->
     tokens = tokens[~np.isnan(received[tokens])]
     whole = ((arrays.keys >= 0).sum(-1) >= arrays.count) if arrays.received is None else None
     return {
-        "mass": float((counts > 0).mean(0).sum() if head is None else (counts > 0).sum()),
+        "mass": float((arrays.masses.mean(0) if head is None else arrays.masses[head]).sum()),
         "kept": kept,
         "count": count,
         "queries": rows.tolist(),

@@ -11,10 +11,9 @@ import threading
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from weft.analysis.graphs.flow import attention_flow
-from weft.analysis.graphs.paths import Network
+from weft.analysis.graphs.paths import KeptEdges, Network
 from weft.analysis.graphs.rollout import chosen_layers, passed_over
 from weft.errors import InputError
 from weft.formats.files import JsonObject
@@ -83,13 +82,13 @@ class TokenFlows:
         edges    by layer [token above, token below, share], the ones that carry most
         sums     by level the share that all tokens carry
         unknown  what came along edges that were not kept; the rest of what a sum lacks ended at
-                 rows that may look at no key
+                 sinks and at rows that may look at no key
         """
         network = self._network(kind)
         with self._working:
             start = network.node(network.queries, position)
             shares = network.shares(start)
-            unknown = self._unknown(network, shares)
+            unknown = network.unknown(shares)
             most = shares.max(0)
             most[start] = 2  # drawn first of all
             chosen = np.sort(np.argsort(-most, kind="stable")[:_TOKENS])
@@ -119,18 +118,13 @@ class TokenFlows:
             start = network.node(network.queries, position)
             end = network.node(network.keys, target)
             found = network.strongest(start, end, PATHS)
-            most = found.most
-            if most > found.least:
-                # The network takes what ends at rows without a key for unknown as well.
-                unknown = self._unknown(network, network.shares(start))
-                most = min(most, found.least + (unknown if unknown > 1e-6 else 0))
         return {
             "paths": [
                 {"product": path.product, "steps": [list(step) for step in path.steps]}
                 for path in found.paths
             ],
             "least": found.least,
-            "most": most,
+            "most": found.most,
         }
 
     def largest_flow(self, kind: str, position: int, target: int) -> JsonObject:
@@ -146,24 +140,15 @@ class TokenFlows:
             found = attention_flow(self._trace, position, target, kind=kind)
         return {"least": float(found.lower[0]), "most": float(found.upper[0])}
 
-    def _unknown(self, network: Network, shares: Array) -> float:
-        """How much of a position came along edges that were not kept."""
-        ends = 0.0
-        for level, layer in enumerate(network.layers, 1):
-            step = network.step(level)
-            # The heads of a row that may look at no key hand nothing on.
-            blind = (self._arrays[self._number[id(layer)]].count == 0).mean(0)
-            ends += float(shares[level][step.own] @ ((1 - step.residual) * blind))
-        return max(0.0, 1 - float(shares[0].sum()) - ends)
-
     def _network(self, kind: str) -> Network:
         if kind not in self._networks:
             self._networks[kind] = Network(self._trace, kind=kind, kept=self._kept)
         return self._networks[kind]
 
-    def _kept(self, layer: TraceLayer) -> tuple[Tensor, Tensor]:
+    def _kept(self, layer: TraceLayer) -> KeptEdges:
         arrays = self._arrays[self._number[id(layer)]]
-        return torch.from_numpy(arrays.keys), torch.from_numpy(arrays.weights)
+        keys, weights = torch.from_numpy(arrays.keys), torch.from_numpy(arrays.weights)
+        return KeptEdges(keys, weights, arrays.missing.mean(0, dtype=np.float64))
 
 
 def _edges(

@@ -13,6 +13,8 @@ from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.graphs.paths import Network, strongest_paths
 from weft.errors import InputError
 from weft.formats.trace import TraceData
+from weft.mechanism.graph import Top
+from weft.tracing.given import from_queries_keys
 
 Array = np.ndarray[Any, Any]
 
@@ -107,6 +109,37 @@ def test_kept_edges_bound_the_sum_from_both_sides() -> None:
         assert [path.product for path in found.paths] == pytest.approx(
             [one for one, _ in expected if one > 0], rel=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    ("kept", "exact"), [(6, False), (3, False), (3, True)], ids=["whole", "kept", "exact"]
+)
+def test_what_ends_at_sinks_and_rows_without_keys_is_known(kept: int, exact: bool) -> None:
+    """Only what went along edges that were not kept may have reached the target."""
+    queries, keys = torch.randn(2, 2, 3, 6, 4, generator=torch.Generator().manual_seed(2))
+    sinks, mask = torch.tensor([[0.5, 1.0, -1.0]] * 2), torch.ones(6, 6, dtype=torch.bool)
+    mask[4] = False
+    trace = from_queries_keys(
+        queries, keys, mask=mask, sinks=list(sinks), keep=Top(kept), tokens=list("abcdef")
+    )
+    powers = (queries.double() @ keys.double().transpose(-1, -2) / 2).exp() * mask
+    all_mass = powers.sum(-1, keepdim=True) + sinks.double().exp()[..., None, None]
+    dense = (powers / all_mass).numpy()
+    held = np.where(dense >= np.sort(dense, -1)[..., -kept, None], dense, 0)
+    step = [np.eye(6) / 2 + of.mean(0) / 2 for of in dense]
+    rollout = step[1] @ step[0]
+    for start, end in ((4, 4), (0, 3), (5, 4)):
+        found = strongest_paths(trace, start, end, exact=exact)
+        assert found.least <= rollout[start, end] * (1 + 1e-6)
+        assert rollout[start, end] <= found.most * (1 + 1e-6)
+        if kept == 6 or exact:
+            assert found.least == found.most
+            continue
+        # What a row has that was not kept, a sink's share of it included.
+        lower = [np.eye(6) / 2 + of.mean(0) / 2 for of in held]
+        missing = (mask.numpy().any(-1) - held.sum(-1)).mean(1) / 2
+        unknown = missing[1][start] + lower[1][start] @ missing[0]
+        assert found.most - found.least == pytest.approx(unknown, rel=1e-5)
 
 
 def test_equal_products_do_not_try_every_path() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import weft
+from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import manifest_digest
 from weft.traces import Trace
@@ -274,6 +275,33 @@ def test_nested_answers_and_numbers_that_are_none_can_be_written(pair_trace, tmp
         raise AssertionError(f"{name} is no JSON")
 
     assert json.loads((tmp_path / "a.json").read_text(), parse_constant=none) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("interval '90 minutes'", "01:30:00"),
+        ("[interval 1 day]", "[1 day]"),
+        ("{'a': [interval 1 day]}", "{'a': [1 day]}"),
+        ("union_value(k := 1)", "1"),
+        ("'101'::bit", "101"),
+        ("'\\xFF'::blob", "ff"),
+    ],
+)
+def test_types_that_only_a_database_has_are_texts(pair_trace, tmp_path, value, text) -> None:
+    query = f'select {value} as "an ""odd"" name", 1 as one'
+    ask(pair_trace, query).write(tmp_path / "a.csv")
+    (row,) = csv.DictReader((tmp_path / "a.csv").read_text().splitlines())
+    assert row == {'an "odd" name': text, "one": "1"}
+    ask(pair_trace, query).write(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == [{'an "odd" name': text, "one": 1}]
+    assert ask(pair_trace, query).write(tmp_path / "a.parquet") == 1
+    assert pair_trace.sql(query).one.tolist() == [1]
+
+
+def test_a_value_that_cannot_be_names_no_view(pair_trace) -> None:
+    with pytest.raises(InputError, match=r"Could not convert string 'a' to INT32\.$"):
+        pair_trace.sql("select 'a'::int")
 
 
 def test_json_on_the_command_line_has_null_for_what_is_no_number(

@@ -38,10 +38,11 @@ from torch import Tensor
 
 from weft.analysis.graphs.head_average import average_rows, averaged
 from weft.analysis.graphs.rollout import chosen_layers
+from weft.analysis.interval import left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
 
-__all__ = ["Network", "Path", "StrongestPaths", "strongest_paths"]
+__all__ = ["KeptEdges", "Network", "Path", "StrongestPaths", "strongest_paths"]
 
 #: Cells of a layer up to which all of its weights are taken.
 CHEAP_CELLS = 2**22
@@ -51,7 +52,18 @@ _PART = 2**20
 _HELD = 2**28
 
 Numbers = NDArray[np.float64]
-Kept = Callable[[TraceLayer], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptEdges:
+    """Of a layer. keys, weights: (heads, queries, places); key -1: no edge.
+
+    missing: (queries,), the mass of a row on edges that were not kept, the mean over heads.
+    """
+
+    keys: Tensor
+    weights: Tensor
+    missing: Numbers
 
 
 @dataclass(frozen=True)
@@ -115,8 +127,7 @@ class Network:
     """The positions of all sequences that take part, one after the other, and A_l of each layer.
 
     Args: as `strongest_paths`; and
-        kept: the kept edges of a layer, keys and weights, (heads, queries, places); None: read
-            from the trace.
+        kept: gives the kept edges of a layer; None: read from the trace.
     """
 
     def __init__(
@@ -126,7 +137,7 @@ class Network:
         kind: str | None = None,
         exact: bool | None = None,
         residual: float = 0.5,
-        kept: Kept | None = None,
+        kept: Callable[[TraceLayer], KeptEdges] | None = None,
     ) -> None:
         self.layers, self.queries, self.keys, self.sizes = chosen_layers(trace, kind)
         starts = np.cumsum([0, *self.sizes.values()]).tolist()
@@ -159,7 +170,8 @@ class Network:
         """How much of a node of the last layer comes through each node of each layer.
 
         Returns: (layers + 1, nodes): row 0 is the input, a row of the rollout; each sums to at most
-        1, and what it lacks went along edges that were not kept, or to sinks.
+        1. What it lacks went along edges that were not kept, which `unknown` says; or it ended, at
+        sinks and at rows that may look at no key.
         """
         found = np.zeros((len(self.layers) + 1, self.nodes))
         found[-1, start] = 1
@@ -170,6 +182,17 @@ class Network:
             below[step.own] = 0
             for rows, part in step.parts(above[step.own] > 0):
                 below += part.T @ above[step.own][rows]
+        return found
+
+    def unknown(self, shares: Numbers) -> float:
+        """How much of a node came along edges that were not kept. shares: see `shares`."""
+        found = 0.0
+        for level in range(1, len(self.layers) + 1):
+            step = self.step(level)
+            above = shares[level][step.own]
+            # A row whose mass is not a number does not matter where nothing comes through it.
+            some = above > 0
+            found += (1 - step.residual) * float(above[some] @ step.missing[some])
         return found
 
     def strongest(self, start: int, target: int, count: int) -> StrongestPaths:
@@ -189,10 +212,10 @@ class Network:
                 left = product * weight * best[level - 1][node]
                 if left > 0:
                     heapq.heappush(waiting, (-_digits12(left), (*path, node), product * weight))
-        through = self.shares(start)[0]
-        least, missing = float(through[target]), max(0.0, 1 - float(through.sum()))
+        shares = self.shares(start)
+        least = float(shares[0][target])
         paths = [Path(product, tuple(map(self.place, path))) for product, path in found]
-        return StrongestPaths(paths, least, min(1.0, least + missing) if missing > 1e-6 else least)
+        return StrongestPaths(paths, least, max(least, min(1.0, least + self.unknown(shares))))
 
     def _best(self, target: int) -> list[Numbers]:
         """The largest product with which each node of each layer reaches the target."""
@@ -242,14 +265,20 @@ class Step:
     layer: TraceLayer
     residual: float
     dense: Numbers | None
-    kept: tuple[Tensor, Tensor] | None
+    kept: KeptEdges | None
 
     @property
     def held(self) -> int:
         """Bytes of its weights."""
-        if self.dense is not None:
-            return self.dense.nbytes
-        return sum(of.nbytes for of in self.kept or ())
+        if self.kept is not None:
+            return self.kept.keys.nbytes + self.kept.weights.nbytes
+        assert self.dense is not None
+        return self.dense.nbytes
+
+    @property
+    def missing(self) -> Numbers:
+        """The mass of each row on edges that were not kept, (queries,)."""
+        return np.zeros(self.layer.shape[1]) if self.kept is None else self.kept.missing
 
     @property
     def own(self) -> slice:
@@ -263,7 +292,7 @@ class Step:
         """Some rows after the other, as (which, (rows, nodes) sparse). wanted: None: all rows."""
         heads, queries, _ = self.layer.shape
         rows = np.arange(queries) if wanted is None else np.flatnonzero(wanted)
-        wide = self.layer.shape[2] if self.kept is None else heads * self.kept[0].shape[-1]
+        wide = self.layer.shape[2] if self.kept is None else heads * self.kept.keys.shape[-1]
         size = max(1, _PART // max(wide, 1))
         for start in range(0, len(rows), size):
             some = rows[start : start + size]
@@ -281,7 +310,7 @@ class Step:
             mean = scipy.sparse.csr_array(self.dense[rows])
         else:
             assert self.kept is not None
-            keys, weights = (of[:, rows] for of in self.kept)
+            keys, weights = self.kept.keys[:, rows], self.kept.weights[:, rows]
             mean = average_rows(keys, weights, self.layer.shape[2])
         if np.isnan(mean.data).any():
             raise InputError(
@@ -304,10 +333,10 @@ class Step:
         return part
 
 
-def _read(layer: TraceLayer) -> tuple[Tensor, Tensor]:
+def _read(layer: TraceLayer) -> KeptEdges:
     # Not layer.graph, which would stay in memory.
     graph = layer.data.graph()
-    return graph.keys, graph.weights
+    return KeptEdges(graph.keys, graph.weights, left_out(graph)[0].double().mean(0).numpy())
 
 
 def _digits12(number: float) -> float:

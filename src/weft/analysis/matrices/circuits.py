@@ -51,7 +51,7 @@ class Circuit:
         return spectra.product_norm(self.left, self.right)
 
     def singular_values(self) -> Tensor:
-        """Those that are not 0, largest first, (heads, depth)."""
+        """The largest ones, (heads, depth) or as many as rows or columns; all others are 0."""
         return spectra.product_spectrum(self.left, self.right)
 
     def effective_rank(self) -> Tensor:
@@ -59,7 +59,9 @@ class Circuit:
         return spectra.effective_rank(self.singular_values())
 
     def eigenvalues(self) -> Tensor:
-        """Those that are not 0, (heads, depth), complex: of right^T left, which is depth x depth.
+        """Those of right^T left, (heads, depth), complex: all of the circuit's that are not 0.
+
+        Some are 0 where the circuit has a lower rank than the head has depth.
 
         Raises: InputError: the circuit does not lead from a space to itself.
         """

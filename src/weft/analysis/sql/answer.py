@@ -71,25 +71,22 @@ def _write_csv(answer: Answer, path: Path) -> int:
     import pyarrow.csv
     import pyarrow.types as types
 
-    # Lists and the like have no form of their own in CSV: they are written as JSON.
-    nested = [types.is_nested(field.type) for field in answer.schema]
+    # Lists and the like, and bytes, have no form of their own in CSV.
+    formless = [
+        types.is_nested(field.type) or types.is_binary(field.type) for field in answer.schema
+    ]
     schema = pa.schema(
         [
-            pa.field(field.name, pa.string()) if is_nested else field
-            for field, is_nested in zip(answer.schema, nested, strict=True)
+            pa.field(field.name, pa.string()) if has_none else field
+            for field, has_none in zip(answer.schema, formless, strict=True)
         ]
     )
     count = 0
     with one_line(), pyarrow.csv.CSVWriter(path, schema) as writer:
         for batch in answer.batches():
             columns = [
-                pa.array(
-                    [None if cell is None else _json(cell) for cell in column.to_pylist()],
-                    pa.string(),
-                )
-                if is_nested
-                else column
-                for column, is_nested in zip(batch.columns, nested, strict=True)
+                pa.array(map(_cell_of_csv, column.to_pylist()), pa.string()) if has_none else column
+                for column, has_none in zip(batch.columns, formless, strict=True)
             ]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             count += batch.num_rows
@@ -126,8 +123,12 @@ def _cell_of_csv(cell: Any) -> Any:
 def _json(value: Any, indent: int | None = None) -> str:
     """A value as JSON, which has no number that is none."""
     return json.dumps(
-        finite(value), ensure_ascii=False, default=str, indent=indent, allow_nan=False
+        finite(value), ensure_ascii=False, default=_text, indent=indent, allow_nan=False
     )
+
+
+def _text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 #: How an answer is written, by the suffix of the file.

@@ -17,7 +17,8 @@ from weft.errors import DataError, InputError, optional_package
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["VIEWS", "Part", "connect", "make_views", "one_line", "statement_of", "views_in"]
+__all__ = ["VIEWS", "Part", "connect", "make_views", "one_line", "reader_of", "statement_of",
+           "views_in"]  # fmt: skip
 
 VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
@@ -159,6 +160,36 @@ def _pattern(path: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
 
 
+def reader_of(connection: Any, statement: Any) -> pa.RecordBatchReader:
+    """The answer to a statement, computed while it is read.
+
+    Columns of types that only DuckDB has, or that no file has a form for, are texts, as DuckDB
+    writes them.
+    """
+    relation = connection.sql(statement)
+    if any(map(_as_text, relation.types)):
+        columns = [
+            f"#{place}::varchar as {_name(name)}" if _as_text(kind) else f"#{place}"
+            for place, (name, kind) in enumerate(
+                zip(relation.columns, relation.types, strict=True), 1
+            )
+        ]
+        relation = relation.project(", ".join(columns))
+    return relation.to_arrow_reader(100_000)
+
+
+def _as_text(kind: Any) -> bool:
+    """Whether a type of DuckDB is, or holds, one that is written as a text."""
+    if kind.id in ("list", "array", "struct", "map"):
+        return any(_as_text(part) for _, part in kind.children if hasattr(part, "id"))
+    return kind.id in ("interval", "union", "bit")
+
+
+def _name(name: str) -> str:
+    """A name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 @contextmanager
 def one_line() -> Iterator[None]:
     """DuckDB's errors, which draw an arrow under the query, as one line."""
@@ -177,4 +208,7 @@ def one_line() -> Iterator[None]:
         message = " ".join((rest or text).split()).rstrip(" .!")
         if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
             raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
-        raise InputError(f"query: {message}. The views are {', '.join(VIEWS)}.") from None
+        # Of a question that was understood, other names do not help.
+        misread = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
+        advice = f" The views are {', '.join(VIEWS)}." if isinstance(error, misread) else ""
+        raise InputError(f"query: {message}.{advice}") from None

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.analysis.sql.answer import Answer
-from weft.analysis.sql.database import connect, make_views, one_line, statement_of, views_in
+from weft.analysis.sql.database import (
+    connect,
+    make_views,
+    one_line,
+    reader_of,
+    statement_of,
+    views_in,
+)
 from weft.analysis.sql.views import view_parts
 from weft.errors import optional_package
 from weft.formats.trace import TraceData
@@ -48,8 +55,7 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
     with one_line():
         parts = view_parts(trace, views_in(connection, query))
         make_views(connection, parts, column=not isinstance(trace, TraceData))
-        relation = connection.sql(statement)
-        return Answer(relation.to_arrow_reader(100_000), connection)
+        return Answer(reader_of(connection, statement), connection)
 
 
 def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:

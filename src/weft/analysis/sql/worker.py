@@ -42,6 +42,7 @@ from weft.analysis.sql.database import (
     connect,
     make_views,
     one_line,
+    reader_of,
     statement_of,
     views_in,
 )
@@ -116,7 +117,7 @@ class _Worker:
         self._take(places, tables)
         with self._bounded(seconds), one_line():
             make_views(connection, self.views, column=False)
-            reader = connection.sql(statement).to_arrow_reader(100_000)
+            reader = reader_of(connection, statement)
             return _first(Answer(reader, connection), places["rows"])
 
     def _take(self, places: JsonObject, tables: list[pa.Table]) -> None:
