@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import weft
-from weft.mechanism.backends import native, torch_blocks
+from weft.mechanism.backends import native, native_passes, torch_blocks
 from weft.mechanism.packed import packed
 
 QUERIES, KEYS, DEPTH = 4, 5, 3
@@ -248,3 +248,91 @@ def test_vmap_and_gradients_of_torch_func(positions: int) -> None:
     together = queries.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(together, keys, values), together)
     torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ("attention", "top"))
+@pytest.mark.parametrize("backend", ("torch", "native"))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_several_gradients_at_once(name: str, backend: str, kind: str) -> None:
+    if backend == "native" and not native.instruction_sets():
+        pytest.skip("built without the native kernels")
+    tensors, options = problem(name, torch.float32)
+    inputs = list(tensors.values())
+    found = results(kind, options, backend, *inputs)
+    wanted = [part for part in found if part.requires_grad]
+    if not wanted:
+        return  # of rows that see nothing
+    generator = torch.Generator().manual_seed(2)
+    incoming = [torch.randn(3, *part.shape, generator=generator) for part in wanted]
+
+    def gradients(*by_results: Tensor, several: bool) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(
+            wanted,
+            inputs,
+            by_results,
+            create_graph=True,
+            materialize_grads=not several,  # torch cannot, of several
+            allow_unused=True,
+            is_grads_batched=several,
+        )
+
+    together = gradients(*incoming, several=True)
+    each_incoming = zip(*incoming, strict=True)
+    one_by_one = zip(*(gradients(*each, several=False) for each in each_incoming), strict=True)
+    for mine, each in zip(together, one_by_one, strict=True):
+        expected = torch.stack(each)
+        if mine is None:
+            assert not expected.any()
+            continue
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+        if not expected.requires_grad:
+            continue
+        twice, expected_twice = (
+            torch.autograd.grad(
+                part.pow(2).sum(), inputs, retain_graph=True, materialize_grads=True
+            )
+            for part in (mine, expected)
+        )
+        torch.testing.assert_close(twice, expected_twice, rtol=1e-3, atol=1e-4)
+
+
+def test_a_jacobian_in_one_pass() -> None:
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(1, 2, 5, 4) for _ in range(3))
+
+    def output(queries: Tensor) -> Tensor:
+        return weft.attention(queries, keys, values, mask=weft.causal())
+
+    jacobian = torch.autograd.functional.jacobian
+    together = jacobian(output, queries, vectorize=True)
+    torch.testing.assert_close(together, jacobian(output, queries), rtol=1e-4, atol=1e-5)
+
+
+def some_edges() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(300, 300, generator=generator) < 0.02) | torch.eye(300, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x: weft.rotary(x, 3),
+        lambda x: native_passes.activation(x, "gelu"),
+        lambda x: native_passes.dropout(x, 0.3, x),
+        lambda x: weft.attention(x, x, x, mask=weft.neighbours(some_edges())),
+    ),
+    ids=("rotary", "activation", "dropout", "neighbours"),
+)
+@pytest.mark.skipif(not native.instruction_sets(), reason="built without the native kernels")
+def test_several_gradients_at_once_through_other_kernels(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(1, 2, 300, 8, requires_grad=True)
+    output = function(inputs)
+    incoming = torch.randn(3, *output.shape)
+    (together,) = torch.autograd.grad(
+        output, inputs, incoming, is_grads_batched=True, retain_graph=True
+    )
+    each = [torch.autograd.grad(output, inputs, one, retain_graph=True)[0] for one in incoming]
+    torch.testing.assert_close(together, torch.stack(each), rtol=1e-4, atol=1e-5)

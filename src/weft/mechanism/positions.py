@@ -94,8 +94,7 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
     position = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float64) + offset
     angle = position[:, None] * frequency
     cos, sin = angle.cos().to(tensor.dtype), angle.sin().to(tensor.dtype)
-    first, second = tensor.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return native_passes.turn(tensor, cos, sin)
 
 
 def alibi_slopes(heads: int) -> Tensor:

@@ -140,8 +140,14 @@ def attention(call: AttentionCall) -> Output:
         output = _attention(native, *native.tensors)[0]
     else:
         output = forward_output(native)
-    # A bilinear score is taken in float32.
-    return output if output.dtype == call.queries.dtype else output.to(call.queries.dtype)
+    return _in_type_of(call, output)
+
+
+def _in_type_of(call: AttentionCall, output: Output) -> Output:
+    """An output in the type of its queries: that of a bilinear score is taken in float32."""
+    # (To convert to what a tensor has takes a microsecond, which short calls feel.)
+    dtype = call.queries.dtype
+    return output if output.dtype == dtype else output.to(dtype)
 
 
 def attend(
@@ -161,4 +167,4 @@ def attend(
         rows = Rows(*_attend(native, k, call.received is not None, *native.tensors))
     else:
         rows = forward_graph(native, k, call.received is not None)
-    return rows.output.to(call.queries.dtype), rows.graph(call)
+    return _in_type_of(call, rows.output), rows.graph(call)

@@ -24,7 +24,7 @@ from weft.mechanism.backends.native_received import (
     with_columns,
 )
 from weft.mechanism.backends.native_request import DEEPEST, NativeCall, kernels
-from weft.mechanism.backends.recomputed import applied, products_again
+from weft.mechanism.backends.recomputed import applied, batched, products_again
 from weft.mechanism.shapes import Edges, Output, PerRow
 
 __all__ = ["Incoming", "Saved", "by_formulas", "gradients"]
@@ -159,6 +159,8 @@ def gradients(
     native: NativeCall, rows: Saved, incoming: Incoming, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
     """Gradients for NativeCall.tensors, None for those that want none; differentiable again."""
+    if batched(incoming):
+        return torch_gradients(native, rows.keys, incoming, needs)
     present = tuple(tensor for tensor in (*native.tensors, *incoming) if tensor is not None)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)):
         return _gradients(native, rows, incoming, needs)

@@ -115,8 +115,9 @@ def torch_gradients(
             if tensor is not None
         ]
         # What keys receive is a sum over rows: each block has the gradient of the whole.
+        # (Not by their index: a whole one is an alias, which batched gradients have not.)
         gradients = [
-            (gradient[:, :, inside] if n < PER_ROW else gradient).float()
+            (gradient.narrow(2, rows.start, len(rows)) if n < PER_ROW else gradient).float()
             for n, gradient in enumerate(incoming)
             if gradient is not None
         ]

@@ -15,6 +15,7 @@ from weft.mechanism.backends import native_linear
 from weft.mechanism.backends.native_linear import address
 from weft.mechanism.backends.native_passes import ACTIVATIONS
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels
+from weft.mechanism.backends.recomputed import by_operations
 
 __all__ = ["feed_forward", "serves"]
 
@@ -71,7 +72,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, hidden = ctx.saved_tensors
         wants = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # to be differentiated again
+        if by_operations((by_output,)):
             return None, *_gradients_by_torch(ctx.kind, inputs, by_output, wants)
         rows, rise, _, fall, _ = inputs
         by_output = by_output if by_output.stride(-1) == 1 else by_output.contiguous()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+from weft.mechanism.backends.recomputed import by_operations
 
 __all__ = [
     "address",
@@ -153,7 +154,7 @@ class _LinearMaps(torch.autograd.Function):
         weights, biases = tensors[:count], tensors[count : 2 * count]
         outputs = tensors[2 * count :]
         wants = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # to be differentiated again
+        if by_operations(by_outputs):
             pairs = zip(by_outputs, weights, strict=True)
             filled = [or_zeros(by_output, rows, weight) for by_output, weight in pairs]
             return None, *backward_by_torch(rows, weights, outputs, filled, wants)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels, why_wrapped
+from weft.mechanism.backends.recomputed import batched, by_operations
 
 __all__ = [
     "ACTIVATIONS",
@@ -72,7 +73,11 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         # The derivative is the function itself, so that it can be differentiated again.
-        by_inputs = _dropout(ctx.seed, ctx.p, by_output, None)
+        if batched((by_output,)):
+            ones = torch.ones(by_output.shape, dtype=by_output.dtype, device="cpu")
+            by_inputs = by_output * _run(ctx.seed, ctx.p, ones, None)
+        else:
+            by_inputs = _dropout(ctx.seed, ctx.p, by_output, None)
         return None, None, by_inputs, by_output if ctx.needs_input_grad[3] else None
 
 
@@ -126,6 +131,17 @@ def serves_rotary(tensor: Tensor, offset: int) -> bool:
     )
 
 
+def turn(tensor: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Each pair of coordinates (x_i, x_{i + depth/2}) turned by its angle, in torch's operations.
+
+    Args:
+        tensor: (..., positions, depth).
+        cosines, sines: of the angles, (positions, depth / 2).
+    """
+    first, second = tensor.chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
 def rotary(tensor: Tensor, offset: int, base: float) -> Tensor:
     """Queries or keys, (batch, heads, positions, depth), turned; see positions.rotary.
 
@@ -155,7 +171,12 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
-        return _rotary(by_output, ctx.cosines, ctx.sines, not ctx.back), None, None, None
+        cosines, sines, back = ctx.cosines, ctx.sines, not ctx.back
+        if not batched((by_output,)):
+            return _rotary(by_output, cosines, sines, back), None, None, None
+        length = by_output.shape[2]
+        turned = turn(by_output, cosines[:length], -sines[:length] if back else sines[:length])
+        return turned, None, None, None
 
 
 _rotary: Callable[..., Tensor] = _Rotary.apply
@@ -178,10 +199,11 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         (inputs,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            outputs = ACTIVATIONS[ctx.kind](inputs)
-            (by_inputs,) = torch.autograd.grad(outputs, inputs, by_output, create_graph=True)
-            return by_inputs, None
+        if by_operations((by_output,)):
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                outputs = ACTIVATIONS[ctx.kind](inputs)
+            return *torch.autograd.grad(outputs, inputs, by_output, create_graph=again), None
         return _activated(inputs, ctx.kind, by_output), None
 
 

@@ -22,6 +22,7 @@ from weft.mechanism.backends.native_linear import (
     takes,
 )
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, kernels
+from weft.mechanism.backends.recomputed import by_operations
 
 __all__ = [
     "feed_forward",
@@ -142,7 +143,7 @@ class _Maps(torch.autograd.Function):
         wants = ctx.needs_input_grad[1:]
         pairs = zip(by_outputs, weights, strict=True)
         gradients = [or_zeros(by_output, rows, weight) for by_output, weight in pairs]
-        if not torch.is_grad_enabled():  # else they are to be differentiated again
+        if not by_operations(by_outputs):
             found = _gradients(rows, weights, outputs, gradients, wants)
             if found is not None:
                 return None, *found
@@ -171,7 +172,7 @@ class _ReluMaps(torch.autograd.Function):
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         rows, rise, rise_bias, fall, _, hidden = ctx.saved_tensors
         wants = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # to be differentiated again
+        if by_operations((by_output,)):
             hidden = map_by_torch(rows, rise, rise_bias, True)
         else:
             found = _relu_gradients(rows, rise, fall, hidden, by_output, wants)

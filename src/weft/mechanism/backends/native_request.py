@@ -264,7 +264,7 @@ def prepare(call: AttentionCall) -> NativeCall:
                 queries.new_empty(0, queries.shape[3]), keys.new_empty(0, keys.shape[3]), matrix
             )
             queries = queries @ (symmetrised(matrix) if call.score.symmetric else matrix)
-    plain = _contiguous_rows(queries), _contiguous_rows(keys), _contiguous_rows(values)
+    plain = _plain_rows(queries), _plain_rows(keys), _plain_rows(values)
     softcap, last = call.softcap or 0.0, call.received or 0
     if call.mask is None and call.relative is None and call.bias is None and call.sinks is None:
         return NativeCall(*plain, call.scale, softcap, last_queries=last)
@@ -296,12 +296,14 @@ def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
     return {"offset_bias": bias.values.float().expand(heads, -1).contiguous()}
 
 
-def _contiguous_rows(tensor: Tensor) -> Tensor:
+def _plain_rows(tensor: Tensor) -> Tensor:
+    """The same numbers with contiguous rows, as they lie in memory."""
+    if not (tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor.contiguous()
+    # A view may be marked as negated; what is compiled cannot ask, and has none.
     if not torch.compiler.is_compiling() and tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1:
-        return tensor
-    return tensor.contiguous()
+        return tensor.resolve_neg()
+    return tensor
 
 
 def _as_table(table: Tensor) -> Tensor:

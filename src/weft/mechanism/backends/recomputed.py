@@ -7,13 +7,13 @@ is recomputed and never kept, so that memory stays linear whatever the order of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Function", "applied", "products_again"]
+__all__ = ["Function", "applied", "batched", "by_operations", "products_again"]
 
 #: From tensors to tensors.
 Function = Callable[..., tuple[Tensor, ...]]
@@ -69,8 +69,31 @@ class _Recomputed(torch.autograd.Function):
         return None, *products_again(ctx.function, ctx.saved_tensors, gradients)
 
 
+def batched(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether one of the tensors stands for several, as gradients do by is_grads_batched=True.
+
+    Such have no memory that a kernel could read, and no numbers that could be looked at.
+    """
+    functorch = torch._C._functorch
+    return any(
+        functorch.is_legacy_batchedtensor(tensor) or functorch.is_batchedtensor(tensor)
+        for tensor in tensors
+        if tensor is not None
+    )
+
+
+def by_operations(gradients: Iterable[Tensor | None]) -> bool:
+    """Whether a backward pass is to go by torch's operations, not by a kernel.
+
+    It is where its results are to be differentiated again, and where it is asked for several.
+    """
+    return torch.is_grad_enabled() or batched(gradients)
+
+
 def _recomputed(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    again = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    # An autograd function's results would be cut off where they stand for several.
+    if again and not batched(tensors):
         return applied(_Recomputed, function, *tensors)
     return function(*tensors)
 

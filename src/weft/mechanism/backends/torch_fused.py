@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from weft.mechanism.backends.recomputed import products_again
+from weft.mechanism.backends.recomputed import batched, products_again
 from weft.mechanism.backends.torch_blocks import (
     block_scores,
     blocks,
@@ -74,8 +74,13 @@ def _differentiable_again(
     def gradients(
         computed: tuple[Tensor | None, ...], incoming: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, ...] | None:
-        if not torch.is_grad_enabled() and all(
-            gradient is None or math.isfinite(float(gradient.sum())) for gradient in computed
+        several = batched(incoming)
+        if (
+            not several
+            and not torch.is_grad_enabled()
+            and all(
+                gradient is None or math.isfinite(float(gradient.sum())) for gradient in computed
+            )
         ):
             return None
         again = products_again(formula, (queries, keys, values), incoming[:1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.backends.native_request import INSTRUCTION_SET, NO_KERNELS, kernels, why_wrapped
-from weft.mechanism.backends.recomputed import applied, products_again
+from weft.mechanism.backends.recomputed import applied, by_operations, products_again
 from weft.mechanism.neighbourhood import by_torch
 from weft.mechanism.neighbourhood.call import NeighbourCall, NeighbourScore
 
@@ -54,7 +54,7 @@ class _Attention(torch.autograd.Function):
         saved = ctx.saved_tensors
         count = len(NeighbourCall.names)
         tensors = tuple(saved[:count])
-        if torch.is_grad_enabled():
+        if by_operations((by_output,)):
             return None, *_again(ctx.call, tensors, by_output)
         call = ctx.call.with_tensors(tensors)
         by_name = _backward(call, by_output, *saved[count:])
