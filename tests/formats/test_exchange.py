@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 import scipy.sparse
+import torch
 
 import weft
 from weft.formats.exchange import (
@@ -71,6 +72,15 @@ def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
     # Causal: nobody looks ahead.
     assert all(query >= key for query, key in self_attention.edges)
     assert to_networkx(pair_trace.layer("cross", 0), 0).nodes["key", 6]["sequence"] == "source"
+
+
+def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_path) -> None:
+    source, target = torch.tensor([3, 9, 9, 2]), torch.tensor([1, 8, 30, 41])
+    layer = weft.trace(translator, {"source": source, "target": target}).layer("cross", 0)
+    write_graphml(layer, 0, tmp_path / "a.graphml")
+    nodes = networkx.read_graphml(tmp_path / "a.graphml").nodes
+    assert [nodes[f"query{i}"]["token"] for i in range(4)] == ["#1", "#8", "#30", "#41"]
+    assert [nodes[f"key{i}"]["token"] for i in range(4)] == ["#3", "#9", "#9", "#2"]
 
 
 def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_path) -> None:

@@ -347,6 +347,12 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("adjacency of a batch", lambda: graph(5).adjacency(0), "adjacency", "graph[0]"),
     ("adjacency, head", lambda: graph().adjacency(2), "adjacency", "heads 0 to 1"),
     ("adjacency, of", lambda: graph().adjacency(0, of="keys"), "adjacency", '"scores"'),
+    (
+        "one sequence of two",
+        lambda: big_graph().to_networkx(0, one_sequence=True),
+        "to_networkx",
+        "Leave it out",
+    ),
     ("networkx of a batch", lambda: graph(5).to_networkx(0), "to_networkx", "graph[0]"),
     ("dense", lambda: big_graph().dense(), "dense", "force=True"),
     # layers

@@ -228,6 +228,27 @@ def test_to_pyg_numbers_the_keys_after_the_queries(monkeypatch: pytest.MonkeyPat
     assert data.num_nodes == 5
 
 
+def test_two_sequences_of_one_length() -> None:
+    one = torch.randn(1, 3, 4)
+    _, graph = weft.attend(one, one, one)
+    assert set(graph.to_networkx(0)) == {0, 1, 2}
+    two = graph.to_networkx(0, one_sequence=False)
+    assert set(two) == {(side, i) for side in ("query", "key") for i in range(3)}
+    assert two.number_of_edges() == 9 and two.is_directed()
+    with pytest.raises(weft.InputError, match="one_sequence=True, but 2 queries and 3 keys"):
+        by_hand().to_networkx(0, one_sequence=True)
+
+
+def test_pyg_sums_what_a_query_looks_at_over_flipped_edges() -> None:
+    pyg = pytest.importorskip("torch_geometric")
+    q, k = torch.randn(2, 1, 6, 4)
+    _, graph = weft.attend(q, k, k, mask=weft.causal())
+    data, x = graph.to_pyg(0), torch.randn(6, 3)
+    given = pyg.nn.SimpleConv(aggr="add")(x, data.edge_index.flip(0), data.edge_weight)
+    assert torch.allclose(given, graph.dense()[0] @ x, atol=1e-6)
+    assert graph.to_pyg(0, one_sequence=False).edge_index[1].min() == 6
+
+
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_a_huge_k_is_no_huge_graph(backend: Any) -> None:
     one = torch.randn(1, 3, 4)

@@ -58,7 +58,7 @@ def to_networkx(layer: TraceLayer, head: int) -> networkx.DiGraph | networkx.Gra
     Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
     carries its `token` and its `position`, and its `sequence`.
     """
-    found = layer.graph.to_networkx(head)
+    found = layer.graph.to_networkx(head, one_sequence=layer.one_sequence)
     for node, values in found.nodes(data=True):
         side, position = node if isinstance(node, tuple) else ("query", node)
         tokens = layer.query_tokens if side == "query" else layer.key_tokens

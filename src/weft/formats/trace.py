@@ -81,6 +81,11 @@ class TraceLayer:
         """How many heads it has."""
         return self.shape[0]
 
+    @property
+    def one_sequence(self) -> bool:
+        """Whether its sequence looks at itself: queries and keys are the same tokens."""
+        return self.queries_from == self.keys_from and self.shape[1] == self.shape[2]
+
     @cached_property
     def graph(self) -> AttentionGraph:
         """The attention graph of the layer."""

@@ -291,20 +291,36 @@ class AttentionGraph:
         strength = self.weights.new_zeros(*self.keys.shape[:-2], self.length + 1)
         return strength.scatter_add(-1, columns, self.weights.flatten(-2))[..., :-1]
 
-    def to_networkx(self, head: int) -> networkx.DiGraph | networkx.Graph:
+    def _of_one_sequence(self, operation: str, one_sequence: bool | None) -> bool:
+        """Whether queries and keys are the same nodes, as the caller says or their numbers do."""
+        _, queries, keys = self.shape
+        if one_sequence and queries != keys:
+            raise InputError(
+                f"{operation}: one_sequence=True, but {queries} queries and {keys} keys; expected "
+                "as many. Leave it out."
+            )
+        return queries == keys if one_sequence is None else one_sequence
+
+    def to_networkx(
+        self, head: int, *, one_sequence: bool | None = None
+    ) -> networkx.DiGraph | networkx.Graph:
         """A head as a NetworkX graph with `score` and `weight` on its edges.
 
-        Self-attention has one node a token, 0, 1, ...; between two sequences the nodes are
-        ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the score is
-        symmetric and no pair is masked (the weights never are: each row has its own sum).
+        A sequence that looks at itself has one node a token, 0, 1, ...; between two sequences the
+        nodes are ("query", i) and ("key", j). A DiGraph; a Graph, with the score alone, where the
+        score is symmetric and no pair is masked (the weights never are: each row has its own sum).
+
+        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
         """
         import networkx
 
         rows, columns, scores, weights = self._edges("to_networkx", head)
         _, queries, keys = self.shape
-        undirected = self.symmetric and bool((self.count[head] == self.length).all())
+        one_sequence = self._of_one_sequence("to_networkx", one_sequence)
+        undirected = (
+            self.symmetric and one_sequence and bool((self.count[head] == self.length).all())
+        )
         graph = networkx.Graph() if undirected else networkx.DiGraph()
-        one_sequence = queries == keys
         if one_sequence:
             graph.add_nodes_from(range(keys))
         else:
@@ -318,17 +334,21 @@ class AttentionGraph:
             graph.add_edge(*ends, **values)
         return graph
 
-    def to_pyg(self, head: int) -> Any:
+    def to_pyg(self, head: int, *, one_sequence: bool | None = None) -> Any:
         """A head as a `torch_geometric.data.Data`: edge_index (2, edges), edge_weight, edge_score.
 
-        Edges lead from query to key, as everywhere in weft. For two sequences, keys are numbered
-        after the queries.
+        Edges lead from query to key. Layers of PyTorch Geometric send messages along edges: with
+        ``edge_index.flip(0)`` each query sums what its keys give, as attention does. Between two
+        sequences, keys are numbered after the queries.
+
+        one_sequence: whether queries and keys are the same tokens; None: where they are as many.
         """
         with optional_package("to_pyg", "torch_geometric"):
             from torch_geometric.data import Data  # type: ignore[import-not-found, unused-ignore]
         rows, columns, scores, weights = self._edges("to_pyg", head)
         _, queries, keys = self.shape
-        first_key, nodes = (0, keys) if queries == keys else (queries, queries + keys)
+        one_sequence = self._of_one_sequence("to_pyg", one_sequence)
+        first_key, nodes = (0, keys) if one_sequence else (queries, queries + keys)
         return Data(
             edge_index=torch.as_tensor(np.stack((rows, columns + first_key))).long(),
             edge_weight=torch.as_tensor(weights),

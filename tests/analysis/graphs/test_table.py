@@ -106,6 +106,15 @@ def test_between_two_sequences_some_measures_do_not_exist(pair_trace) -> None:
     assert cross["hitters"] >= 1
 
 
+def test_two_sequences_of_one_length_are_two(translator) -> None:
+    same = {"source": torch.tensor([3, 9, 9, 2]), "target": torch.tensor([1, 8, 30, 41])}
+    trace = weft.trace(translator, same)
+    for by in ("layer", "head"):
+        table = graph_measures(trace, by=by).set_index("kind")
+        of_two = table[["reciprocity", "pagerank", "parts"]].isna().all(axis=1)
+        assert of_two["cross"].all() and not of_two[["encoder", "decoder"]].any()
+
+
 def run(*arguments: object) -> int:
     try:
         main([str(argument) for argument in arguments])

@@ -105,12 +105,11 @@ def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
 
 
 def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) -> list[JsonObject]:
-    heads, queries, keys = layer.shape
     got, hitters = received(source), heavy_hitters(source, share)
     rank = energy_rank(source)
     entropy = layer.graph.entropy.double().mean(-1)
     rows: list[JsonObject] = []
-    for head in range(heads):
+    for head in range(layer.heads):
         best = int(got.middle[head].argmax())
         rows.append(
             {
@@ -124,7 +123,7 @@ def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) 
                 "rank_high": float(rank.upper[head]),
             }
         )
-    if queries == keys:
+    if layer.one_sequence:
         mutual, ranks = reciprocity(source), pagerank(source, edges=layer.graph)
         parts = components(source, threshold)
         for head, row in enumerate(rows):
@@ -145,7 +144,6 @@ def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) 
 def _by_layer(
     layer: TraceLayer, source: Source, share: float, threshold: float
 ) -> list[JsonObject]:
-    _, queries, keys = layer.shape
     got = received(source)
     hitters = heavy_hitters(source, share, together=True)
     rank = energy_rank(source)
@@ -159,7 +157,7 @@ def _by_layer(
         "rank": float(rank.lower.mean()),
         "rank_high": float(rank.upper.mean()),
     }
-    if queries == keys:
+    if layer.one_sequence:
         mutual, ranks = reciprocity(source), pagerank(source, edges=layer.graph)
         parts = components(source, threshold, together=True)
         top = int(ranks.mean.argmax())
