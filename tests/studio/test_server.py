@@ -138,6 +138,24 @@ def test_what_is_not_there_is_refused(client: Client, path: str) -> None:
     assert b"root:" not in body
 
 
+def test_a_path_that_leads_nowhere_says_where_the_studio_is(client: Client, studio: Any) -> None:
+    _, _, body = client.get("/heads")
+    said = json.loads(body)["detail"]
+    assert said == "nothing is at /heads: the studio is at /, and /api/openapi.json lists its paths"
+    assert json.loads(client.get("/api/examples/1")[2])["detail"].startswith(
+        "there is no example 1"
+    )
+    own = f"http://127.0.0.1:{client.port}/"
+    page = studio.open(f"{own}a/<b>x</b>/%E2%80%AEpage", own)
+    assert page.locator("code").inner_text() == "/a/<b>x</b>/‹202E›page"
+    page.get_by_role("link", name="Open the studio").click()
+    page.locator(".stage .tile").first.wait_for()
+    # What a browser says of every answer that is no page.
+    (found,) = studio.problems
+    assert "404" in found
+    studio.problems.clear()
+
+
 def test_only_reading(client: Client) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert client.get("/api/open", method=method)[0] == 405

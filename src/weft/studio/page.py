@@ -10,6 +10,7 @@ from pathlib import Path
 
 from weft.errors import InputError
 from weft.formats.files import JsonMapping, atomic_file
+from weft.formats.tokens import visible
 from weft.formats.trace import TraceData
 from weft.studio.bundle import script, style
 from weft.studio.collection import Collection, Example, as_json, name_of
@@ -18,7 +19,7 @@ from weft.studio.pack import pack
 from weft.studio.training import training_history
 from weft.version import __version__
 
-__all__ = ["collect", "export_page", "page_html", "shell"]
+__all__ = ["collect", "export_page", "page_html", "shell", "signpost"]
 
 _SHELL = """<!doctype html>
 <html lang="en">
@@ -35,6 +36,26 @@ _SHELL = """<!doctype html>
 <div id="weft-studio"></div>
 <noscript>This page draws its pictures with a script, which is switched off here.</noscript>
 {data}{script}
+</body>
+</html>
+"""
+
+_SIGNPOST = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Nothing is here · weft</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="/studio.css">
+</head>
+<body>
+<main class="weft-signpost">
+<h1>Nothing is here</h1>
+<p>This studio has no page <code>{path}</code>.</p>
+<p><a href="/">Open the studio</a></p>
+</main>
 </body>
 </html>
 """
@@ -153,6 +174,11 @@ def shell(title: str, style: str, script: str, policy: str = "", data: str = "")
         data=data,
         script=script,
     )
+
+
+def signpost(path: str) -> str:
+    """The markup of a page for a path that leads nowhere, with the way to the studio."""
+    return _SIGNPOST.format(path=_text(visible(path, 200)))
 
 
 def _digest(content: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,7 +27,7 @@ from weft.studio.image_paths import add_images
 from weft.studio.neuron_paths import add_neurons
 from weft.studio.note_paths import add_notes
 from weft.studio.overviews import Overviews
-from weft.studio.page import shell
+from weft.studio.page import shell, signpost
 from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
 from weft.studio.questions import add_questions
 from weft.studio.tiles import SIDE, Of, top_level
@@ -119,6 +119,17 @@ def create_app(collection: Collection) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse({"detail": _in_one_line(error)}, 422)
+
+    @app.exception_handler(404)
+    async def missing(request: Request, error: HTTPException) -> Response:
+        path, uncached = request.url.path, {"Cache-Control": "no-store"}
+        if "route" in request.scope:
+            return JSONResponse({"detail": error.detail}, 404)
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(signpost(path), 404, headers=uncached)
+        where = "the studio is at /, and /api/openapi.json lists its paths"
+        detail = f"nothing is at {visible(path, 200)}: {where}"
+        return JSONResponse({"detail": detail}, 404, headers=uncached)
 
     pieces = Pieces(collection)
     for add in (_add_page, _add_examples, _add_layers, _add_heads, _add_history):
