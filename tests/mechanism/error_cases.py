@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tests.mechanism.graph_error_cases import GRAPH_CASES
+from tests.mechanism.kind_error_cases import KIND_CASES
 from tests.mechanism.steps_error_cases import STEPS_CASES
 from torch import nn
 
@@ -164,7 +165,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "head of a graph",
         lambda: untyped.attend(*[zeros(1, 2, 4)] * 3)[1].of_head(1),
         "of_head",
-        "the graph has 1",
+        "the graph has heads 0 to 0",
     ),
     (
         "matrix mass of a bool",
@@ -260,6 +261,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("scale past float32", lambda: call(scale=1e39), "attention", "float64"),
     ("scale past float64", lambda: call(scale=10**400), "attention", "finite"),
     *GRAPH_CASES,
+    *KIND_CASES,
     (
         "terms of other nodes",
         lambda: complete_graph_attention(zeros(2), zeros(3), zeros(4, 1)),
@@ -357,7 +359,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("dense", lambda: big_graph().dense(), "dense", "force=True"),
     # layers
     ("layer, heads", lambda: MultiHeadAttention(8, 3, kv_heads=2), "MultiHeadAttention", "divide"),
-    ("layer, no heads", lambda: MultiHeadAttention(8, 0), "MultiHeadAttention", "divide"),
+    ("layer, no heads", lambda: MultiHeadAttention(8, 0), "MultiHeadAttention", "1 or more"),
     ("layer, width", lambda: MultiHeadAttention(8, 3), "MultiHeadAttention", "depth="),
     (
         "layer, positions",
@@ -400,7 +402,7 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("matrix index", lambda: matrix(2, 3, 4)[0], "matrix[0]", "matrix[head, queries, keys]"),
     ("matrix cell", lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[(0, 3, 0)]", "a number below 3"),
     ("matrix above", lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
-    ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "counted from 0"),
+    ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "heads 0 to 1"),
     ("matrix dense", lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
     ("matrix row", lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[(0, 0.5, 0)]", "no such query"),
     ("matrix block", lambda: matrix(2, 3, 4).block_maxima(0), "block_maxima", "1 or more"),

@@ -69,7 +69,7 @@ GRAPH_CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("layer of half a head", lambda: untyped.GATConv(8, 2, heads=0.5), "GATConv", "1 or more"),
     ("layer's depth", lambda: weft.GATv2Conv(8, 0), "GATv2Conv", "out_channels is 0"),
     ("layer's edges", lambda: untyped.GATConv(8, 2, edge_dim="a"), "GATConv", "edge_dim is 'a'"),
-    ("dropout in words", lambda: untyped.GATConv(8, 2, dropout="a"), "GATConv", "a probability"),
+    ("dropout in words", lambda: untyped.GATConv(8, 2, dropout="a"), "GATConv", "a finite number"),
     (
         "layer's slope",
         lambda: untyped.GATConv(8, 2, negative_slope=None),

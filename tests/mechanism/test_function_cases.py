@@ -335,7 +335,7 @@ def test_half_precision_positions_and_biases_keep_their_digits(backend: Any) -> 
         torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e300))
+@pytest.mark.parametrize("softcap", (1e-60, 1e-35, 1e35, 1e39, 1e300))
 def test_caps_beyond_float32(softcap: float) -> None:
     x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
     expected = weft.attention(x.double(), x.double(), x.double(), softcap=softcap)
@@ -346,6 +346,47 @@ def test_caps_beyond_float32(softcap: float) -> None:
             else weft.attend(x, x, x, softcap=softcap, keep=keep)[0]
         )
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ("native", "torch"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+def test_views_that_are_negated(backend: Any, dtype: torch.dtype) -> None:
+    """The imaginary part of a conjugate: its memory holds the numbers with the other sign."""
+    parts = [torch.randn(1, 2, 9, 4, dtype=torch.complex64).conj().imag for _ in range(4)]
+    assert all(part.is_neg() for part in parts)
+    if dtype == torch.bfloat16:  # as a view of memory of that type
+        parts = [torch._neg_view(-part.resolve_neg().to(dtype)) for part in parts]
+        assert all(part.is_neg() for part in parts)
+    queries, keys, values, by_output = parts
+    bias = torch.randn(9, 9, dtype=torch.complex64).conj().imag
+    sinks = torch.randn(2, dtype=torch.complex64).conj().imag
+    leaves = [part.detach().requires_grad_() for part in (queries, keys, values)]
+    output, graph = weft.attend(*leaves, bias=bias, sinks=sinks, backend=backend)
+    exact = [part.detach().double().resolve_neg().requires_grad_() for part in leaves]
+    logits = exact[0] @ exact[1].mT / 2 + bias.double()
+    logits = torch.cat((logits, sinks.double()[:, None, None].expand(1, 2, 9, 1)), -1)
+    expected = logits.softmax(-1)[..., :9] @ exact[2]
+    near = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(output.double(), expected, rtol=near, atol=near)
+    torch.testing.assert_close(graph.lse.double(), logits.logsumexp(-1), rtol=near, atol=near)
+    found = torch.autograd.grad((output * by_output).sum(), leaves)
+    wanted = torch.autograd.grad((expected * by_output.double()).sum(), exact)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=3 * near, atol=3 * near)
+
+
+@pytest.mark.parametrize("backend", ("native", "torch"))
+def test_a_row_with_an_infinite_score_says_that_it_is_no_number(backend: Any) -> None:
+    tokens = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+    bias = torch.zeros(3, 3)
+    bias[1, 2], bias[2, 0] = math.inf, -math.inf
+    output, graph = weft.attend(
+        tokens, tokens, tokens, bias=bias, keep=weft.Top(1), backend=backend
+    )
+    for row in (output.sum(-1), graph.lse, graph.entropy, graph.rest, graph.weights.sum(-1)):
+        assert row[0].isnan().tolist() == [False, True, False]
+    assert graph.dense()[0, 1].isnan().all()
+    assert graph.count[0].tolist() == [3, 3, 2]
 
 
 @pytest.mark.parametrize("backend", (None, "torch"))

@@ -293,5 +293,5 @@ def test_a_head_that_is_not_there_is_refused() -> None:
     tokens = torch.randn(2, 3, 4)
     _, graph = weft.attend(tokens, tokens, tokens)
     assert torch.equal(graph.of_head(-1).keys, graph.keys[1:])
-    with pytest.raises(weft.InputError, match="no head 2; the graph has 2"):
+    with pytest.raises(weft.InputError, match="no head 2; the graph has heads 0 to 1"):
         graph.of_head(2)

@@ -266,6 +266,22 @@ def test_what_is_no_length(lengths: Any) -> None:
         weft.padding(lengths)
 
 
+@pytest.mark.parametrize("backend", ("native", "torch"))
+def test_no_sequences_are_a_batch_of_none(backend: Any) -> None:
+    batch, packed_tokens = torch.zeros(0, 2, 5, 4), torch.zeros(2, 0, 4)
+    for lengths in ([], (), torch.zeros(0, dtype=torch.int64)):
+        mask = weft.padding(lengths) & weft.causal()
+        _, graph = weft.attend(batch, batch, batch, mask=mask, backend=backend)
+        assert graph.shape == (0, 2, 5, 5)
+        mask = weft.packed(lengths)
+        _, graph = weft.attend(
+            packed_tokens, packed_tokens, packed_tokens, mask=mask, backend=backend
+        )
+        assert graph.shape == (2, 0, 0)
+    with pytest.raises(weft.ShapeError, match="padding: 0 sequences in the mask, 2 in the batch"):
+        weft.attention(*[torch.zeros(2, 2, 5, 4)] * 3, mask=weft.padding([]))
+
+
 def test_packed_sequences_must_fill_the_keys_too() -> None:
     tokens = torch.zeros(1, 9, 4)
     with pytest.raises(weft.ShapeError, match="have 17 keys, the call has 9"):

@@ -12,7 +12,9 @@ from weft.models.configuration import Architecture
 
 @pytest.mark.parametrize("name", ["width", "heads", "feed_forward", "decoder_layers", "max_length"])
 def test_sizes_below_one(name: str) -> None:
-    with pytest.raises(InputError, match=rf"^model\.{name} is 0; expected 1 or more\.$"):
+    with pytest.raises(
+        InputError, match=rf"model\.{name} is 0; expected a whole number, 1 or more\.$"
+    ):
         Architecture(**{name: 0})
 
 

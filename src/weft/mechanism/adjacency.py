@@ -30,6 +30,8 @@ class Neighbours(Mask):
 
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
         """See Mask.block."""
+        if rows.stop >= len(self.row_starts) or keys != self.keys:
+            self._refuse(rows.stop, keys)
         starts = self.row_starts[rows.start : rows.stop + 1]
         columns = self.columns[int(starts[0]) : int(starts[-1])]
         row = torch.repeat_interleave(torch.arange(len(rows)), starts.diff())
@@ -48,11 +50,14 @@ class Neighbours(Mask):
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
         if len(self.row_starts) - 1 != queries or self.keys != keys:
-            raise ShapeError(
-                f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), "
-                f"the call has {queries} queries and {keys} keys. Give a row for each query and a "
-                "column for each key."
-            )
+            self._refuse(queries, keys)
+
+    def _refuse(self, queries: int, keys: int) -> None:
+        raise ShapeError(
+            f"neighbours: the adjacency matrix is ({len(self.row_starts) - 1}, {self.keys}), the "
+            f"call has {queries} queries and {keys} keys. Give a row for each query and a column "
+            "for each key."
+        )
 
 
 def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
@@ -101,7 +106,7 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
         coo = adjacency.to_sparse().coalesce().cpu()
         rows, columns = coo.indices().numpy()
         compressed = scipy.sparse.csr_array(
-            (coo.values().numpy() != 0, (rows, columns)), shape=(coo.shape[0], coo.shape[1])
+            ((coo.values() != 0).numpy(), (rows, columns)), shape=(coo.shape[0], coo.shape[1])
         )
     else:
         if isinstance(adjacency, Tensor):

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.mechanism.backends.native_request import why_wrapped
 from weft.mechanism.call import AttentionCall
-from weft.mechanism.scores import GraphAttention
+from weft.mechanism.scores import GraphAttention, node_terms
 from weft.mechanism.shapes import describe, repeat_kv_heads
 
 __all__ = ["complete_graph_attention", "score_served", "served_attention"]
@@ -111,6 +111,6 @@ def served_attention(call: AttentionCall, score: GraphAttention) -> Tensor:
             repeat_kv_heads(call.values, call.heads),
         )
     )
-    query_terms = (queries * score.query_vector.to(queries)[..., None, :]).sum(-1)
-    key_terms = (keys * score.key_vector.to(keys)[..., None, :]).sum(-1)
+    query_terms = node_terms("the query vector", queries, score.query_vector.to(queries))
+    key_terms = node_terms("the key vector", keys, score.key_vector.to(keys))
     return complete_graph_attention(query_terms, key_terms, values, score.slope).to(dtype)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import InputError, optional_package
 from weft.mechanism.parts import changed
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, place_of, whole_number
 
 if TYPE_CHECKING:
     import networkx
@@ -40,12 +39,7 @@ class Top:
     k: int = 32
 
     def __post_init__(self) -> None:
-        try:
-            k = -1 if isinstance(self.k, bool) else operator.index(self.k)
-        except TypeError:
-            k = -1
-        if k < 0:
-            raise InputError(f"Top: k is {self.k!r}; expected a whole number of edges, 0 or more.")
+        k = whole_number("Top", "k", self.k, 0, None)
         object.__setattr__(self, "k", k)  # NumPy's whole numbers become Python's.
 
     def places(self, keys: int) -> int:
@@ -95,11 +89,13 @@ class AttentionGraph:
 
         keys, scores, weights   (heads, queries, k): key index, score before and weight after the
                                 softmax, strongest first; past the last edge -1, -inf and 0
-        lse                     (heads, queries): log-sum-exp of the row's scores; NaN where one of
-                                them is: then every weight of the row is, whatever edges it has
+        lse                     (heads, queries): log-sum-exp of the row's scores, a sink's
+                                included; NaN where one of them is NaN or infinity: then every
+                                weight of the row is, whatever edges it has
         entropy                 (heads, queries): of the row's weights, in nats
         rest                    (heads, queries): mass that is on no kept edge (a sink's included)
-        count                   (heads, queries): number of keys that could be looked at
+        count                   (heads, queries): number of keys that could be looked at, whose
+                                score is above minus infinity
         length                  number of keys: the columns of the matrix
         symmetric               whether score(i, j) = score(j, i) by construction
 
@@ -162,30 +158,51 @@ class AttentionGraph:
         edges = int((self.keys >= 0).sum())
         return f"AttentionGraph(shape={self.shape}, k={self.k}, edges={edges:,})"
 
-    def __getitem__(self, index: int | Tensor | tuple[int, int]) -> Any:
+    def __getitem__(self, index: int | slice | Tensor | tuple[int, int]) -> Any:
         """``graph[b]``: one graph of a batch. ``graph[head, query]``: one row, without a batch.
 
         ``graph[places]``, of whole numbers: these graphs of a batch, as a batch.
         """
         if isinstance(index, tuple):
-            self._one("graph[head, query]")
-            head, query = index
-            kept = self.keys[head, query] >= 0
-            return Row(
-                self.keys[head, query][kept],
-                self.scores[head, query][kept],
-                self.weights[head, query][kept],
-                float(self.lse[head, query]),
-                float(self.entropy[head, query]),
-                float(self.rest[head, query]),
-                int(self.count[head, query]),
-            )
+            return self._row(index)
         if not self.batched:
             raise InputError(
                 f"graph[{index}]: this graph has no batch. For one row, write graph[head, query]; "
                 "for one head as a matrix, graph.adjacency(head)."
             )
-        return self._map(lambda tensor: tensor[index])
+        if not isinstance(index, slice | list | Tensor | np.ndarray):
+            place = place_of("batch", "graph[b]", "graph", index, len(self))
+            return self._map(lambda tensor: tensor[place])
+        try:
+            return self._map(lambda tensor: tensor[index])
+        except (IndexError, TypeError, ValueError):
+            raise InputError(
+                f"graph[places]: some place is not there; the batch has {len(self)} graphs. Give "
+                f"whole numbers from 0 to {len(self) - 1}."
+            ) from None
+
+    def _row(self, index: tuple[int, ...]) -> Row:
+        operation = "graph[head, query]"
+        self._one(operation)
+        if len(index) != 2:
+            raise InputError(f"{operation}: got {len(index)} numbers; expected a head and a query.")
+        heads, queries = self.lse.shape
+        head = place_of("graph", operation, "head", index[0], heads)
+        query = place_of("graph", operation, "row", index[1], queries)
+        kept = self.keys[head, query] >= 0
+        return Row(
+            self.keys[head, query][kept],
+            self.scores[head, query][kept],
+            self.weights[head, query][kept],
+            float(self.lse[head, query]),
+            float(self.entropy[head, query]),
+            float(self.rest[head, query]),
+            int(self.count[head, query]),
+        )
+
+    def __iter__(self) -> Iterator[AttentionGraph]:
+        """The graphs of a batch."""
+        return (self[place] for place in range(len(self)))
 
     def __bool__(self) -> bool:
         """True: a graph is something, whether or not it has a batch to count."""
@@ -205,9 +222,8 @@ class AttentionGraph:
 
     def of_head(self, head: int) -> AttentionGraph:
         """One head of a graph without a batch."""
-        if not -len(self.lse) <= head < len(self.lse):
-            raise InputError(f"of_head: no head {head}; the graph has {len(self.lse)}, from 0.")
-        head %= len(self.lse)
+        self._one("of_head")
+        head = place_of("graph", "of_head", "head", head, len(self.lse))
         return self._map(lambda tensor: tensor[head : head + 1])
 
     def detach(self) -> AttentionGraph:
@@ -228,9 +244,7 @@ class AttentionGraph:
     def _edges(self, operation: str, head: int) -> tuple[np.ndarray, ...]:
         """Query, key, score and weight of every kept edge of a head."""
         self._one(operation)
-        heads = self.keys.shape[0]
-        if not -heads <= head < heads:
-            raise InputError(f"{operation}: head {head}; the graph has heads 0 to {heads - 1}.")
+        head = place_of("graph", operation, "head", head, self.keys.shape[0])
         keys = self.keys[head].detach().cpu()
         rows, places = (keys >= 0).nonzero(as_tuple=True)
         return (

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe, whole_number
+from weft.mechanism.shapes import describe, finite_number, whole_number
 
 __all__ = ["check_edges", "check_features", "check_numbers", "check_size", "checked_widths"]
 
@@ -27,17 +25,9 @@ def checked_widths(name: str, in_channels: object) -> int | tuple[int, int]:
 
 def check_numbers(name: str, dropout: float, negative_slope: float) -> None:
     """Raise an InputError where one is no number, or not in its range."""
-    if not _is_number(dropout) or not 0 <= dropout <= 1:
+    if not 0 <= finite_number(name, "dropout", dropout) <= 1:
         raise InputError(f"{name}: dropout={dropout!r}; expected a probability, 0 to 1.")
-    if not _is_number(negative_slope):
-        raise InputError(f"{name}: negative_slope={negative_slope!r}; expected a finite number.")
-
-
-def _is_number(number: float) -> bool:
-    try:
-        return math.isfinite(number)
-    except (TypeError, ValueError, OverflowError):
-        return False
+    finite_number(name, "negative_slope", negative_slope)
 
 
 def check_features(name: str, what: str, features: object, width: int) -> None:

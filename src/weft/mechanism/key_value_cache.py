@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weft.errors import InputError, ShapeError
+from weft.mechanism.shapes import describe
+
 __all__ = ["KeyValueCache"]
 
 #: Positions that the first memory has, at least.
@@ -47,9 +50,13 @@ class KeyValueCache:
         """Add keys and values of new positions; returns all of them.
 
         kept: whether somebody holds on to what is returned: it will not change.
+
+        Raises: ShapeError: other sizes than the positions that it holds.
         """
         old_keys, old_values = self.keys, self.values
         if old_keys is not None and old_values is not None:
+            _check_sizes(old_keys, keys)
+            _check_sizes(old_values, values)
             fit = _fits(old_keys, keys) and _fits(old_values, values)
             if kept or torch.is_grad_enabled() or not fit or keys.shape[2] != values.shape[2]:
                 keys = torch.cat((old_keys, keys), 2)
@@ -93,7 +100,15 @@ class KeyValueCache:
         Where no derivatives are taken, only sequences that change places are copied.
 
         order: indices into the batch, (new_batch,).
+
+        Raises: InputError: order is no such tensor.
         """
+        whole = isinstance(order, Tensor) and order.dtype in (torch.int64, torch.int32)
+        if not whole or order.ndim != 1:
+            raise InputError(
+                f"reorder: order is {type(order).__name__}; expected a tensor of whole numbers, "
+                "(new batch,)."
+            )
         if self.keys is None or self.values is None:
             return
         room = self._own_room()
@@ -109,10 +124,17 @@ class KeyValueCache:
         self.keys, self.values = self._use((room[0][:count], room[1][:count]), end)
 
 
+def _check_sizes(old: Tensor, new: Tensor) -> None:
+    if old.shape[:2] != new.shape[:2] or old.shape[3] != new.shape[3]:
+        raise ShapeError(
+            f"KeyValueCache: it holds {describe(old)} as (batch, heads, positions, depth), and is "
+            f"given {describe(new)}. Begin a new cache, or reorder this one."
+        )
+
+
 def _fits(old: Tensor, new: Tensor) -> bool:
-    """Whether new keys or values can be written behind old ones: only their number may differ."""
-    alike = old.dtype == new.dtype and old.device == new.device
-    return alike and old.shape[:2] == new.shape[:2] and old.shape[3] == new.shape[3]
+    """Whether new keys or values can be written behind old ones of the same sizes."""
+    return old.dtype == new.dtype and old.device == new.device
 
 
 def _roomier(tensor: Tensor, end: int) -> Tensor:

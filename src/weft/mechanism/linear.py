@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as all_modules
 
-from weft.errors import InputError
+from weft.errors import InputError, ShapeError
 from weft.mechanism.backends import native_feed_forward, native_linear, native_product
 from weft.mechanism.backends.native_prepared import PreparedMaps
+from weft.mechanism.shapes import describe
 
 __all__ = [
     "Products",
@@ -34,6 +35,7 @@ __all__ = [
     "prepared_maps",
     "products",
     "why_not_here",
+    "why_unfit",
 ]
 
 #: How linear layers multiply: by torch; on the tiles of a matrix unit, as exactly; with factors
@@ -133,6 +135,7 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
         relu: whether max(0, x) follows.
 
     Returns: (..., out_features) for each map.
+    Raises: ShapeError: another width. InputError: another type, or device.
     """
     kind = current_products()
     rounded = kind == "bfloat16"
@@ -146,8 +149,34 @@ def linear_maps(inputs: Tensor, maps: Sequence[nn.Linear], *, relu: bool = False
         return native_linear.linear_maps(inputs, maps, relu)
     if plain and kind == "float32-tiles" and native_product.serves(inputs, maps):
         return native_product.linear_maps(inputs, maps, relu)
-    outputs = [linear(inputs) for linear in maps]
+    try:
+        outputs = [linear(inputs) for linear in maps]
+    except (RuntimeError, TypeError) as error:
+        raise why_unfit(inputs, maps) or error from None
     return [torch.relu(output) for output in outputs] if relu else outputs
+
+
+def why_unfit(inputs: object, maps: Sequence[nn.Linear]) -> InputError | None:
+    """Why torch could not multiply an input; None where it fits the maps."""
+    if not isinstance(inputs, Tensor):
+        return InputError(
+            f"linear maps: the input is {type(inputs).__name__}; expected a tensor of real "
+            "numbers, as from torch.as_tensor."
+        )
+    for linear in maps:
+        if inputs.ndim == 0 or inputs.shape[-1] != linear.in_features:
+            return ShapeError(
+                f"linear maps: the input is {describe(inputs)}; the layer was made for (..., "
+                f"{linear.in_features})."
+            )
+        weight = linear.weight
+        alike = (inputs.dtype, inputs.device) == (weight.dtype, weight.device)
+        if weight.is_floating_point() and not alike:
+            return InputError(
+                f"linear maps: the input is {inputs.dtype} on {inputs.device}, the layer "
+                f"{weight.dtype} on {weight.device}. Convert one of them, as in layer.to(x)."
+            )
+    return None
 
 
 def feed_forward(inputs: Tensor, rise: nn.Linear, fall: nn.Linear, kind: str) -> Tensor | None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, real_tensor
 
 __all__ = ["Both", "Either", "Explicit", "KeyRanges", "Mask", "as_mask", "without_empty"]
 
@@ -31,6 +31,8 @@ class Mask(ABC):
 
     #: Whether it may differ from head to head.
     by_head: ClassVar[bool] = True
+    #: NumPy leaves ``array & mask`` to the mask, which says what it takes.
+    __array_ufunc__ = None
 
     @abstractmethod
     def block(self, rows: range, keys: int, device: torch.device) -> Tensor:
@@ -250,6 +252,12 @@ class Explicit(Mask):
         """See Mask.block."""
         allowed = self.allowed.to(device)
         allowed = allowed.reshape((1,) * (4 - allowed.ndim) + tuple(allowed.shape))
+        has_rows = allowed.shape[2] == 1 or allowed.shape[2] >= rows.stop
+        if not has_rows or allowed.shape[3] not in (1, keys):
+            raise ShapeError(
+                f"mask: {describe(self.allowed)} has no {rows.stop} queries and {keys} keys. Give "
+                "a mask that broadcasts to (queries, keys)."
+            )
         return allowed if allowed.shape[2] == 1 else allowed[:, :, rows.start : rows.stop]
 
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
@@ -283,7 +291,11 @@ def as_mask(mask: Mask | Tensor) -> Mask:
     if isinstance(mask, Mask):
         return mask
     if not isinstance(mask, Tensor):
-        raise InputError(f"mask: got {type(mask).__name__}; expected a weft mask or a bool tensor.")
+        raise InputError(
+            f"mask: got {type(mask).__name__}; expected a weft mask or a bool tensor, as from "
+            "torch.as_tensor."
+        )
+    real_tensor("mask", "the mask", mask)
     if mask.dtype != torch.bool:
         raise InputError(
             f"mask: got a tensor of {mask.dtype}; expected bool, True = may look. For numbers that "

@@ -34,6 +34,7 @@ __all__ = [
     "Window",
     "as_mask",
     "causal",
+    "lengths_of",
     "padding",
     "window",
 ]
@@ -249,23 +250,30 @@ def window(left: int | None, right: int | None, offset: int = 0) -> Mask:
     return Window(left, right, offset)
 
 
+def lengths_of(operation: str, lengths: Sequence[int] | Tensor | int) -> Tensor:
+    """Lengths of sequences as a tensor; those of none are whole numbers too."""
+    try:
+        tensor = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(
+            f"{operation}: got {type(lengths).__name__} that makes no tensor; expected whole "
+            "numbers, 0 or more, one for each sequence."
+        ) from None
+    empty = tensor.shape == (0,) and not isinstance(lengths, Tensor)
+    return tensor.long() if empty else tensor
+
+
 def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
     """Keys past the end of their sequence are never looked at.
 
     lengths: the number of real keys of each sequence, (batch,); or a bool tensor (batch, keys),
-    True = a real key, for padding on the left or in between.
+    True = a real key, for padding on the left or in between. An empty list is of no sequence.
 
     >>> padding([1, 3]).dense(1, 3)[:, 0, 0].int()
     tensor([[1, 0, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    try:
-        tensor = torch.as_tensor(lengths)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(
-            f"padding: got {type(lengths).__name__} that makes no tensor; expected one length, a "
-            "whole number, for each sequence."
-        ) from None
+    tensor = lengths_of("padding", lengths)
     if tensor.ndim == 0:
         tensor = tensor[None]
     if tensor.dtype == torch.bool:

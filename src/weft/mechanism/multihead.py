@@ -19,8 +19,15 @@ from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKi
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
-from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, rotary
-from weft.mechanism.shapes import describe
+from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, checked_base, rotary
+from weft.mechanism.shapes import (
+    chosen,
+    describe,
+    finite_number,
+    place_of,
+    real_tensor,
+    whole_number,
+)
 
 __all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "WeightsKind"]
 
@@ -74,32 +81,42 @@ class MultiHeadAttention(AttentionLayer):
         kind: LayerKind = "encoder",
         weights: WeightsKind = "learned",
     ) -> None:
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        name = "MultiHeadAttention"
+        width = whole_number(name, "width", width, 1)
+        heads = whole_number(name, "heads", heads, 1)
+        kv_heads = heads if kv_heads is None else whole_number(name, "kv_heads", kv_heads, 1)
+        if heads % kv_heads:
             raise InputError(
-                f"MultiHeadAttention: {heads} heads over {kv_heads} heads of keys and values; the "
-                "second number must divide the first."
+                f"{name}: {heads} heads over {kv_heads} heads of keys and values; the second "
+                "number must divide the first."
             )
         if depth is None and width % heads:
             raise InputError(
-                f"MultiHeadAttention: width {width} does not split into {heads} heads. Choose a "
-                "multiple, or give depth=."
+                f"{name}: width {width} does not split into {heads} heads. Choose a multiple, or "
+                "give depth=."
             )
-        if relative not in get_args(RelativeKind):
+        depth = width // heads if depth is None else whole_number(name, "depth", depth, 1)
+        source_width = whole_number(
+            name, "source_width", width if source_width is None else source_width, 1
+        )
+        chosen(name, "kind", kind, get_args(LayerKind))
+        chosen(name, "relative", relative, get_args(RelativeKind))
+        if relative == "rotary" and depth % 2:
             raise InputError(
-                f'MultiHeadAttention: relative={relative!r}; expected "none", "shaw", "shaw-keys", '
-                '"alibi" or "rotary".'
+                f"{name}: heads of depth {depth}, whose coordinates rotary positions turn in "
+                "pairs. Choose an even depth, or other positions."
             )
         if weights not in ("learned", "uniform") or (weights == "uniform" and relative != "none"):
             raise InputError(
-                f"MultiHeadAttention: weights={weights!r}, relative={relative!r}; expected "
+                f"{name}: weights={weights!r}, relative={relative!r}; expected "
                 '"learned", or "uniform" without relative positions, which act on the weights.'
             )
+        clip = whole_number(name, "clip", clip, 0)
         super().__init__(heads, kv_heads, kind, relative)
-        self.depth = width // heads if depth is None else depth
-        self.dropout, self.rotary_base = dropout, rotary_base
+        self.width, self.source_width, self.depth = width, source_width, depth
+        self.dropout = finite_number(name, "dropout", dropout, 0, 1)
+        self.rotary_base = checked_base(name, rotary_base)
         self.scale = 0.0 if weights == "uniform" else None
-        source_width = width if source_width is None else source_width
         self.w_q = nn.Linear(width, heads * self.depth, bias)
         self.w_k = nn.Linear(source_width, kv_heads * self.depth, bias)
         self.w_v = nn.Linear(source_width, kv_heads * self.depth, bias)
@@ -152,6 +169,11 @@ class MultiHeadAttention(AttentionLayer):
         Returns: (batch, queries, width).
         """
         self_attention = keys_from is None
+        self._check("queries_from", queries_from, self.width)
+        if cache is not None and not isinstance(cache, KeyValueCache):
+            raise InputError(
+                f"MultiHeadAttention: cache is {type(cache).__name__}; expected a KeyValueCache."
+            )
         keys_from = queries_from if keys_from is None else keys_from
         values_from = keys_from if values_from is None else values_from
         # The position of the first query among the keys: they follow what the cache holds.
@@ -184,11 +206,24 @@ class MultiHeadAttention(AttentionLayer):
         (joined,) = linear_maps(self._join(output), [self.w_o])
         return joined
 
+    def _check(self, name: str, tensor: Tensor, width: int) -> None:
+        """Raise where an input is no (batch, positions, width) of numbers."""
+        real_tensor("MultiHeadAttention", name, tensor)
+        if tensor.ndim != 3 or tensor.shape[2] != width:
+            raise ShapeError(
+                f"MultiHeadAttention: {name} is {describe(tensor)}; expected (batch, positions, "
+                f"{width})."
+            )
+
     def _project(
         self, queries_from: Tensor, keys_from: Tensor, values_from: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, by head; an input that several come from is read once."""
         maps = [self.w_q, self.w_k, self.w_v]
+        if keys_from is not queries_from or self.source_width != self.width:
+            self._check("keys_from", keys_from, self.source_width)
+        if values_from is not keys_from:
+            self._check("values_from", values_from, self.source_width)
         if queries_from is keys_from is values_from:
             queries, keys, values = linear_maps(queries_from, maps)
         else:
@@ -248,13 +283,16 @@ class MultiHeadAttention(AttentionLayer):
 
     def head_weights(self, head: int) -> dict[str, Tensor]:
         """W_Q, W_K, W_V (width, depth) and W_O (depth, width) of one head."""
-        if not 0 <= head < self.heads:
-            raise InputError(f"head_weights: head {head}; the layer has 0 to {self.heads - 1}.")
+        head = place_of("layer", "head_weights", "head", head, self.heads)
         return {name: matrix[head] for name, matrix in self.matrices().items()}
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention) -> MultiHeadAttention:
         """A layer with the weights of a torch.nn.MultiheadAttention, which gives equal outputs."""
+        if not isinstance(module, nn.MultiheadAttention):
+            raise InputError(
+                f"from_torch: got {type(module).__name__}; expected a torch.nn.MultiheadAttention."
+            )
         if module.bias_k is not None or module.add_zero_attn:
             raise InputError(
                 "from_torch: the layer adds a learned or zero key (add_bias_kv, add_zero_attn), "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.mechanism.masks import Mask, Ranges
+from weft.mechanism.masks import Mask, Ranges, lengths_of
 
 __all__ = ["Ranges", "packed"]
 
@@ -22,7 +22,8 @@ def packed(
 ) -> Mask:
     """Sequences laid end to end in one: each sees itself alone.
 
-    query_lengths: the number of queries of each sequence. key_lengths: of keys, if others.
+    query_lengths: the number of queries of each sequence, [] of none. key_lengths: of keys, if
+    others.
     ``causal() & packed(lengths)`` is causal within each sequence.
 
     >>> packed([1, 2]).dense(3, 3)[0, 0].int()
@@ -30,16 +31,12 @@ def packed(
             [0, 1, 1],
             [0, 1, 1]], dtype=torch.int32)
     """
-    try:
-        queries = torch.as_tensor(query_lengths)
-        keys = queries if key_lengths is None else torch.as_tensor(key_lengths)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(
-            "packed: the lengths make no tensor; expected whole numbers, 0 or more, one for each "
-            "sequence."
-        ) from None
+    queries = lengths_of("packed", query_lengths)
+    keys = queries if key_lengths is None else lengths_of("packed", key_lengths)
     for lengths in (queries, keys):
-        if lengths.ndim != 1 or lengths.is_floating_point() or bool((lengths < 0).any()):
+        whole = not (lengths.is_floating_point() or lengths.is_complex())
+        whole = whole and lengths.dtype != torch.bool
+        if not whole or lengths.ndim != 1 or bool((lengths < 0).any()):
             raise InputError(
                 f"packed: got lengths {lengths.tolist()}; expected whole numbers, 0 or more, one "
                 "for each sequence."

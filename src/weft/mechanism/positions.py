@@ -19,7 +19,7 @@ from weft.errors import InputError, ShapeError
 from weft.mechanism.backends import native_passes
 from weft.mechanism.parts import changed
 from weft.mechanism.relative import ByDistance, DistanceBias, DistanceTables, Relative, distances
-from weft.mechanism.shapes import describe, whole_number
+from weft.mechanism.shapes import TYPES, describe, finite_number, real_tensor, whole_number
 
 __all__ = [
     "ALiBi",
@@ -30,6 +30,7 @@ __all__ = [
     "Shaw",
     "alibi_slopes",
     "bucket_of_distance",
+    "checked_base",
     "distances",
     "rotary",
     "sinusoidal",
@@ -43,13 +44,16 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Tensor:
         PE(position, 2i + 1) = cos(position / base^(2i / width))
 
     Returns: (length, width).
-    Raises: InputError: the width is odd.
+    Raises: InputError: the width is odd, or a number is below 0.
     Source: Vaswani et al. 2017, section 3.5.
 
     >>> sinusoidal(2, 4)
     tensor([[0.0000, 1.0000, 0.0000, 1.0000],
             [0.8415, 0.5403, 0.0100, 0.9999]])
     """
+    length = whole_number("sinusoidal", "length", length, 0)
+    width = whole_number("sinusoidal", "width", width, 0)
+    base = checked_base("sinusoidal", base)
     if width % 2:
         raise InputError(
             f"sinusoidal: width {width} is odd; sines and cosines come in "
@@ -71,11 +75,21 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
     Args:
         tensor: queries or keys, (..., positions, depth); the depth is even.
         offset: the position of the first row.
-        base: sets the longest wavelength.
+        base: sets the longest wavelength; above 0.
 
     Returns: as the tensor.
+    Raises: ShapeError: an odd depth. InputError: no floating-point tensor, or another base.
     Source: Su et al. 2021, equation 34, with the two halves paired as in GPT-NeoX.
     """
+    tensor = real_tensor("rotary", "the tensor", tensor)
+    if tensor.dtype not in TYPES:
+        raise InputError(
+            f"rotary: the tensor is {tensor.dtype}; its numbers turn to fractions. Convert it, as "
+            "in tensor.float()."
+        )
+    if type(offset) is not int:  # a program that is compiled for any offset has no number yet
+        offset = whole_number("rotary", "offset", offset)
+    base = checked_base("rotary", base)
     if tensor.ndim < 2:
         raise ShapeError(
             f"rotary: got {describe(tensor)}; expected (..., positions, depth), two dimensions or "
@@ -97,6 +111,14 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
     return native_passes.turn(tensor, cos, sin)
 
 
+def checked_base(operation: str, base: float) -> float:
+    """What the wavelengths of positions are powers of; an InputError where it is not above 0."""
+    base = finite_number(operation, "base", base)
+    if base <= 0:
+        raise InputError(f"{operation}: base={base:g}; expected a number above 0, as 10,000.")
+    return base
+
+
 def alibi_slopes(heads: int) -> Tensor:
     """The slopes of ALiBi, one a head: a geometric series from 2^(-8 / heads).
 
@@ -109,8 +131,7 @@ def alibi_slopes(heads: int) -> Tensor:
     >>> alibi_slopes(4)
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    if heads < 1:
-        raise InputError(f"alibi_slopes: {heads} heads; expected 1 or more.")
+    heads = whole_number("alibi_slopes", "heads", heads, 1)
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     slopes += [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
@@ -176,6 +197,8 @@ class Shaw(Relative):
         tables = [("key", self.key_table, depth)]
         if self.value_table is not None:
             tables.append(("value", self.value_table, value_depth))
+        for name, table, _ in tables:
+            real_tensor("Shaw", f"the {name} table", table)
         for name, table, expected in tables:
             if (
                 table.ndim not in (2, 3)
@@ -240,6 +263,7 @@ class ALiBi(DistanceBias):
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
         """See Relative.check."""
+        real_tensor("ALiBi", "slopes", self.slopes)
         if self.slopes.shape != (heads,):
             raise ShapeError(
                 f"ALiBi: the slopes are {describe(self.slopes)}; expected one a head, ({heads},)."
@@ -250,7 +274,7 @@ class ALiBi(DistanceBias):
         slopes = self.slopes.to(distance.device)
         if slopes.dtype in (torch.float16, torch.bfloat16):
             slopes = slopes.float()  # their products with distances are no numbers of 8 bits
-        return -slopes.reshape(-1, *(1,) * distance.ndim) * distance.abs()
+        return slopes.reshape(-1, *(1,) * distance.ndim) * -distance.abs()
 
     def of_head(self, head: int, heads: int) -> Relative:
         """See Relative.of_head."""
@@ -272,6 +296,7 @@ class Buckets(DistanceBias):
 
     def check(self, heads: int, depth: int, value_depth: int) -> None:
         """See Relative.check."""
+        real_tensor("Buckets", "the table", self.table)
         if self.table.ndim != 2 or self.table.shape[1] != heads:
             raise ShapeError(
                 f"Buckets: the table is {describe(self.table)}; expected (buckets, {heads}), one "

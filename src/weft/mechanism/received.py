@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.mechanism.shapes import Weights
+from weft.mechanism.shapes import FARTHEST, Weights, whole_number
 
 __all__ = ["LastQueries", "Received", "in_window", "last_queries", "of_edges", "of_rows"]
 
@@ -26,15 +25,7 @@ class LastQueries:
     number: int
 
     def __post_init__(self) -> None:
-        try:
-            number = -1 if isinstance(self.number, bool) else operator.index(self.number)
-        except TypeError:
-            number = -1
-        if number < 1:
-            raise InputError(
-                f"LastQueries: number is {self.number!r}; expected a whole number of queries, 1 or "
-                "more."
-            )
+        number = min(whole_number("LastQueries", "number", self.number, 1, None), FARTHEST)
         object.__setattr__(self, "number", number)  # NumPy's whole numbers become Python's.
 
 

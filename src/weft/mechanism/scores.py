@@ -18,7 +18,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.parts import with_tensors
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, finite_number
 
 __all__ = [
     "Additive",
@@ -30,9 +30,11 @@ __all__ = [
     "Score",
     "additive",
     "bilinear",
+    "check_per_head",
     "dot",
     "graph_attention",
     "graph_attention_v2",
+    "node_terms",
     "scaled_dot",
     "symmetrised",
 ]
@@ -130,7 +132,7 @@ def additive(
     Raises: ShapeError: the matrices do not fit.
     Source: Bahdanau et al. 2015, appendix A.1.2.
     """
-    hidden = vector.shape[-1]
+    hidden = vector.shape[-1] if vector.ndim else 0
     if (
         vector.ndim != 1
         or query_matrix.shape != (hidden, queries.shape[-1])
@@ -147,12 +149,22 @@ def additive(
     return torch.tanh(from_query[..., :, None, :] + from_key[..., None, :, :]) @ vector
 
 
-def _check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
+def check_per_head(operation: str, name: str, vector: Tensor, tensor: Tensor) -> None:
+    """Raise a ShapeError where a vector is none for the depth of nodes, (..., nodes, depth)."""
     if vector.ndim not in (1, 2) or vector.shape[-1] != tensor.shape[-1]:
         raise ShapeError(
             f"{operation}: {name} is {describe(vector)}, nodes have depth {tensor.shape[-1]}. "
             "It must be (depth,) or (heads, depth)."
         )
+
+
+def node_terms(name: str, nodes: Tensor, vector: Tensor) -> Tensor:
+    """What a score of two terms reads of each node, ``a . W h_i``, (..., nodes).
+
+    Args: nodes: (..., nodes, depth); vector: (depth,) or (heads, depth), and its name in errors.
+    """
+    check_per_head("graph_attention", name, vector, nodes)
+    return (nodes * vector[..., None, :]).sum(-1)
 
 
 def graph_attention(
@@ -171,10 +183,8 @@ def graph_attention(
 
     Source: Velickovic et al. 2018, equation 3.
     """
-    _check_per_head("graph_attention", "the query vector", query_vector, queries)
-    _check_per_head("graph_attention", "the key vector", key_vector, keys)
-    from_query = (queries * query_vector[..., None, :]).sum(-1)
-    from_key = (keys * key_vector[..., None, :]).sum(-1)
+    from_query = node_terms("the query vector", queries, query_vector)
+    from_key = node_terms("the key vector", keys, key_vector)
     return leaky_relu(from_query[..., :, None] + from_key[..., None, :], slope)
 
 
@@ -192,7 +202,7 @@ def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: flo
     Source: Brody et al. 2022, equation 7.
     """
     _check_one_depth("graph_attention_v2", queries, keys)
-    _check_per_head("graph_attention_v2", "the vector", vector, queries)
+    check_per_head("graph_attention_v2", "the vector", vector, queries)
     summed = queries[..., :, None, :] + keys[..., None, :, :]
     return (leaky_relu(summed, slope) * vector[..., None, None, :]).sum(-1)
 
@@ -269,6 +279,11 @@ class Score(ABC):
                 raise InputError(
                     f"{name} is {kind}, the queries are {dtype}. Give a tensor of their type."
                 )
+            if tensor.device != queries.device:
+                raise InputError(
+                    f"{name} is on {tensor.device}, the queries on {queries.device}. Move both to "
+                    "one device."
+                )
             if tensor.ndim == self.by_head and tensor.shape[0] not in (1, heads):
                 raise ShapeError(
                     f"{name} is {describe(tensor)}; expected one for all heads, or one for each of "
@@ -317,7 +332,7 @@ class Bilinear(Score):
     def check(self, queries: Tensor) -> None:
         """See Score.check."""
         super().check(queries)
-        if self.symmetric and self.matrix.shape[-1] != self.matrix.shape[-2]:
+        if self.symmetric and self.matrix.shape[-1:] != self.matrix.shape[-2:-1]:
             raise ShapeError(
                 f"Bilinear: matrix is {describe(self.matrix)}; expected a square one for "
                 "symmetric=True."
@@ -343,7 +358,7 @@ class Additive(Score):
 
     def cells_per_score(self, depth: int) -> int:
         """The hidden size: each pair has its own hidden vector."""
-        return self.vector.shape[-1]
+        return self.vector.numel()
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,6 +372,9 @@ class GraphAttention(Score):
     same_depth = False
     by_head = 2
 
+    def __post_init__(self) -> None:
+        finite_number("GraphAttention", "slope", self.slope)
+
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return graph_attention(queries, keys, self.query_vector, self.key_vector, self.slope)
 
@@ -369,6 +387,9 @@ class GraphAttentionV2(Score):
     slope: float = 0.2
     tensors = ("vector",)
     by_head = 2
+
+    def __post_init__(self) -> None:
+        finite_number("GraphAttentionV2", "slope", self.slope)
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
         return graph_attention_v2(queries, keys, self.vector, self.slope)

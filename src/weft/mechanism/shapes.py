@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
+import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 
 __all__ = [
     "FARTHEST",
+    "TYPES",
     "Edges",
     "Keys",
     "Output",
@@ -20,7 +23,11 @@ __all__ = [
     "Values",
     "Weights",
     "check_attention_inputs",
+    "chosen",
     "describe",
+    "finite_number",
+    "place_of",
+    "real_tensor",
     "repeat_kv_heads",
     "whole_number",
 ]
@@ -59,9 +66,90 @@ def whole_number(
     except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
         whole = None
     if whole is None or whole < least or (most is not None and whole > most):
-        bounds = f"{least:,} or more" if most is None else f"from {least:,} to {most:,}"
-        raise InputError(f"{operation}: {name} is {number!r}; expected a whole number, {bounds}.")
+        no_bound = most is None or (most == FARTHEST and least > -FARTHEST)
+        bounds = f"{least:,} or more" if no_bound else f"from {least:,} to {most:,}"
+        raise InputError(
+            f"{operation}: {name} is {_shown(number)}; expected a whole number, {bounds}."
+        )
     return whole
+
+
+def place_of(owner: str, operation: str, name: str, number: SupportsIndex, count: int) -> int:
+    """A place among those that somebody has, counted from 0, or from the end where below 0.
+
+    >>> place_of("graph", "adjacency", "head", -1, 8)
+    7
+    """
+    place = whole_number(operation, name, number)
+    if not -count <= place < count:
+        there = f"{name}s 0 to {count - 1}" if count else f"no {name}s"
+        raise InputError(f"{operation}: no {name} {place}; the {owner} has {there}.")
+    return place % count
+
+
+def _shown(given: object) -> str:
+    """What was given, on one short line of an error."""
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def finite_number(
+    operation: str, name: str, number: object, least: float = -math.inf, below: float = math.inf
+) -> float:
+    """A finite number of any kind, a bool excepted, as a Python float; an InputError for all else.
+
+    least, below: the smallest that may be, and the first that is too large.
+
+    >>> finite_number("layer", "dropout", 0, 0, 1)
+    0.0
+    """
+    given: Any = number
+    try:
+        real = float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        real = math.nan
+    fits = math.isfinite(real) and least <= real < below
+    if isinstance(number, str | bool) or not fits:
+        bounds = "" if math.isinf(least) else f", {least:g} or more"
+        bounds = bounds if math.isinf(below) else f" from {least:g} to below {below:g}"
+        raise InputError(
+            f"{operation}: {name} is {_shown(number)}; expected a finite number{bounds}."
+        )
+    return real
+
+
+def chosen(operation: str, name: str, choice: object, choices: tuple[str, ...]) -> None:
+    """Raise an InputError, which lists the choices, where one of several words is none of them."""
+    if choice not in choices:
+        expected = ", ".join(f'"{word}"' for word in choices)
+        raise InputError(f"{operation}: {name}={_shown(choice)}; expected one of {expected}.")
+
+
+def real_tensor(operation: str, name: str, tensor: object) -> Tensor:
+    """A dense tensor of real numbers; an InputError for all else.
+
+    >>> import torch
+    >>> real_tensor("layer", "x", torch.ones(1))
+    tensor([1.])
+    """
+    if isinstance(tensor, Tensor):
+        kind = _why_not_dense(tensor)
+        if kind is None and not (tensor.is_complex() or tensor.is_quantized):
+            return tensor
+        kind = kind or f"a tensor of {tensor.dtype}"
+    else:
+        kind = type(tensor).__name__
+    raise InputError(
+        f"{operation}: {name} is {kind}; expected a dense tensor of real numbers, as from "
+        "torch.as_tensor."
+    )
+
+
+def _why_not_dense(tensor: Tensor) -> str | None:
+    """What a tensor is whose numbers do not lie at strides in memory; None where they do."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    return None if tensor.layout is torch.strided else f"a tensor of layout {tensor.layout}"
 
 
 def describe(tensor: Tensor) -> str:
@@ -74,6 +162,9 @@ def describe(tensor: Tensor) -> str:
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
+#: The types that attention is computed in.
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_STRIDED = torch.strided
 #: What the errors call the tensors of a call.
 _NAMES = ("queries", "keys", "values")
 
@@ -92,11 +183,18 @@ def check_attention_inputs(
     """
     # Each thing is asked for once, and of what is right nothing more: a call of a few microseconds
     # feels it.
-    sizes, of_keys, of_values = queries.shape, keys.shape, values.shape
+    if not (queries.layout is keys.layout is values.layout is _STRIDED):
+        _refuse_layouts(operation, queries, keys, values)
+    try:
+        sizes, of_keys, of_values = queries.shape, keys.shape, values.shape
+    except RuntimeError:
+        raise InputError(
+            f"{operation}: a tensor has no sizes, as one that is nested; expected dense tensors."
+        ) from None
     if not len(sizes) == len(of_keys) == len(of_values) == 4:
         _refuse_dimensions(operation, queries, keys, values)
     dtype = queries.dtype
-    if not (dtype.is_floating_point and dtype is keys.dtype is values.dtype):
+    if not (dtype in TYPES and dtype is keys.dtype is values.dtype):
         _refuse_types(operation, queries, keys, values)
 
     def shapes() -> str:
@@ -139,6 +237,12 @@ def check_attention_inputs(
     return batch, heads, rows, depth, length, value_depth
 
 
+def _refuse_layouts(operation: str, *tensors: Tensor) -> None:
+    """Raise the InputError that names the first tensor that is not dense."""
+    for name, tensor in zip(_NAMES, tensors, strict=True):
+        real_tensor(operation, name, tensor)
+
+
 def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:
     """Raise the ShapeError that names the first tensor without four dimensions."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
@@ -152,10 +256,10 @@ def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:
 def _refuse_types(operation: str, *tensors: Tensor) -> None:
     """Raise the InputError that names the first tensor without fractions, or all three types."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
-        if not tensor.is_floating_point():
+        if tensor.dtype not in TYPES:
             raise InputError(
-                f"{operation}: {name} are {tensor.dtype}; expected a floating-point type. "
-                f"Convert them, as in {name}.float()."
+                f"{operation}: {name} are {tensor.dtype}; expected float32, float64, bfloat16 or "
+                f"float16. Convert them, as in {name}.float()."
             )
     queries, keys, values = (tensor.dtype for tensor in tensors)
     raise InputError(

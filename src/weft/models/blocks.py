@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from weft.errors import ShapeError
 from weft.mechanism.backends import native_passes
 from weft.mechanism.linear import feed_forward, linear_maps
 from weft.mechanism.masks import Mask
@@ -190,11 +191,18 @@ class DecoderBlock(_Block):
         cross_attention, cross_norm = self.cross_attention, self.cross_attention_norm
         if cross_attention is not None and cross_norm is not None:
             from_source = cache.source if cache else None
-            sources = len(inputs) if source is None else len(source)
+            sequences = len(inputs)
+            sources = sequences if source is None else len(source)
+            if sequences % max(sources, 1):
+                raise ShapeError(
+                    f"{sequences} sequences for {sources} sources; expected as many, or as many "
+                    "more for each."
+                )
+            each = sequences // max(sources, 1)
 
             def look(x: Tensor) -> Tensor:
                 # Hypotheses of one source are its queries: it is read once for all of them.
-                queries = x.reshape(sources, -1, x.shape[-1])
+                queries = x.reshape(sources, each * x.shape[1], x.shape[2])
                 found: Tensor = cross_attention(
                     queries, source, mask=source_mask, cache=from_source
                 )

@@ -10,15 +10,18 @@ and Weston 2008 for "max"; Iyyer et al. 2015 for "mean" (of embeddings, without 
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import padding
+from weft.mechanism.shapes import chosen, whole_number
 from weft.models.blocks import EncoderBlock
 from weft.models.configuration import Architecture, PoolingKind
 from weft.models.dropout import Dropout
-from weft.models.embeddings import Embedding
+from weft.models.embeddings import Embedding, checked_ids
 from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
 
@@ -101,12 +104,15 @@ class Classifier(Predictor):
         padding: int = 0,
     ) -> None:
         super().__init__()
+        self.embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.layers is 0; a classifier needs at least one.")
-        if classes < 2:
+        if whole_number("Classifier", "classes", classes) < 2:
             raise InputError(f"a classifier of {classes} classes has nothing to choose from.")
-        self.architecture, self.padding, self.pooling = architecture, padding, pooling
-        self.embedding = Embedding(vocabulary, architecture)
+        self.architecture = architecture
+        self.padding = whole_number("Classifier", "padding", padding)
+        chosen("Classifier", "pooling", pooling, get_args(PoolingKind))
+        self.pooling = pooling
         self.embedding.tokens.weight.requires_grad_(not frozen)
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
@@ -119,7 +125,7 @@ class Classifier(Predictor):
 
     def encode(self, tokens: Tensor) -> Tensor:
         """What the encoder makes of each token: ids (batch, positions) to (..., width)."""
-        real = tokens != self.padding
+        real = checked_ids("the tokens", tokens) != self.padding
         mask = None if bool(real.all()) else padding(real)
         outputs = self.embedding(tokens)
         for block in self.encoder:

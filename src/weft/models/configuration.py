@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from weft.errors import InputError
 from weft.mechanism.multihead import RelativeKind, WeightsKind
+from weft.mechanism.positions import checked_base
+from weft.mechanism.shapes import chosen, finite_number, whole_number
 
 __all__ = [
     "ActivationKind",
@@ -23,6 +25,29 @@ PoolingKind = Literal["mean", "first", "max"]
 NormalisationKind = Literal["layer", "rms"]
 FeedForwardKind = Literal["plain", "gated"]
 ActivationKind = Literal["relu", "gelu", "gelu-tanh", "silu"]
+
+
+#: The words that each choice may be.
+_CHOICES: dict[str, Any] = {
+    "positions": PositionKind,
+    "norm": Literal["pre", "post"],
+    "normalisation": NormalisationKind,
+    "feed_forward_kind": FeedForwardKind,
+    "activation": ActivationKind,
+    "weights": WeightsKind,
+}
+#: The smallest that each size may be.
+_SIZES = {
+    "width": 1,
+    "heads": 1,
+    "kv_heads": 1,
+    "feed_forward": 1,
+    "encoder_layers": 0,
+    "decoder_layers": 1,
+    "clip": 0,
+    "depth": 1,
+    "max_length": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -84,9 +109,7 @@ class Architecture:
     weights: WeightsKind = "learned"
 
     def __post_init__(self) -> None:
-        for name in ("width", "heads", "feed_forward", "decoder_layers", "max_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model.{name} is {getattr(self, name)}; expected 1 or more.")
+        self._check_types()
         if self.depth is None and self.width % self.heads:
             raise InputError(
                 f"model.width {self.width} does not split into model.heads = {self.heads}. "
@@ -96,6 +119,26 @@ class Architecture:
             raise InputError(
                 f'model.weights "uniform" with model.positions "{self.positions}": these positions '
                 'act on the weights. Choose "sinusoidal", "learned" or "none".'
+            )
+
+    def _check_types(self) -> None:
+        """Raise an InputError where a size is no whole number, or a choice none of its words."""
+        name = "Architecture"
+        for size, least in _SIZES.items():
+            number = getattr(self, size)
+            if number is not None or size not in ("kv_heads", "depth"):
+                whole_number(name, f"model.{size}", number, least)
+        for choice, words in _CHOICES.items():
+            chosen(name, f"model.{choice}", getattr(self, choice), get_args(words))
+        for probability in ("dropout", "attention_dropout"):
+            finite_number(name, f"model.{probability}", getattr(self, probability), 0, 1)
+        finite_number(name, "model.norm_epsilon", self.norm_epsilon, 0)
+        checked_base(f"{name}: model.rotary_base", self.rotary_base)
+        heads, kv_heads = self.heads, self.kv_heads
+        if kv_heads is not None and heads % kv_heads:
+            raise InputError(
+                f"{name}: model.kv_heads {kv_heads} does not divide model.heads = {heads}. Choose "
+                "a divisor, or leave model.kv_heads out."
             )
 
     def later_choices(self) -> list[str]:

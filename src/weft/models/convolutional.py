@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from weft.errors import InputError
+from weft.mechanism.shapes import whole_number
 from weft.models.image_attention import ImageSelfAttention
 from weft.models.image_classifier import ImageClassifier, ImageShape
 
@@ -70,6 +71,18 @@ class Convolutions:
     region: Region | None = None
 
     def __post_init__(self) -> None:
+        for name in ("channels", "halved"):
+            if not isinstance(getattr(self, name), tuple | list):
+                raise InputError(
+                    f"model.{name} is {getattr(self, name)!r}; expected several whole numbers."
+                )
+        attention = () if self.attention is None else (self.attention,)
+        for number in (*self.channels, *self.halved, *attention):
+            whole_number(
+                "Convolutions", "a number of model.channels, .halved or .attention", number
+            )
+        if self.region is not None and not isinstance(self.region, Region):
+            raise InputError(f"model.region is {self.region!r}; expected a Region.")
         if not self.channels or min(self.channels) < 1:
             raise InputError(
                 f"model.channels {list(self.channels)}: give the channels of one convolution at "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
 from weft.mechanism.backends import native_passes
+from weft.mechanism.shapes import finite_number
 
 __all__ = ["Dropout"]
 
@@ -23,9 +23,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise InputError(f"dropout is {p}; expected a probability from 0 to below 1.")
-        self.p = p
+        self.p = finite_number("Dropout", "p", p, 0, 1)
 
     def extra_repr(self) -> str:
         """What print(model) says of this layer."""

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
-from weft.errors import InputError
+from weft.errors import InputError, ShapeError
 from weft.mechanism.positions import sinusoidal
+from weft.mechanism.shapes import describe, whole_number
 from weft.models.configuration import Architecture
 from weft.models.dropout import Dropout
 from weft.models.norms import norm_of
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "checked_ids"]
+
+
+def checked_ids(name: str, ids: Tensor) -> Tensor:
+    """Ids (batch, positions), or the error that says why they are none."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise InputError(
+            f"{name} are {kind}; expected ids, a tensor of torch.int64, (batch, positions)."
+        )
+    if ids.ndim != 2:
+        raise ShapeError(
+            f"{name} are {describe(ids)}; expected (batch, positions). Of one text, give ids[None]."
+        )
+    return ids
+
+
+def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
+    """The vectors of ids; an InputError where there is none."""
+    try:
+        vectors: Tensor = table(ids)
+    except IndexError:
+        raise InputError(
+            f"{name} are ids from {int(ids.min())} to {int(ids.max())}; the model has vectors for "
+            f"0 to {table.num_embeddings - 1}."
+        ) from None
+    return vectors
 
 
 class Embedding(nn.Module):
@@ -40,6 +68,12 @@ class Embedding(nn.Module):
         normed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
+        if not isinstance(architecture, Architecture):
+            raise InputError(
+                f"a model of architecture {type(architecture).__name__}; expected an Architecture."
+            )
+        vocabulary = whole_number("Embedding", "vocabulary", vocabulary, 1)
+        segments = whole_number("Embedding", "segments", segments, 0)
         self.architecture = architecture
         width = architecture.width
         self.tokens = nn.Embedding(vocabulary, width)
@@ -66,8 +100,9 @@ class Embedding(nn.Module):
             segments: of each token, as ids; None: all are of segment 0.
 
         Returns: (batch, positions, width).
+        Raises: InputError: ids that are none, or more than there are positions.
         """
-        vectors = self.tokens(ids)
+        vectors = _rows(self.tokens, "the tokens", checked_ids("the tokens", ids))
         if self.architecture.scaled_embeddings:
             vectors = vectors * self.architecture.embedding_factor
         end = offset + ids.shape[1]
@@ -86,7 +121,15 @@ class Embedding(nn.Module):
             vectors = vectors + self.sinusoids[offset:end]
         if self.segments is not None:
             first = self.segments.weight[0]
-            vectors = vectors + (first if segments is None else self.segments(segments))
+            if segments is None:
+                vectors = vectors + first
+            else:
+                if checked_ids("the segments", segments).shape != ids.shape:
+                    raise ShapeError(
+                        f"the segments are {describe(segments)}, the tokens {describe(ids)}. Give "
+                        "one for each token."
+                    )
+                vectors = vectors + _rows(self.segments, "the segments", segments)
         result: Tensor = self.dropout(self.norm(vectors))
         return result
 

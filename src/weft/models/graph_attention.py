@@ -8,7 +8,7 @@ Source: Velickovic et al. 2018, sections 2.1 and 3.3; Brody et al. 2022 for vers
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from torch.nn.functional import elu
 
 from weft.errors import InputError
 from weft.mechanism.graph_convolution import GATConv, GATv2Conv
+from weft.mechanism.graph_inputs import check_features
 from weft.mechanism.multihead import WeightsKind
+from weft.mechanism.shapes import chosen, whole_number
 from weft.models.dropout import Dropout
 from weft.models.predictor import Predictor
 
@@ -59,6 +61,12 @@ class GraphAttentionNetwork(Predictor):
         weights: WeightsKind = "learned",
     ) -> None:
         super().__init__()
+        name = "GraphAttentionNetwork"
+        for number, what in ((layers, "layers"), (features, "features"), (classes, "classes")):
+            whole_number(name, what, number)
+        chosen(name, "weights", weights, get_args(WeightsKind))
+        if version not in (1, 2):
+            raise InputError(f"{name}: version={version!r}; expected 1 or 2.")
         if layers < 1 or features < 1 or classes < 2:
             raise InputError(
                 f"a graph attention network of {layers} layers, {features} features and {classes} "
@@ -72,7 +80,8 @@ class GraphAttentionNetwork(Predictor):
         self.convolutions.append(
             kind(widths[-1], classes, heads=output_heads, concat=False, dropout=attention_dropout)
         )
-        self.dropout, self.residual = Dropout(dropout), residual
+        self.features, self.residual = features, residual
+        self.dropout = Dropout(dropout)
         if weights == "uniform":
             for name, parameter in self.named_parameters():
                 if name.rpartition(".")[2].startswith("att"):
@@ -83,9 +92,10 @@ class GraphAttentionNetwork(Predictor):
         """Scores of the classes, (nodes, classes).
 
         Args:
-            features: (nodes, features); dense, or sparse with the layout COO.
+            features: (nodes, features); dense or sparse.
             edge_index: (2, edges), sources over targets; each node looks at itself too.
         """
+        check_features("GraphAttentionNetwork", "features", features, self.features)
         hidden = features
         for number, convolution in enumerate(self.convolutions[:-1]):
             result = elu(convolution(self._dropped(hidden), edge_index))
@@ -98,6 +108,7 @@ class GraphAttentionNetwork(Predictor):
         if inputs.layout == torch.strided:
             dropped: Tensor = self.dropout(inputs)
             return dropped
+        inputs = inputs.to_sparse(layout=torch.sparse_coo).coalesce()
         numbers = self.dropout(inputs.values())
         return torch.sparse_coo_tensor(
             inputs.indices(), numbers, inputs.shape, is_coalesced=True, check_invariants=False

@@ -20,7 +20,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from weft.errors import InputError, ShapeError
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.grid import Grid
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, whole_number
+from weft.models.image_classifier import check_images
 
 __all__ = ["ImageSelfAttention", "learned_weight"]
 
@@ -70,8 +71,14 @@ class ImageSelfAttention(AttentionLayer):
         spectral_norm: bool = True,
     ) -> None:
         super().__init__(heads=1, kv_heads=1, kind="encoder")
-        inner = max(channels // 8, 1) if inner_channels is None else inner_channels
-        values = inner if value_channels is None else value_channels
+        name = "ImageSelfAttention"
+        channels = whole_number(name, "channels", channels)
+        inner = max(channels // 8, 1)
+        if inner_channels is not None:
+            inner = whole_number(name, "inner_channels", inner_channels)
+        values = inner
+        if value_channels is not None:
+            values = whole_number(name, "value_channels", value_channels)
         if min(channels, inner, values) < 1:
             raise InputError(
                 f"ImageSelfAttention: {channels} channels, {inner} of queries and keys, {values} "
@@ -97,6 +104,7 @@ class ImageSelfAttention(AttentionLayer):
         Raises: ShapeError: other channels or dimensions, no places, or odd sizes that are to be
             pooled.
         """
+        check_images("ImageSelfAttention", images)
         if images.ndim != 4 or images.shape[1] != self.channels or not all(images.shape[2:]):
             raise ShapeError(
                 f"ImageSelfAttention: the images are {describe(images)}; expected (batch, "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, real_tensor, whole_number
 from weft.models.predictor import Predictor
 
-__all__ = ["ImageClassifier", "ImageShape"]
+__all__ = ["ImageClassifier", "ImageShape", "check_images"]
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,28 @@ class ImageShape:
     rows: int
     columns: int
 
+    def __post_init__(self) -> None:
+        for name in ("channels", "rows", "columns"):
+            whole_number("ImageShape", name, getattr(self, name), 1)
+
     def check(self, images: Tensor) -> None:
-        """Raise a ShapeError where images are not of this size."""
+        """Raise an InputError where images are no numbers, or not of this size."""
+        check_images("the model", images)
         expected = (self.channels, self.rows, self.columns)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected:
             raise ShapeError(
                 f"the images are {describe(images)}; this model reads (batch, {self.channels}, "
                 f"{self.rows}, {self.columns}). Give images of that size."
             )
+
+
+def check_images(name: str, images: Tensor) -> None:
+    """Raise an InputError where images are no tensor of numbers with fractions."""
+    if not real_tensor(name, "images", images).is_floating_point():
+        raise InputError(
+            f"{name}: images are {images.dtype}; expected a floating-point type. Convert them, as "
+            "in images.float() / 255."
+        )
 
 
 class ImageClassifier(Predictor):
@@ -45,7 +59,9 @@ class ImageClassifier(Predictor):
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()
-        if classes < 2:
+        if not isinstance(shape, ImageShape):
+            raise InputError(f"images of {shape!r}; expected an ImageShape.")
+        if whole_number(type(self).__name__, "classes", classes) < 2:
             raise InputError(f"{classes} class: there is nothing to tell apart. Give two or more.")
         self.shape = shape
         self.class_scores = nn.Linear(width, classes)

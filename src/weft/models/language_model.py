@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import causal
+from weft.mechanism.shapes import whole_number
 from weft.models.blocks import BlockCache, DecoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
@@ -31,7 +32,8 @@ class LanguageModel(Predictor):
 
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()
-        self.architecture, self.padding = architecture, padding
+        self.architecture = architecture
+        self.padding = whole_number("LanguageModel", "padding", padding)
         self.embedding = Embedding(vocabulary, architecture)
         self.output_embedding = nn.Linear(
             architecture.width, vocabulary, bias=architecture.output_bias

@@ -10,16 +10,17 @@ Source: Devlin et al. 2019, section 3.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import padding
+from weft.mechanism.shapes import chosen, whole_number
 from weft.models.blocks import EncoderBlock, activated
 from weft.models.configuration import Architecture
 from weft.models.dropout import Dropout
-from weft.models.embeddings import Embedding
+from weft.models.embeddings import Embedding, checked_ids
 from weft.models.norms import closing_norm, norm_of
 from weft.models.predictor import Predictor
 
@@ -56,9 +57,12 @@ class TextEncoder(Predictor):
         padding: int = 0,
     ) -> None:
         super().__init__()
-        width = architecture.width
-        self.architecture, self.padding, self.head = architecture, padding, head
         self.embedding = Embedding(vocabulary, architecture, segments=segments, normed=True)
+        width = architecture.width
+        self.architecture = architecture
+        self.padding = whole_number("TextEncoder", "padding", padding)
+        chosen("TextEncoder", "head", head, get_args(EncoderHead))
+        self.head = head
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
         )
@@ -72,8 +76,7 @@ class TextEncoder(Predictor):
             if architecture.tied:
                 self.output.weight = self.embedding.tokens.weight
         elif head == "classes":
-            if classes < 1:
-                raise InputError(f"an encoder of {classes} classes; expected 1 or more.")
+            classes = whole_number("TextEncoder", "classes", classes, 1)
             self.output = nn.Linear(width, classes)
 
     @property
@@ -86,7 +89,7 @@ class TextEncoder(Predictor):
 
         Args: tokens: ids, (batch, positions); segments: likewise, or None: all are of the first.
         """
-        real = tokens != self.padding
+        real = checked_ids("the tokens", tokens) != self.padding
         mask = None if bool(real.all()) else padding(real)
         outputs = self.embedding(tokens, segments=segments)
         for block in self.encoder:

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask, causal, padding
+from weft.mechanism.shapes import whole_number
 from weft.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
 from weft.models.decoding import DecodingState
-from weft.models.embeddings import Embedding
+from weft.models.embeddings import Embedding, checked_ids
 from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
 
@@ -32,10 +33,11 @@ class Transformer(Predictor):
 
     def __init__(self, vocabulary: int, architecture: Architecture, padding: int = 0) -> None:
         super().__init__()
+        self.source_embedding = Embedding(vocabulary, architecture)
         if architecture.encoder_layers < 1:
             raise InputError("model.encoder_layers is 0; a translator needs at least one.")
-        self.architecture, self.padding = architecture, padding
-        self.source_embedding = Embedding(vocabulary, architecture)
+        self.architecture = architecture
+        self.padding = whole_number("Transformer", "padding", padding)
         self.target_embedding = Embedding(vocabulary, architecture)
         self.output_embedding = nn.Linear(
             architecture.width, vocabulary, bias=architecture.output_bias
@@ -55,7 +57,7 @@ class Transformer(Predictor):
 
     def source_mask(self, source: Tensor) -> Mask | None:
         """The mask that hides padding, or None where there is none."""
-        real = source != self.padding
+        real = checked_ids("the source tokens", source) != self.padding
         return None if bool(real.all()) else padding(real)
 
     def encode(self, source: Tensor, mask: Mask | None) -> Tensor:

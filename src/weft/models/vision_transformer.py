@@ -9,7 +9,7 @@ Source: Dosovitskiy et al. 2021, equations 1 to 4.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.grid import Grid
 from weft.mechanism.positions import sinusoidal
+from weft.mechanism.shapes import chosen, whole_number
 from weft.mechanism.watching import layers_of
 from weft.models.blocks import EncoderBlock
 from weft.models.configuration import Architecture
@@ -56,6 +57,7 @@ class VisionTransformer(ImageClassifier):
         read: ReadOut = "class token",
     ) -> None:
         super().__init__(shape, classes, architecture.width)
+        chosen("VisionTransformer", "read", read, get_args(ReadOut))
         self.architecture, self.read = architecture, read
         self.grid = _grid(shape, patch, before=int(read == "class token"))
         width = architecture.width
@@ -103,6 +105,10 @@ class VisionTransformer(ImageClassifier):
 
 
 def _grid(shape: ImageShape, patch: tuple[int, int], before: int) -> Grid:
+    if not isinstance(patch, tuple | list) or len(patch) != 2:
+        raise InputError(f"model.patch is {patch!r}; expected its rows and columns, as (4, 4).")
+    for side in patch:
+        whole_number("VisionTransformer", "model.patch", side)
     if min(patch) < 1 or shape.rows % patch[0] or shape.columns % patch[1]:
         raise InputError(
             f"model.patch {list(patch)}: images of {shape.rows} x {shape.columns} pixels do not "

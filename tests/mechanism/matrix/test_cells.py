@@ -206,7 +206,7 @@ def test_one_head_by_its_number_from_either_end() -> None:
     for head in (-2, -1, 0, 1):
         close(matrix.of_head(head).dense()[0], dense[head])
         close(matrix.head(head) @ np.ones(KEYS), np.ones(ROWS))
-    with pytest.raises(weft.InputError, match=r"head: no head -3; the matrix has 2"):
+    with pytest.raises(weft.InputError, match=r"head: no head -3; the matrix has heads 0 to 1"):
         matrix.of_head(-3)
     assert matrix.T.shape == (HEADS, KEYS, ROWS) and matrix.T.T is matrix
     assert repr(matrix) == "AttentionMatrix(shape=(2, 11, 9), dtype=torch.float64)"

@@ -149,6 +149,8 @@ def normalise(call: AttentionCall, scores: Scores) -> tuple[Weights, Weights, Pe
     log_weights = shown.log_softmax(-1)[..., : scores.shape[-1]].masked_fill(hidden, -torch.inf)
     weights = log_weights.exp()
     lse = shown.logsumexp(-1).masked_fill(hidden.squeeze(-1), -torch.inf)
+    # Of a score that is infinite, weights are no numbers, and all of the row says so.
+    lse = lse.masked_fill(lse == torch.inf, torch.nan)
     return weights, log_weights, lse, (~hidden).squeeze(-1).to(scores.dtype)
 
 

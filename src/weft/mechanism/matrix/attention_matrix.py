@@ -42,7 +42,7 @@ from weft.mechanism.matrix.scipy_operator import linear_operator
 from weft.mechanism.matrix.transposed import TransposedMatrix
 from weft.mechanism.positions import Relative
 from weft.mechanism.scores import Score
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, finite_number, place_of, real_tensor
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -102,6 +102,8 @@ class AttentionMatrix:
             queries, keys, mask, bias, relative, scale, softcap, sinks, backend, score
         )
         heads_and_queries = call.queries.shape[:2]
+        if lse is not None:
+            real_tensor("AttentionMatrix", "lse", lse)
         if lse is not None and lse.ndim == 3 and len(lse) == 1:
             lse = lse[0]
         if lse is not None and lse.shape != heads_and_queries:
@@ -117,6 +119,7 @@ class AttentionMatrix:
             lse = own.lse
             if sinks is not None:
                 lse = torch.logaddexp(lse, sinks.detach().to(lse)[:, None])
+                lse = lse.masked_fill(lse == math.inf, math.nan)
         #: Log-sum-exp of each row's scores, its sink among them; minus infinity where it sees no
         #: key.
         self.lse: Tensor = lse.detach().to(call.queries.dtype)
@@ -220,7 +223,12 @@ class AttentionMatrix:
         >>> matrix.mass(-1), matrix.mass([0, 1])
         (tensor([[0.0000, 0.2500, 0.2500]]), tensor([[0.7500, 0.7500, 0.5000]]))
         """
-        chosen = torch.as_tensor(at)
+        try:
+            chosen = torch.as_tensor(at)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise InputError(
+                f"mass: at is {type(at).__name__}; expected an offset, as -1, or a set of keys."
+            ) from None
         if chosen.ndim == 0:
             if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
                 raise InputError(f"mass: at={at!r}; expected an offset, as -1, or a set of keys.")
@@ -323,11 +331,12 @@ class AttentionMatrix:
 
     def above(self, weight: float) -> AttentionGraph:
         """Every edge of at least this weight; a row of mass 1 has at most ``1 / weight``."""
+        weight = finite_number("above", "weight", weight)
         if not 0 < weight <= 1:
             raise InputError(f"above: weight={weight}; expected a weight above 0, at most 1.")
         # One more than there can be: the largest weights may round to a little less than they are.
         largest = float(self._mass().max()) if self.lse.numel() else 0.0
-        graph = self.top(min(self.shape[2], math.floor(largest / weight) + 1))
+        graph = self.top(math.floor(min(self.shape[2], largest / weight + 1)))
         kept = (graph.keys >= 0) & (graph.weights >= weight)
         most = int(kept.sum(-1).max()) if kept.numel() else 0
         keys, scores, weights = (
@@ -345,10 +354,7 @@ class AttentionMatrix:
 
     def of_head(self, h: int) -> AttentionMatrix:
         """One head's matrix, sharing what is known of its rows."""
-        heads = self.shape[0]
-        if not -heads <= h < heads:
-            raise InputError(f"head: no head {h}; the matrix has {heads}, counted from 0.")
-        h %= heads
+        h = place_of("matrix", "head", "head", h, self.shape[0])
         one = copy(self)
         one._call = self._call.head(h)
         one._own = None if self._own is None else self._own.of_head(h)
@@ -357,6 +363,7 @@ class AttentionMatrix:
 
     def _vectors(self, vectors: Tensor, length: int, operation: str) -> tuple[Tensor, bool]:
         """Vectors as values of a call, and whether there was one without a column dimension."""
+        real_tensor(operation, "the vectors", vectors)
         flat = vectors.ndim == 1
         columns = vectors[:, None] if flat else vectors
         heads = self.shape[0]

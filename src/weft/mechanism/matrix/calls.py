@@ -22,7 +22,7 @@ from weft.mechanism.mask import Mask
 from weft.mechanism.parts import with_float_tensors, with_tensors
 from weft.mechanism.relative import ByDistance, Relative
 from weft.mechanism.scores import Dot, ScaledDot, Score
-from weft.mechanism.shapes import describe, repeat_kv_heads
+from weft.mechanism.shapes import describe, real_tensor, repeat_kv_heads
 
 __all__ = ["COLUMNS", "MatrixCall", "matrix_call"]
 
@@ -227,6 +227,8 @@ def matrix_call(
     """The arguments of an AttentionMatrix, checked; half precision in float32."""
     name = "AttentionMatrix"
     check_tensors(name, queries, keys)
+    for which, tensor in (("queries", queries), ("keys", keys)):
+        real_tensor(name, which, tensor)
     for which, tensor in (("queries", queries), ("keys", keys)):
         if tensor.ndim != 3 and not (tensor.ndim == 4 and len(tensor) == 1):
             raise ShapeError(

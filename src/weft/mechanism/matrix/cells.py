@@ -111,7 +111,12 @@ def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, rang
         zip(index, shape, ("head", "query", "key"), strict=True)
     ):
         if isinstance(part, slice) and part.step in (None, 1):
-            start, stop, _ = part.indices(size)
+            try:
+                start, stop, _ = part.indices(size)
+            except TypeError:
+                raise InputError(
+                    f"matrix[{index!r}]: expected whole numbers as ends of the slice."
+                ) from None
             ranges.append(range(start, max(start, stop)))
             continue
         try:

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from weft.mechanism.linear import why_unfit
+
 __all__ = ["Projection", "glorot", "projection"]
 
 
@@ -34,9 +36,12 @@ class Projection(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``inputs W^T + b``, dense."""
-        if inputs.layout == torch.strided:
-            return super().forward(inputs)
-        product: Tensor = torch.sparse.mm(inputs, self.weight.T)
+        try:
+            if inputs.layout == torch.strided:
+                return super().forward(inputs)
+            product: Tensor = torch.sparse.mm(inputs, self.weight.T)
+        except RuntimeError as error:
+            raise why_unfit(inputs, [self]) or error from None
         return product if self.bias is None else product + self.bias
 
     def reset_parameters(self) -> None:

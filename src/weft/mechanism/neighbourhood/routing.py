@@ -25,6 +25,8 @@ from weft.mechanism.scores import (
     GraphAttention,
     GraphAttentionV2,
     ScaledDot,
+    check_per_head,
+    node_terms,
     symmetrised,
 )
 from weft.mechanism.shapes import Output, repeat_kv_heads
@@ -102,14 +104,15 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
                     edges,
                     NeighbourScore.ADDITIVE,
                     value,
-                    target_terms=_terms(query, score.query_vector),
-                    source_terms=_terms(key, score.key_vector),
+                    target_terms=_terms("the query vector", query, score.query_vector),
+                    source_terms=_terms("the key vector", key, score.key_vector),
                     slope=score.slope,
                 )
             )
             continue
         vector = None
         if isinstance(score, GraphAttentionV2):
+            check_per_head("graph_attention_v2", "the vector", score.vector, query)
             vector = score.vector.to(query).expand(call.heads, -1)
         kind = NeighbourScore.DOT if vector is None else NeighbourScore.VECTOR
         calls.append(
@@ -127,8 +130,8 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     return calls
 
 
-def _terms(nodes: Tensor, vector: Tensor) -> Tensor:
+def _terms(name: str, nodes: Tensor, vector: Tensor) -> Tensor:
     """A term of each node and head, (nodes, heads): what a score of two terms reads of it."""
     if nodes.dtype in (torch.float16, torch.bfloat16):
         nodes, vector = nodes.float(), vector.float()
-    return (nodes * vector).sum(-1)
+    return node_terms(name, nodes.transpose(0, 1), vector).T

@@ -1,0 +1,194 @@
+"""Cases for the errors of arguments of a wrong kind: arrays, texts, layouts; see `error_cases`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import weft
+from weft.mechanism.key_value_cache import KeyValueCache
+from weft.mechanism.linear import linear_maps
+from weft.mechanism.shapes import chosen, finite_number
+
+untyped: Any = weft
+zeros, array = torch.zeros, np.zeros
+tokens = zeros(1, 2, 5, 8)
+
+
+def attention(**options: Any) -> object:
+    return untyped.attention(tokens, tokens, tokens, **options)
+
+
+def matrix() -> Any:
+    return weft.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4))
+
+
+def graph(*batch: int) -> Any:
+    x = zeros(*batch, 2, 3, 4)
+    return weft.attend(x, x, x, keep=weft.Top(2))[1]
+
+
+def layer(**options: Any) -> Any:
+    return untyped.MultiHeadAttention(**{"width": 8, "heads": 2} | options)
+
+
+def filled(batch: int = 2) -> KeyValueCache:
+    cache = KeyValueCache()
+    layer()(zeros(2, 3, 8), cache=cache)
+    layer()(zeros(batch, 1, 8), cache=cache)
+    return cache
+
+
+def nested(layout: torch.layout) -> torch.Tensor:
+    """Queries of two sequences of different lengths."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype
+        return torch.nested.nested_tensor([tokens[0], tokens[0, :1]], layout=layout)
+
+
+def on_graph(score: weft.Score) -> object:
+    """By the kernels of neighbours, which read as many numbers of a vector as nodes have."""
+    nodes = zeros(1, 2, 40, 8)
+    return weft.attention(nodes, nodes, nodes, mask=weft.neighbours(torch.eye(40)), score=score)
+
+
+#: An error of a kind of argument, whatever it is an argument of.
+Cases = list[tuple[str, Callable[[], object], str, str]]
+
+KIND_CASES: Cases = [
+    ("word", lambda: chosen("layer", "kind", "b", ("a",)), "layer", 'expected one of "a"'),
+    ("number", lambda: finite_number("layer", "p", array((9, 9))), "layer", "a finite number"),
+    ("number in words", lambda: finite_number("layer", "p", "1", 0, 1), "layer", "to below 1"),
+    # queries, keys and values
+    (
+        "sparse queries",
+        lambda: weft.attention(tokens.to_sparse(), tokens, tokens),
+        "attention",
+        "a dense tensor",
+    ),
+    (
+        "mkldnn queries",
+        lambda: weft.attend(tokens.to_mkldnn(), tokens, tokens),
+        "attend",
+        "a dense tensor",
+    ),
+    (
+        "nested queries",
+        lambda: weft.attention(nested(torch.strided), tokens, tokens),
+        "attention",
+        "dense tensors",
+    ),
+    (
+        "jagged queries",
+        lambda: weft.attention(nested(torch.jagged), tokens, tokens),
+        "attention",
+        "a dense tensor",
+    ),
+    (
+        "queries of 8 bits",
+        lambda: weft.attention(*[tokens.to(torch.float8_e4m3fn)] * 3),
+        "attention",
+        "queries.float()",
+    ),
+    # masks
+    ("array and mask", lambda: array((5, 5), bool) & weft.causal(), "mask", "got ndarray"),
+    ("sparse mask", lambda: attention(mask=zeros(5, 5).bool().to_sparse()), "mask", "a dense"),
+    (
+        "mask of a trace",
+        lambda: weft.from_queries_keys(
+            zeros(2, 5, 8), zeros(2, 5, 8), mask=zeros(4, 4).bool(), names=["one"]
+        ),
+        "mask",
+        "broadcasts to (queries, keys)",
+    ),
+    ("few cells", lambda: weft.neighbours(torch.eye(3)).dense(5, 5), "neighbours", "each query"),
+    ("bool lengths", lambda: untyped.packed([True]), "packed", "whole numbers"),
+    ("complex lengths", lambda: untyped.packed(zeros(1).cfloat()), "packed", "whole numbers"),
+    # positions
+    ("Shaw, array", lambda: attention(relative=untyped.Shaw(array((3, 8)))), "Shaw", "as_tensor"),
+    ("ALiBi, list", lambda: attention(relative=untyped.ALiBi([1.0])), "ALiBi", "as_tensor"),
+    ("Buckets, none", lambda: attention(relative=untyped.Buckets(None)), "Buckets", "as_tensor"),
+    ("complex ALiBi", lambda: attention(relative=weft.ALiBi(zeros(2).cfloat())), "ALiBi", "real"),
+    ("rotary of an array", lambda: untyped.rotary(array((4, 4))), "rotary", "as_tensor"),
+    ("rotary of whole numbers", lambda: weft.rotary(zeros(4, 4).long()), "rotary", ".float()"),
+    ("rotary of base 0", lambda: weft.rotary(zeros(4, 4), base=0), "rotary", "above 0"),
+    ("rotary by words", lambda: untyped.rotary(zeros(4, 4), "a"), "rotary", "whole number"),
+    ("sinusoidal length", lambda: weft.sinusoidal(-1, 4), "sinusoidal", "0 or more"),
+    # scores
+    ("slope", lambda: untyped.GraphAttention(zeros(8), zeros(8), "a"), "GraphAttention", "number"),
+    ("slope 2", lambda: untyped.GraphAttentionV2(zeros(8), None), "GraphAttentionV2", "number"),
+    (
+        "score elsewhere",
+        lambda: attention(score=weft.Bilinear(torch.empty(8, 8, device="meta"))),
+        "Bilinear",
+        "one device",
+    ),
+    (
+        "one number for eight",
+        lambda: on_graph(weft.GraphAttentionV2(zeros(1))),
+        "graph_attention_v2",
+        "(depth,)",
+    ),
+    (
+        "one number for eight, version 1",
+        lambda: on_graph(weft.GraphAttention(zeros(8), zeros(1))),
+        "graph_attention",
+        "(depth,)",
+    ),
+    # graph
+    ("slice of a row", lambda: graph()[0, 1:3], "graph[head, query]", "whole number"),
+    ("row that is not there", lambda: graph()[0, 3], "graph[head, query]", "rows 0 to 2"),
+    ("three numbers", lambda: graph()[0, 1, 2], "graph[head, query]", "a head and a query"),
+    ("graph past the batch", lambda: graph(2)[2], "graph[b]", "graphs 0 to 1"),
+    ("graphs past the batch", lambda: graph(2)[[0, 2]], "graph[places]", "0 to 1"),
+    ("head in words", lambda: graph().adjacency("a"), "adjacency", "whole number"),
+    # matrix
+    (
+        "lse array",
+        lambda: untyped.AttentionMatrix(zeros(2, 3, 4), zeros(2, 3, 4), lse=array((2, 3))),
+        "AttentionMatrix",
+        "as_tensor",
+    ),
+    ("product with an array", lambda: matrix() @ array(3), "@", "as_tensor"),
+    ("product with a list", lambda: matrix().T @ [1, 2, 3], "T @", "as_tensor"),
+    ("mass of a word", lambda: matrix().mass("a"), "mass", "an offset"),
+    ("above a word", lambda: matrix().above("a"), "above", "a finite number"),
+    ("slice of words", lambda: matrix()[0, slice("a"), 0], "matrix[(0, slice(None, 'a', None), 0)]",
+     "ends of the slice"),
+    # layers
+    ("heads in words", lambda: layer(heads="4"), "MultiHeadAttention", "whole number"),
+    ("depth below 0", lambda: layer(depth=-1), "MultiHeadAttention", "1 or more"),
+    ("dropout 2", lambda: layer(dropout=2), "MultiHeadAttention", "from 0 to below 1"),
+    ("kind foo", lambda: layer(kind="foo"), "MultiHeadAttention", '"encoder", "decoder", "cross"'),
+    ("odd heads", lambda: layer(depth=3, relative="rotary"), "MultiHeadAttention", "even depth"),
+    ("base 0", lambda: layer(rotary_base=0, relative="rotary"), "MultiHeadAttention", "above 0"),
+    ("one sequence", lambda: layer()(zeros(5, 8)), "MultiHeadAttention", "(batch, positions, 8)"),
+    ("width 7", lambda: layer()(zeros(2, 5, 7)), "MultiHeadAttention", "queries_from is (2, 5, 7)"),
+    ("keys of width 7", lambda: layer()(zeros(2, 5, 8), zeros(2, 5, 7)), "MultiHeadAttention",
+     "keys_from is (2, 5, 7)"),
+    ("array", lambda: layer()(array((2, 5, 8))), "MultiHeadAttention", "queries_from is ndarray"),
+    ("cache", lambda: layer()(zeros(2, 5, 8), cache={}), "MultiHeadAttention", "a KeyValueCache"),
+    ("cache of two", lambda: filled(3), "KeyValueCache", "Begin a new cache"),
+    ("order in a list", lambda: filled().reorder([0]), "reorder", "(new batch,)"),  # type: ignore[arg-type]
+    (
+        "torch's linear layer",
+        lambda: untyped.MultiHeadAttention.from_torch(nn.Linear(2, 2)),
+        "from_torch",
+        "torch.nn.MultiheadAttention",
+    ),
+    ("double", lambda: layer()(zeros(2, 5, 8).double()), "linear maps", "layer.to(x)"),
+    ("map, width", lambda: linear_maps(zeros(3, 4), [nn.Linear(5, 5)]), "linear maps", "(..., 5)"),
+    ("map, array", lambda: linear_maps(array((3, 5)), [nn.Linear(5, 5)]),  # type: ignore[arg-type]
+     "linear maps", "as_tensor"),
+    (
+        "nodes in double",
+        lambda: weft.GATConv(4, 3)(zeros(3, 4).double(), torch.tensor([[0], [1]])),
+        "linear maps",
+        "layer.to(x)",
+    ),
+]  # fmt: skip

@@ -1,0 +1,167 @@
+"""What models of weft are made of and called with by mistake: one error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.models.classifier import Classifier
+from weft.models.configuration import Architecture
+from weft.models.convolutional import Convolutions
+from weft.models.graph_attention import GraphAttentionNetwork
+from weft.models.image_classifier import ImageShape
+from weft.models.language_model import LanguageModel
+from weft.models.text_encoder import TextEncoder
+from weft.models.transformer import Transformer
+from weft.models.vision_transformer import VisionTransformer
+
+SIZES: dict[str, Any] = {
+    "width": 12, "heads": 4, "feed_forward": 16, "encoder_layers": 1, "decoder_layers": 1,
+}  # fmt: skip
+ARCHITECTURE = Architecture(**SIZES)
+SHAPE = ImageShape(3, 8, 8)
+EDGES = torch.tensor([[0, 1], [1, 2]])
+zeros = torch.zeros
+
+MODELS: dict[str, Callable[..., Any]] = {
+    "language model": lambda vocabulary, **options: LanguageModel(
+        vocabulary, ARCHITECTURE, **options
+    ),
+    "translator": lambda vocabulary, **options: Transformer(vocabulary, ARCHITECTURE, **options),
+    "encoder": lambda vocabulary, **options: TextEncoder(vocabulary, ARCHITECTURE, **options),
+    "classifier": lambda vocabulary, **options: Classifier(vocabulary, 3, ARCHITECTURE, **options),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": "12"}, "model.width is '12'; expected a whole number"),
+        ({"heads": 0.5}, "model.heads is 0.5"),
+        ({"kv_heads": 3}, "model.kv_heads 3 does not divide model.heads = 4"),
+        ({"feed_forward": None}, "model.feed_forward is None"),
+        ({"positions": "relative"}, 'model.positions=.*"sinusoidal", "learned"'),
+        ({"norm": "both"}, 'model.norm=.*"pre", "post"'),
+        ({"activation": "tanh"}, 'model.activation=.*"relu"'),
+        ({"norm_epsilon": -1.0}, "model.norm_epsilon is -1.0"),
+        ({"rotary_base": 0}, "model.rotary_base: base=0; expected a number above 0"),
+        ({"depth": -2}, "model.depth is -2"),
+        ({"clip": "a"}, "model.clip is 'a'"),
+        ({"encoder_layers": -1}, "model.encoder_layers is -1; expected a whole number, 0 or more"),
+        ({"attention_dropout": 2.0}, "model.attention_dropout is 2.0; .* from 0 to below 1"),
+        ({"weights": "none"}, 'model.weights=.*"learned", "uniform"'),
+    ],
+)
+def test_architectures_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(weft.InputError, match=message):
+        Architecture(**SIZES | changes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.ones((2, 5), dtype=np.int64), "tokens are ndarray; expected ids"),
+        ([[1, 2]], "tokens are list"),
+        (zeros(2, 5), r"tokens are torch.float32"),
+        (torch.ones(5, dtype=torch.int64), r"tokens are \(5\); .* ids\[None\]"),
+        (torch.full((2, 5), 9), "ids from 9 to 9; the model has vectors for 0 to 8"),
+        (torch.full((2, 5), -1), "ids from -1 to -1"),
+    ],
+)
+def test_what_are_no_ids(name: str, ids: Any, message: str) -> None:
+    model = MODELS[name](9)
+    with pytest.raises(weft.InputError, match=message):
+        model(ids, ids) if name == "translator" else model(ids)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_vocabularies_that_cannot_be(name: str) -> None:
+    for vocabulary in (0, "9", 2.5):
+        with pytest.raises(weft.InputError, match="vocabulary is"):
+            MODELS[name](vocabulary)
+    with pytest.raises(weft.InputError, match="padding is 'a'"):
+        MODELS[name](9, padding="a")
+    with pytest.raises(weft.InputError, match="of architecture dict; expected an Architecture"):
+        LanguageModel(9, SIZES)  # type: ignore[arg-type]
+
+
+def test_sources_and_targets_of_other_batches() -> None:
+    model, ids = Transformer(9, ARCHITECTURE), torch.ones(2, 5, dtype=torch.int64)
+    with pytest.raises(weft.ShapeError, match="2 sequences for 3 sources"):
+        model(torch.ones(3, 5, dtype=torch.int64), ids)
+    assert model(ids[:0], ids[:0]).shape == (0, 5, 9)
+
+
+def test_segments_that_are_none() -> None:
+    model, ids = TextEncoder(9, ARCHITECTURE), torch.ones(2, 5, dtype=torch.int64)
+    with pytest.raises(weft.ShapeError, match=r"segments are \(2, 4\), the tokens \(2, 5\)"):
+        model(ids, ids[:, :4])
+    with pytest.raises(weft.InputError, match="segments are ids from 7 to 7"):
+        model(ids, torch.full((2, 5), 7))
+
+
+NOT_MADE: list[tuple[Callable[[], object], str]] = [
+    (lambda: TextEncoder(9, ARCHITECTURE, head="all"), 'head=.*"none", "tokens"'),  # type: ignore[arg-type]
+    (lambda: Classifier(9, "a", ARCHITECTURE), "classes is 'a'"),  # type: ignore[arg-type]
+    (lambda: Classifier(9, 3, ARCHITECTURE, pooling="sum"), 'pooling=.*"mean"'),  # type: ignore[arg-type]
+    (lambda: ImageShape(3, 0, 8), "rows is 0; expected a whole number, 1 or more"),
+    (lambda: VisionTransformer((3, 8, 8), 3, ARCHITECTURE), "expected an ImageShape"),  # type: ignore[arg-type]
+    (lambda: VisionTransformer(SHAPE, 3, ARCHITECTURE, patch=4), r"as \(4, 4\)"),  # type: ignore[arg-type]
+    (lambda: VisionTransformer(SHAPE, 3, ARCHITECTURE, read="all"), 'read=.*"class token"'),  # type: ignore[arg-type]
+    (lambda: Convolutions(16), "model.channels is 16; expected several"),  # type: ignore[arg-type]
+    (lambda: Convolutions((1.5,)), "is 1.5; expected a whole number"),  # type: ignore[arg-type]
+    (lambda: Convolutions(region=(0, 0, 1, 1)), "expected a Region"),  # type: ignore[arg-type]
+    (lambda: weft.ImageSelfAttention(2.5), "channels is 2.5"),  # type: ignore[arg-type]
+    (lambda: GraphAttentionNetwork(4, 3, version=3), "expected 1 or 2"),  # type: ignore[arg-type]
+    (lambda: GraphAttentionNetwork(4, 3, layers=1.5), "layers is 1.5"),  # type: ignore[arg-type]
+    (lambda: GraphAttentionNetwork(4, 3, weights="all"), 'weights=.*"learned"'),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NOT_MADE)
+def test_models_that_cannot_be(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(weft.InputError, match=message):
+        make()
+
+
+def test_images_that_are_none() -> None:
+    model, images = VisionTransformer(SHAPE, 3, ARCHITECTURE), zeros(2, 3, 8, 8)
+    for wrong, message in (
+        (images.byte(), r"images are torch.uint8; .*images.float\(\) / 255"),
+        (images.numpy(), "images is ndarray"),
+    ):
+        with pytest.raises(weft.InputError, match=message):
+            model(wrong)
+        with pytest.raises(weft.InputError, match=message):
+            weft.ImageSelfAttention(3)(wrong)  # type: ignore[arg-type]
+
+
+def test_features_of_nodes_that_are_none() -> None:
+    model = GraphAttentionNetwork(4, 3)
+    for wrong, message in (
+        (np.zeros((3, 4)), "features is ndarray"),
+        (zeros(3, 4).long(), r"torch.int64.*features.float\(\)"),
+        (zeros(3, 5), "expected features of width 4"),
+    ):
+        with pytest.raises(weft.InputError, match=message):
+            model(wrong, EDGES)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_features_in_any_sparse_layout() -> None:
+    model = GraphAttentionNetwork(4, 3, dropout=0.0, attention_dropout=0.0)
+    dense = torch.eye(3, 4)
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[0, 0, 1, 2], [0, 0, 1, 2]]),
+        torch.tensor([0.5, 0.5, 1.0, 1.0]),
+        (3, 4),
+        check_invariants=False,
+    )
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), twice):
+        torch.testing.assert_close(model(sparse, EDGES), model(dense, EDGES))
