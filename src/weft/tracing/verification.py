@@ -328,7 +328,7 @@ def _run_untouched(model: nn.Module, inputs: Inputs, paths: Mapping[int, str]) -
         first = _first(output)
         if first is not None:
             calls = untouched.layers.setdefault(paths[id(module)], [])
-            calls.append((first.clone(), _weights(output)))
+            calls.append((first.clone(), _weights(module, output)))
 
     with ExitStack() as stack:
         for module in model.modules():
@@ -352,14 +352,22 @@ def _replaced(output: Any, first: Tensor) -> Any:
     return first if isinstance(output, Tensor) else made((first, *output[1:]))
 
 
-def _weights(output: Any) -> Tensor | None:
-    """The weights that eager attention returns beside its output."""
-    parts = output[1:] if isinstance(output, list | tuple) else ()
-    return next((part.clone() for part in parts if _are_weights(part)), None)
+def _weights(module: nn.Module, output: Any) -> Tensor | None:
+    """The weights that eager attention returns beside its output; None: it returns none."""
+    config = getattr(module, "config", None)
+    fused = getattr(config, "_attn_implementation_internal", None) not in (None, "eager")
+    if fused or not isinstance(output, list | tuple):
+        return None
+    # T5's position bias has the same shape, and where it is one number may be a share too.
+    parts = [part for part in output[1:] if _are_weights(part)]
+    nearest = min(
+        parts, key=lambda part: float((part.float().sum(-1) - 1).abs().max()), default=None
+    )
+    return None if nearest is None else nearest.clone()
 
 
 def _are_weights(part: Any) -> bool:
-    """Whether a tensor holds rows of shares: T5's position bias has the same shape."""
+    """Whether a tensor holds rows of shares."""
     if not isinstance(part, Tensor) or part.ndim != 4 or not part.is_floating_point():
         return False
     sums = part.float().sum(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -78,9 +79,11 @@ class WatchedTransformer(Watched):
         #: The model, its base and its encoder: what passes are calls of.
         self.parts: list[nn.Module] = []
         self._caches: list[Any] = []
+        #: The one that the last pass went on with.
+        self._cache: Any = None
         #: What `generate` was given of images, while it runs.
         self._images: Arguments = {}
-        self._asked: tuple[Tensor | None, Tensor | None] = None, None
+        self._asked: tuple[int | None, Tensor | None] = None, None
         #: Told what the model does, and how many passes are done.
         self.progress: Callable[[str, int], None] = lambda what, number: None
 
@@ -220,7 +223,8 @@ class WatchedTransformer(Watched):
         text = self._current
         # An encoder that has just run belongs to the decoder that reads what it gave.
         reads = text is not None and not text.decoded and "encoder_outputs" in arguments
-        if text is None or not whole or not (before or reads):
+        goes_on = before and (cache is self._cache or text is None or text.goes_on_from(before))
+        if text is None or not whole or not (goes_on or reads):
             text = self._start()
         self._check(arguments, before, module)
         text.new_pass(arguments, before, model=whole)
@@ -251,17 +255,29 @@ class WatchedTransformer(Watched):
             self._passes += 1
 
     def _watch_cache(self, cache: Any) -> None:
-        """Be told when a cache is reordered, as by beam search between two passes."""
-        own = getattr(cache, "reorder_cache", None)
-        if own is None or any(cache is other for other in self._caches):
+        """Be told when a cache is reordered or cropped between two passes.
+
+        As by beam search, and where candidates of a smaller model are not accepted.
+        """
+        self._cache = cache
+        if cache is None or any(cache is other for other in self._caches):
             return
 
-        def reordering(beam_idx: Tensor) -> Any:
-            if self._current is not None:
+        def reorder_cache(own: Any, beam_idx: Tensor) -> Any:
+            if self._current is not None and own is self._cache:
                 self._current.passes.reorder(beam_idx)
-            return own(beam_idx)
+            return type(own).reorder_cache(own, beam_idx)
 
-        vars(cache)["reorder_cache"] = reordering
+        def crop(own: Any, *args: Any, **keywords: Any) -> Any:
+            result = type(own).crop(own, *args, **keywords)
+            if self._current is not None and own is self._cache:
+                self._current.crop(positions_in(own), self._pair)
+            return result
+
+        for function in (reorder_cache, crop):
+            if hasattr(type(cache), function.__name__):
+                # A method of this cache: that of a copy is one of the copy.
+                vars(cache)[function.__name__] = MethodType(function, cache)
         self._caches.append(cache)
 
     def leave(self) -> None:
@@ -269,8 +285,15 @@ class WatchedTransformer(Watched):
         if self._first is not None:
             self._first.leave()
         for cache in self._caches:
-            vars(cache).pop("reorder_cache", None)
+            for name in ("reorder_cache", "crop"):
+                vars(cache).pop(name, None)
         self._caches.clear()
+        self._cache = None
+
+    @property
+    def _pair(self) -> bool:
+        """Whether the model reads a source and writes a target."""
+        return bool(getattr(self._model.config, "is_encoder_decoder", False))
 
     @property
     def _generates_plainly(self) -> bool:
@@ -280,17 +303,18 @@ class WatchedTransformer(Watched):
 
     def _asked_of(
         self, args: tuple[Any, ...], keywords: Inputs
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The ids that `generate` goes on from, and their mask; None: not known, or none."""
+    ) -> tuple[int | None, Tensor | None]:
+        """How many tokens `generate` goes on from, and their mask; None: not known, or none."""
+        if self._pair:
+            given = "decoder_input_ids" in keywords or not self._generates_plainly
+            return None if given else 1, None
         ids = keywords.get("input_ids", keywords.get("inputs", args[0] if args else None))
         if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
             return None, None
-        if getattr(self._model.config, "is_encoder_decoder", False):
-            return None, None
         mask = keywords.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.shape != ids.shape:
-            return ids.detach(), None
-        return ids.detach(), mask.detach().cpu()
+            return ids.shape[1], None
+        return ids.shape[1], mask.detach().cpu()
 
     def generating(self, generate: Callable[..., Any]) -> Callable[..., Any]:
         """The model's `generate`, which tells which beams it returns."""
@@ -317,6 +341,12 @@ class WatchedTransformer(Watched):
                 value = keywords.get(name)
                 return getattr(config, name, None) if value is None else value
 
+            if option("assistant_early_exit") or option("assistant_model") is self._model:
+                raise InputError(
+                    f"watch: this {type(self._model).__name__} is to draft candidates for itself, "
+                    "and nothing says which of its passes are drafts. Generate without "
+                    "assistant_early_exit, or with another model as assistant_model."
+                )
             if (option("num_beams") or 1) == 1:
                 return generate(*args, **keywords)
             plain = not option("return_dict_in_generate")

@@ -42,9 +42,9 @@ class WatchedText:
         self.prompt: int | None = None
         #: Of a beam search, where each sequence that it returned was: see Beams.returned.
         self.returned: Tensor | None = None
-        #: The ids that `generate` was asked to go on from, and their mask, of a model that only
-        #: decodes: it may read them in several passes, or with more behind them.
-        self.asked: Tensor | None = None
+        #: How many tokens `generate` was asked to go on from, and the mask of them, of a model that
+        #: only decodes: it may read them in several passes, or with more behind them.
+        self.asked: int | None = None
         self.asked_mask: Tensor | None = None
         #: The images that `generate` was given, which it encodes before the first pass.
         self.images: Arguments = {}
@@ -62,21 +62,40 @@ class WatchedText:
                 ids = tensors.pop(name).detach().cpu()
                 self._ids.setdefault(name, []).append((self.passes.passes - 1, ids))
                 if model and not self.decoded:
-                    asked = ids.shape[1] if self.asked is None else self.asked.shape[1] - before
+                    asked = ids.shape[1] if self.asked is None else self.asked - before
                     self.prompt = asked if asked > 0 else ids.shape[1]
         for name, value in tensors.items():
             if name != "attention_mask" or value.ndim == 2:
                 self._given[name] = value.detach()
         self.decoded = self.decoded or model
 
+    def goes_on_from(self, before: int) -> bool:
+        """Whether a cache of so many positions may hold this text: it is as long."""
+        name = "decoder_input_ids" if "decoder_input_ids" in self._ids else "input_ids"
+        read = self._ids.get(name)
+        return not read or before == self.passes.begins[read[-1][0]] + read[-1][1].shape[1]
+
+    def crop(self, length: int, pair: bool) -> None:
+        """The cache lets go of its positions from one on. pair: whether a target grows in it."""
+        self.passes.crop(length, encodes=pair)
+        name = "decoder_input_ids" if pair else "input_ids"
+        self._ids[name] = [
+            (number, ids[:, : max(0, length - self.passes.begins[number])])
+            for number, ids in self._ids.get(name, [])
+        ]
+
     @property
     def beams(self) -> Beams | None:
-        """Of a beam search, the rows of the sequences it returned, or of all; None: it was none."""
+        """The rows of the sequences that a beam search returned, or of all in the last pass.
+
+        None: every pass has the rows of the one before it.
+        """
         orders = self.passes.orders
         searched = any(order is not None for order in orders)
-        if self.returned is None and not searched:
+        sizes = {len(ids) for parts in self._ids.values() for _, ids in parts}
+        if self.returned is None and not searched and len(sizes) < 2:
             return None
-        batch = max(len(ids) for parts in self._ids.values() for _, ids in parts)
+        batch = max(sizes)
         if self.returned is None:
             return Beams.followed(orders, batch)
         return Beams.returned(self.returned, orders, batch)
@@ -100,7 +119,7 @@ class WatchedText:
             mask = arguments.get(mask_name)
             if mask is None or mask.shape != arguments[name].shape:
                 mask = self._mask_like(arguments[name], self.prompt)
-            if beams is None:
+            if self.returned is None or beams is None:
                 arguments[mask_name] = _until_end(arguments[name], mask.cpu(), self.prompt, model)
             else:
                 alive = [

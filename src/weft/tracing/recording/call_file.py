@@ -69,7 +69,7 @@ class CallFile:
         size = tensor.nbytes
         if size < LARGE or not tensor.is_cpu or tensor.untyped_storage().nbytes() < size:
             return tensor
-        left = tensor.reshape(-1).view(torch.uint8).numpy().data
+        left = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         while left:
             left = left[self._file.write(left) :]
         self._free.passed(size)

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.parts import changed, with_tensors
 from weft.tracing.recording.beams import Beams, chosen_rows
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = [
     "Part",
     "Ranges",
+    "cropped",
     "joined_call",
     "joined_graphs",
     "joined_ranges",
@@ -36,7 +39,8 @@ class Part:
     passes: how many these are.
     waits: whether it is a step that waits to be joined, with its own value in place of its norm.
     own: a copy of the last of its own keys, against which the next cache is held: a cache that is
-        written in place would be compared with itself. None where no cache grows.
+        written in place would be compared with itself. None where no cache grows, or it was
+        cropped.
     place: where its tensors are in the file of the passes; None: they are here.
     """
 
@@ -85,6 +89,40 @@ def joined_call(parts: list[Part], length: int | None = None) -> RecordedCall:
         ranges=joined_ranges(parts, length),
         bias=_bias(calls, length),
     )
+
+
+def cropped(call: RecordedCall, count: int) -> RecordedCall:
+    """A call without its last positions, so many, which the cache has let go of again.
+
+    Raises: InputError: a query that stays looked at one of them.
+    """
+    kept = call.graph.shape[2] - count
+    graph = with_tensors(call.graph, lambda tensor: tensor[:, :, :kept])
+    rows = [own if own is None else own[:, :kept] for own in call.ranges or ()]
+    bias = call.bias if call.bias is None or call.bias.shape[2] == 1 else call.bias[:, :, :kept]
+    call = replace(
+        call, graph=graph, queries=_start(call.queries, kept), ranges=tuple(rows) or None, bias=bias
+    )
+    if call.kind == "cross":
+        return call
+    length = graph.length - count
+    ahead = any(own is not None and bool((own[1] > length).any()) for own in rows)
+    if ahead or bool((graph.keys >= length).any()):
+        raise InputError(
+            f"trace: a query of layer {call.path} looked at a position after it that the cache was "
+            "cropped by afterwards. Trace the text that was generated."
+        )
+    return replace(
+        call,
+        graph=changed(graph, length=length),
+        keys=_start(call.keys, -count),
+        value_norms=_start(call.value_norms, -count),
+        bias=bias if bias is None or bias.shape[3] == 1 else bias[..., :length],
+    )
+
+
+def _start(tensor: Tensor | None, end: int) -> Tensor | None:
+    return None if tensor is None else tensor[:, :, :end]
 
 
 def _length(parts: list[Part]) -> int:

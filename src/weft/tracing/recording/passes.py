@@ -16,9 +16,11 @@ from weft.errors import InputError
 from weft.mechanism.parts import with_tensors
 from weft.tracing.recording.beams import Beams
 from weft.tracing.recording.call_file import CallFile
+from weft.tracing.recording.comparison import tolerance
 from weft.tracing.recording.joining import (
     Part,
     Ranges,
+    cropped,
     joined_call,
     joined_ranges,
     of_beams,
@@ -54,8 +56,8 @@ class Passes:
         self._parts: dict[tuple[str, int], list[Part]] = {}
         self._seen: dict[str, int] = {}
         self._before = 0
-        #: How many passes there were.
-        self.passes = 0
+        #: Of each pass, how many positions the cache held when it began.
+        self.begins: list[int] = []
         #: Of each pass, which row of the pass before it every row goes on from; None: from itself.
         self.orders: list[Tensor | None] = []
         self._order: Tensor | None = None
@@ -69,7 +71,7 @@ class Passes:
         self._before = before
         self._continued = False
         self._seen.clear()
-        self.passes += 1
+        self.begins.append(before)
         self.orders.append(self._order)
         self._order = None
 
@@ -77,6 +79,30 @@ class Passes:
         """The cache takes row ``order[b]`` as row b, before the next pass."""
         self._settle()
         self._order = order.detach() if self._order is None else self._order[order]
+
+    @property
+    def passes(self) -> int:
+        """How many passes there were."""
+        return len(self.begins)
+
+    def crop(self, length: int, encodes: bool) -> None:
+        """The cache lets go of its positions from one on, as of candidates that are not accepted.
+
+        encodes: whether the layers of kind "encoder" read another text, which no cache holds.
+        """
+        self._settle()
+        for parts in self._parts.values():
+            while parts and not (encodes and parts[-1].call.kind == "encoder"):
+                part = parts[-1]
+                rows = part.call.graph.shape[2]
+                beyond = self.begins[part.number] + rows - length
+                if beyond <= 0:
+                    break
+                whole = self._taken(parts.pop())
+                if beyond < rows:
+                    # What the cache ends with now is not told.
+                    part = replace(whole, call=cropped(whole.call, beyond), own=None)
+                    parts.append(self._put_if_long(part))
 
     def are_verified(self) -> bool:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
@@ -118,8 +144,7 @@ class Passes:
         part = self._part(call, parts) if grows else Part(call, 0, number)
         if not self._queries_keys:
             call.queries, call.keys = shape_of(call.queries), shape_of(call.keys)
-        # Steps that come one by one are joined first.
-        parts.append(part if call.graph.shape[2] == 1 else self._put(part))
+        parts.append(self._put_if_long(part))
         self._join_last(parts)
 
     def _step(self, call: RecordedCall, parts: list[Part], place: int) -> None:
@@ -205,11 +230,21 @@ class Passes:
         part = Part(joined, 0, last[0].number, TOGETHER, own=last[-1].own)
         parts[-TOGETHER:] = [self._put(part)]
 
+    def _put_if_long(self, part: Part) -> Part:
+        """Steps that come one by one are joined first."""
+        return part if part.call.graph.shape[2] == 1 else self._put(part)
+
     def _put(self, part: Part) -> Part:
         """Put what is large of a part into the file, if there is one, until all are joined."""
         if self._file is not None:
             part.place, part.call = self._file.put(part.call)
         return part
+
+    def _taken(self, part: Part) -> Part:
+        """A part with all that is in the file of it."""
+        if part.place is None or self._file is None:
+            return part
+        return replace(part, call=self._file.get(part.call, part.place), place=None)
 
     def _part(self, call: RecordedCall, parts: list[Part]) -> Part:
         """A pass of self-attention with its own keys alone."""
@@ -236,10 +271,17 @@ class Passes:
             return
         self._continued = True
         before, order = parts[-1].own, self.orders[-1]
-        assert before is not None
+        if before is None:
+            return
         assert call.keys is not None
         before = before if order is None else before[order.to(before.device)]
-        if not torch.equal(before, call.keys[:, :, begin - 1 : begin]):
+        now = call.keys[:, :, begin - 1 : begin]
+        if torch.equal(before, now):
+            return
+        # Keys that are made of smaller vectors in the cache are made anew, and rounded, every time.
+        far = torch.linalg.vector_norm((now - before).float(), dim=-1)
+        near = tolerance(now.dtype) * torch.linalg.vector_norm(before.float(), dim=-1)
+        if not bool((far <= near).all()):
             raise InputError(_REORDERED)
 
     def joined(self, beams: Beams | None = None) -> Iterator[RecordedCall]:
@@ -250,10 +292,7 @@ class Passes:
         self._settle()
         while self._parts:
             parts = self._parts.pop(next(iter(self._parts)))
-            for part in parts:
-                if part.place is not None and self._file is not None:
-                    part.call, part.place = self._file.get(part.call, part.place), None
-            yield joined_call(of_beams(parts, beams))
+            yield joined_call(of_beams([self._taken(part) for part in parts], beams))
 
 
 def _waiting(parts: list[Part]) -> int:
