@@ -100,7 +100,8 @@ axes[0].set(
     ylabel="block of queries",
 )
 last = slice(length - 64, length)
-axes[1].imshow(whole[head, last, last], cmap="Blues")
+sides = (length - 64.5, length - 0.5)  # positions, as the axes name them
+axes[1].imshow(whole[head, last, last], cmap="Blues", extent=(*sides, *sides[::-1]))
 _ = axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
 
 # %% [markdown]

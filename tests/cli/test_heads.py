@@ -92,7 +92,10 @@ def test_a_run_by_its_probe_and_along_its_history(weft_main: Command, runs: Path
     )
     assert float(rows[-1][2]) == pytest.approx(content["steps"][-1]["heads"][0], abs=1e-4)
     for arguments, said in (
-        ((runs / "dates", "--measure", "size"), "no measure 'size'"),
+        (
+            (runs / "dates", "--measure", "size"),
+            "--measure size: no such measure of a head. Choose one of previous, next,",
+        ),
         ((runs / "dates", runs / "dates", "--measure", "first"), "one run"),
         ((runs, "--measure", "first"), "not a weft run"),
         ((runs / "dates", "--measure", "first", "--limit", "2"), "takes no --limit. Leave it out"),

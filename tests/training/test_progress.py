@@ -47,6 +47,9 @@ def test_every_kind_of_model_says_what_attends_in_it() -> None:
     assert _attention_of(block) == (
         "1 attention layer, 1 head, each with its own W_Q, W_K, W_V, W_O"
     )
+    assert _attention_of(weft.MultiHeadAttention(8, 4, kv_heads=2)) == (
+        "1 attention layer, 4 heads, each with its own W_Q and W_O, every 2 with one W_K and W_V"
+    )
     assert _attention_of(torch.nn.Linear(2, 2)) == "no attention layer"
 
 

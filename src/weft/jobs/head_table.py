@@ -165,7 +165,12 @@ def heads_in_training(
     Raises: InputError: an option of the choice, which this would not regard; several paths.
     """
     from weft.analysis.heads.formation import formation
+    from weft.analysis.heads.roles import MEASURES
 
+    if measure not in MEASURES:
+        raise InputError(
+            f"--measure {measure}: no such measure of a head. Choose one of {', '.join(MEASURES)}."
+        )
     options = {
         "--role": choice.role, "--layer": choice.layer, "--sort": choice.sort,
         "--limit": choice.limit, "--exact/--kept": exact,
