@@ -39,6 +39,22 @@ def test_whole_rows_are_a_whole_matrix() -> None:
     assert set(weft.Trace.of(trace).heads()["source"]) == {"exact"}
 
 
+@pytest.mark.parametrize("mask", [causal(), None])
+def test_an_encoder_decoder_has_two_lengths(pair_trace: weft.Trace, mask: Any) -> None:
+    table = pair_trace.to_pandas()
+    kinds = [layer.kind for layer in pair_trace.layers]
+    given = {
+        name: table[name].to_numpy() for name in ("layer", "head", "query", "key", "weight")
+    } | {"kind": np.array([kinds[layer] for layer in table["layer"]])}
+    trace = from_edges(given, mask=mask)
+    for layer, known in zip(trace.layers, pair_trace.layers, strict=True):
+        assert (layer.kind, layer.shape) == (known.kind, known.shape)
+        assert (layer.queries_from, layer.keys_from) == (known.queries_from, known.keys_from)
+        assert torch.allclose(layer.graph.dense(), known.graph.dense(), atol=1e-6)
+        if mask is not None or layer.kind != "decoder":
+            assert torch.equal(layer.graph.count, known.graph.count)
+
+
 def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> None:
     strongest = [row for row in ROWS if row[3:] != (1, 0.2)]
     with pytest.raises(weft.InputError, match=r"query 2: its weights sum to 0\.8, and 1 rows"):

@@ -23,13 +23,17 @@ def print_alignment(result: Alignment, output: Path, limit: int) -> None:
     print_table(["head", "agreement", "AER", "precision", "recall"], rows, left=("head",))
     names = ", ".join(map(str, result.heads))
     several = "the mean of the heads" if len(result.heads) > 1 else "the head"
-    chosen = f", chosen on {result.chosen_on:,} pairs" if result.chosen_on else ""
+    chosen = f", chosen on {_pairs(result.chosen_on)}" if result.chosen_on else ""
     print(f"Links by {several} {names}{chosen}.")
     if result.error_rate is not None:
         others = "other " if result.chosen_on else ""
         print(f"On the {others}{result.measured_on:,}: {result.error_rate}.")
     links = sum(map(len, result.links))
-    print(f"{links:,} links of {len(result.links):,} pairs: {output}")
+    print(f"{links:,} link{'s' * (links != 1)} of {_pairs(len(result.links))}: {output}")
+
+
+def _pairs(count: int) -> str:
+    return f"{count:,} pair{'s' * (count != 1)}"
 
 
 def draw_first(result: Alignment, path: Path) -> None:

@@ -76,15 +76,19 @@ def budget_of(word: str) -> float:
     >>> budget_of("20%"), budget_of("0.2"), budget_of("512")
     (0.2, 0.2, 512)
 
-    Raises: InputError: it is no number.
+    Raises: InputError: it is no number, or a share that is not above 0 %, up to 100 %.
     """
     try:
         if word.endswith("%"):
-            return float(word[:-1]) / 100
+            share = float(word[:-1]) / 100
+            if not 0 < share <= 1:
+                raise ValueError
+            return share
         return int(word) if word.isascii() and word.isdigit() else float(word)
     except ValueError:
         raise InputError(
-            f"--budget {word}: expected a share of the prompt, as 20% or 0.2, or a number of keys."
+            f"--budget {word}: expected a share of the prompt, as 20% or 0.2, up to 100%, or a "
+            "number of keys."
         ) from None
 
 

@@ -73,7 +73,8 @@ def from_edges(
     Args:
         columns: layer, head, query, key, weight of each edge; and perhaps score, name and kind of
             its layer, query_token and key_token.
-        mask: who may look at whom.
+        mask: who may look at whom; where some layers look from one sequence at another, in the
+            layers of the decoder, whose others may look at all.
         tokens, tokenizer: see `weft.from_queries_keys`; None: those of the columns, or numbers.
         strongest: whether the edges are the strongest ones of each row, which may lack others;
             else each row must be whole.
@@ -87,19 +88,25 @@ def from_edges(
     layers = np.unique(columns["layer"])
     kinds = [_said(columns, "kind", number) or kind for number in layers]
     tokens = _tokens_of(columns) if tokens is None else tokens
-    sequences = GivenTokens(operation, tokens, tokenizer, 1, "cross" in kinds)
+    pair = "cross" in kinds
+    sequences = GivenTokens(operation, tokens, tokenizer, 1, pair)
     length = 1 + int(max(columns["query"].max(), columns["key"].max()))
-    made: list[TraceLayer] = []
-    for number, said in zip(layers, kinds, strict=True):
-        own = {name: column[columns["layer"] == number] for name, column in columns.items()}
-        path = _said(columns, "name", number) or f"layers.{number}"
-        own_kind = said or ("decoder" if is_causal(mask, length, length) else "encoder")
+    by_mask = "decoder" if is_causal(mask, length, length) else "encoder"
+    kinds = [said or by_mask for said in kinds]
+    for number, own_kind in zip(layers, kinds, strict=True):
         if own_kind not in KINDS:
             raise InputError(f"edges: layer {number}: kind {own_kind!r}; expected {KINDS}.")
-        lengths = _lengths(sequences, own_kind, own, length)
+    reach = _reach(sequences, columns, dict(zip(layers.tolist(), kinds, strict=True)))
+    made: list[TraceLayer] = []
+    for number, own_kind in zip(layers, kinds, strict=True):
+        own = {name: column[columns["layer"] == number] for name, column in columns.items()}
+        path = _said(columns, "name", number) or f"layers.{number}"
+        # Of an encoder-decoder the decoder alone may not look at all.
+        own_mask = mask if not pair or own_kind == "decoder" else None
+        lengths = _lengths(sequences, own_kind, own, reach)
         ends = sequences.ends(path, own_kind, *lengths)
         shape = (1 + int(own["head"].max()), *lengths)
-        graph = _graph(f"edges of layer {number}", own, shape, mask, strongest)
+        graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
         made.append(
             TraceLayer(
                 name=path,
@@ -113,7 +120,7 @@ def from_edges(
                 scale=1.0,
                 data=LayerInMemory(graph),
                 positions="bias",
-                mask=Terms(as_rule(mask, *lengths, 1)).rule,
+                mask=Terms(as_rule(own_mask, *lengths, 1)).rule,
             )
         )
     names = {layer.queries_from: layer.query_tokens for layer in made}
@@ -183,15 +190,25 @@ def _tokens_of(columns: Columns) -> dict[str, list[str]] | None:
     return {"tokens": [str(name) for name in names]}
 
 
-def _lengths(sequences: GivenTokens, kind: str, own: Columns, length: int) -> tuple[int, int]:
+def _reach(sequences: GivenTokens, columns: Columns, kinds: Mapping[int, str]) -> dict[str, int]:
+    """How many positions the edges reach of each sequence that looks at itself."""
+    reach = {sequences.names_of(kind)[0]: 0 for kind in kinds.values() if kind != "cross"}
+    for number, kind in kinds.items():
+        own = columns["layer"] == number
+        for name, what in zip(sequences.names_of(kind), ("query", "key"), strict=True):
+            if name in reach:
+                reach[name] = max(reach[name], 1 + int(columns[what][own].max()))
+    return reach
+
+
+def _lengths(
+    sequences: GivenTokens, kind: str, own: Columns, reach: Mapping[str, int]
+) -> tuple[int, int]:
     """How many queries and keys a layer has: as many as tokens, or as the edges reach."""
-    if kind == "cross":
-        reach = [1 + int(own[name].max()) for name in ("query", "key")]
-    else:
-        reach = [length, length]
     names = sequences.names_of(kind)
     first, second = (
-        sequences.length(name) or least for name, least in zip(names, reach, strict=True)
+        sequences.length(name) or reach.get(name, 1 + int(own[what].max()))
+        for name, what in zip(names, ("query", "key"), strict=True)
     )
     for what, size in (("query", first), ("key", second)):
         if int(own[what].max()) >= size:
