@@ -7,7 +7,7 @@ export interface Source {
   /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
   live: boolean;
   json<T>(path: string): Promise<T>;
-  bytes(path: string): Promise<ArrayBuffer>;
+  bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
   /** The answer to a question; a server's alone. null: it was overtaken by a newer one. What the
    * answer holds besides JSON is its `bytes`. */
   ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
@@ -57,7 +57,7 @@ export function servedSource(root: string): Source {
         cause: error,
       });
     }
-    if (!response.ok && !(options && response.status === 409)) {
+    if (!response.ok && !(options?.method && response.status === 409)) {
       const said = await response.json().catch(() => ({}));
       throw new Error(
         typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`,
@@ -68,7 +68,7 @@ export function servedSource(root: string): Source {
   return {
     live: true,
     json: async <T>(path: string) => (await get(path)).json() as Promise<T>,
-    bytes: async (path) => (await get(path)).arrayBuffer(),
+    bytes: async (path, stop) => (await get(path, { signal: stop })).arrayBuffer(),
     ask: async <T>(path: string, question: object, stop?: AbortSignal) => {
       try {
         const response = await get(path, {

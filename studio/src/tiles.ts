@@ -48,6 +48,7 @@ const HELD = 400; // tiles in memory, 128 kB each and its picture
 export class Tiles {
   private readonly tiles = new Map<string, Tile>();
   private readonly awaited = new Set<string>();
+  private readonly left = new AbortController();
   private clock = 0;
   readonly top: number;
   problem = "";
@@ -101,6 +102,7 @@ export class Tiles {
           this.arrived();
         },
         (error) => {
+          if (this.left.signal.aborted) return;
           // Not asked for again by itself: the view says what went wrong.
           this.problem = error.message;
           this.arrived();
@@ -108,6 +110,11 @@ export class Tiles {
       );
     }
     return null;
+  }
+
+  /** Calls off what is on its way: another matrix is looked at. */
+  leave(): void {
+    this.left.abort();
   }
 
   private forget(): void {
@@ -122,7 +129,7 @@ export class Tiles {
     const columns = Math.min(SIDE, Math.ceil(this.layer.columns / size) - column * SIDE);
     const path = this.path(level, row, column);
     const halves = this.example.source.live
-      ? new Uint16Array(await this.example.source.bytes(path))
+      ? new Uint16Array(await this.example.source.bytes(path, this.left.signal))
       : await this.gathered(size, row * SIDE, column * SIDE, rows, columns);
     return { rows, columns, halves, canvas: null, painted: null, used: ++this.clock };
   }

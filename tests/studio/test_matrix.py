@@ -122,3 +122,19 @@ def test_the_buttons_cover_no_cell_and_no_name(studio, make_trace, width: int, l
         return new Set(new Uint32Array(data.buffer)).size;
     }"""
     assert page.evaluate(covered) == 1  # the ground alone
+
+
+def test_what_is_asked_of_a_head_that_is_left_is_called_off(studio, serving, long_trace) -> None:
+    """A browser has six requests on their way at a time: none for what nobody looks at."""
+    viewer = serving(collect([long_trace(300)]))
+    page = studio.served(viewer, "#view=threads")
+    page.locator(".stage.threads").wait_for()
+    page.route("**/heads/0/matrix/**", lambda route: None)  # never answered
+    ended: list[str] = []
+    page.on("requestfailed", lambda request: ended.append(request.failure))
+    page.keyboard.press("m")
+    page.locator('.stage.matrix[aria-busy="true"]').wait_for()
+    assert ended == []
+    page.keyboard.press("PageDown")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    assert set(ended) == {"net::ERR_ABORTED"}

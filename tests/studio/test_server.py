@@ -18,6 +18,7 @@ from tests.analysis.test_patch_map import grid_trace
 from weft.studio.page import collect
 from weft.studio.runs import open_collection
 from weft.studio.serving import Viewer
+from weft.studio.tiles import MatrixTiles
 from weft.traces import Trace
 
 Serving = Callable[..., Viewer]
@@ -245,6 +246,35 @@ def many_clients(client: Client, clients: int, seconds: float) -> int:
     assert problems == []
     assert min(counts) > 0
     return sum(counts)
+
+
+def test_tiles_that_were_called_off_keep_nobody_waiting(
+    serving: Serving, long_trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long text a tile waits for a pass over the whole matrix: others need the threads."""
+    begun, may_end = [], threading.Event()
+    make = MatrixTiles._make
+
+    def slowly(self: MatrixTiles, number: int, head: int) -> Any:
+        begun.append(head)
+        assert may_end.wait(30)
+        return make(self, number, head)
+
+    monkeypatch.setattr(MatrixTiles, "_make", slowly)
+    client = Client(serving(collect([long_trace(4096)])))
+    path = "/api/examples/0/layers/0/heads/{}/matrix/max/4/0/0"
+    asked = f"GET {path.format(0)} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
+    for _ in range(60):
+        with socket.create_connection(("127.0.0.1", client.port)) as left:
+            left.sendall(asked)
+    try:
+        assert client.get("/api/open")[0] == 200
+        assert client.get("/api/examples/0/layers/0/heads/0/matrix/max/0/3/2")[0] == 200
+    finally:
+        may_end.set()
+    # Nobody looks at head 0 any longer, but that its pass was begun.
+    assert client.get(path.format(1))[0] == 200
+    assert begun.count(0) <= 1 and begun.count(1) == 1
 
 
 def test_parallel_clients_lose_no_request(client: Client) -> None:

@@ -57,7 +57,7 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         return pieces.json(request, lambda: found.edges(layers, place))
 
     @app.get(_HEAD + "/{of}/{level}/{row}/{column}", responses=BYTES, response_class=Binary)
-    def tile(
+    async def tile(
         request: Request,
         first: Number,
         second: Number,
@@ -73,4 +73,8 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         height = within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
         at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
-        return pieces.answer(request, lambda: found.tiles.tile(layers, place, of, height, *at))
+        return await pieces.tile(
+            request,
+            lambda: found.tiles.tile(layers, place, of, height, *at),
+            lambda: found.tiles.takes_long(layers, place, height),
+        )

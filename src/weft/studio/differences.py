@@ -46,6 +46,11 @@ class DifferenceTiles:
         )
         return as_tile(nearest(later_low - high, later_high - low))
 
+    def takes_long(self, layers: tuple[int, int], head: int, level: int) -> bool:
+        """Whether a tile waits for a pass over a whole matrix: see `MatrixTiles`."""
+        pairs = zip(self._sides, layers, strict=True)
+        return any(side.matrix.takes_long(number, head, level) for side, number in pairs)
+
 
 def nearest(low: Array, high: Array) -> Array:
     """The number of an interval that is nearest to 0.
@@ -62,6 +67,7 @@ class _Bounds:
 
     def __init__(self, example: Example) -> None:
         self._example = example
+        self.matrix = example.matrix
         self._rows: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
         self._reading = threading.Lock()
 
@@ -69,8 +75,8 @@ class _Bounds:
         self, number: int, head: int, of: Of, level: int, row: int, column: int
     ) -> tuple[Array, Array]:
         """The least and the most that the numbers of a tile can be."""
-        low = self._example.matrix.numbers(number, head, of, level, row, column)
-        if self._example.matrix.exact(number):
+        low = self.matrix.numbers(number, head, of, level, row, column)
+        if self.matrix.exact(number):
             return low, low
         size = 2**level
         masses, largest = (

@@ -5,11 +5,13 @@ A path names an example, a layer, a head by their numbers; what is not there is 
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import HTTPException, Path, Request, Response
+from fastapi.concurrency import run_in_threadpool
 
 from weft.formats.files import JsonObject
 from weft.studio.asking import FIRST
@@ -17,6 +19,8 @@ from weft.studio.collection import Collection, Example, as_json
 
 __all__ = ["BYTES", "JSON", "MISSING", "SO_FAR", "Binary", "Found", "Number", "Pieces", "within"]
 
+#: Pieces that take long and are made at the same time.
+_AT_ONCE = 2
 #: What there is of a piece, and whether that is all.
 Found = tuple[bytes, bool]
 # Decimal digits only: a path is one thing, not many spellings of it.
@@ -52,6 +56,7 @@ class Pieces:
         self.collection = collection
         # A new server may show another trace at the same address.
         self._tag = f'"{secrets.token_hex(8)}"'
+        self._slow = asyncio.Semaphore(_AT_ONCE)
 
     def answer(
         self, request: Request, make: Callable[[], bytes], kind: str = "application/octet-stream"
@@ -61,6 +66,19 @@ class Pieces:
         if self._tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=caching)
         return Response(make(), media_type=kind, headers=caching)
+
+    async def tile(
+        self, request: Request, make: Callable[[], bytes], takes_long: Callable[[], bool]
+    ) -> Response:
+        """Likewise of a tile. Those that take long wait for each other outside of the server's
+        threads, which others need meanwhile; and none is made for a browser that has left.
+        """
+        if not takes_long():
+            return await run_in_threadpool(self.answer, request, make)
+        async with self._slow:
+            if await request.is_disconnected():
+                return Response(status_code=204)
+            return await run_in_threadpool(self.answer, request, make)
 
     def so_far(self, request: Request, content: bytes, whole: bool) -> Response:
         """A piece that is not whole yet is asked for again."""

@@ -271,7 +271,7 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         return pieces.answer(request, lambda: chosen.layers[number].queries_of(of_head, place))
 
     @app.get(_HEAD + "/matrix/{of}/{level}/{row}/{column}", responses=BYTES, response_class=Binary)
-    def matrix(
+    async def matrix(
         request: Request,
         example: Number,
         layer: Number,
@@ -288,9 +288,10 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         step = SIDE << height
         tile_row = within("row", row, -(-queries // step))
         tile_column = within("column", column, -(-keys // step))
-        return pieces.answer(
+        return await pieces.tile(
             request,
             lambda: chosen.matrix.tile(number, of_head, of, height, tile_row, tile_column),
+            lambda: chosen.matrix.takes_long(number, of_head, height),
         )
 
     @app.get(_HEAD + "/cells/{row}/{column}", responses=JSON)

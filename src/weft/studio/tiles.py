@@ -58,6 +58,7 @@ class MatrixTiles:
         self._passes: OrderedDict[tuple[int, int], tuple[Array, Array]] = OrderedDict()
         self._opening = threading.Lock()
         self._passing = threading.Lock()
+        self._keeping = threading.Lock()
         self._working = threading.Semaphore(2)
 
     def tile(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> bytes:
@@ -133,31 +134,52 @@ class MatrixTiles:
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
+    def takes_long(self, number: int, head: int, level: int) -> bool:
+        """Whether a tile waits for a pass over the whole matrix of its head, yet to be made."""
+        _, queries, keys = self._trace.layers[number].shape
+        return level >= _base_level(queries, keys) and self._made(number, head) is None
+
+    def _pass(self, number: int, head: int) -> tuple[Array, Array]:
+        """Largest weights and masses of blocks of the whole matrix, of the base level."""
+        found = self._made(number, head)
+        if found is not None:
+            return found
+        with self._passing:
+            # Whoever was here before may have made it.
+            found = self._made(number, head)
+            if found is None:
+                found = self._make(number, head)
+                with self._keeping:
+                    self._passes[number, head] = found
+                    self._forget()
+            return found
+
+    def _made(self, number: int, head: int) -> tuple[Array, Array] | None:
+        """The pass of a head that is held; None: there is none."""
+        with self._keeping:
+            if (number, head) not in self._passes:
+                return None
+            self._passes.move_to_end((number, head))
+            return self._passes[number, head]
+
+    def _make(self, number: int, head: int) -> tuple[Array, Array]:
+        matrix = self.matrix(number)
+        _, queries, keys = self._trace.layers[number].shape
+        size = 2 ** _base_level(queries, keys)
+        if matrix is None:
+            everything = range(queries), range(keys)
+            maxima, sums = _kept_blocks(self._arrays[number], head, *everything, size)
+        else:
+            maxima, sums = matrix.block_summaries(head, size)
+        masses = sums.numpy()
+        masses /= _rows_of(queries, size)[:, None]
+        return maxima.numpy(), masses
+
     def _forget(self) -> None:
         """Let go of the passes that were made first, where they are many or large."""
         total = sum(part.nbytes for parts in self._passes.values() for part in parts)
         while len(self._passes) > 1 and (len(self._passes) > _HEADS or total > _HELD):
             total -= sum(part.nbytes for part in self._passes.popitem(last=False)[1])
-
-    def _pass(self, number: int, head: int) -> tuple[Array, Array]:
-        """Largest weights and masses of blocks of the whole matrix, of the base level."""
-        with self._passing:
-            name = (number, head)
-            if name not in self._passes:
-                matrix = self.matrix(number)
-                _, queries, keys = self._trace.layers[number].shape
-                size = 2 ** _base_level(queries, keys)
-                if matrix is None:
-                    everything = range(queries), range(keys)
-                    maxima, sums = _kept_blocks(self._arrays[number], head, *everything, size)
-                else:
-                    maxima, sums = matrix.block_summaries(head, size)
-                masses = sums.numpy()
-                masses /= _rows_of(queries, size)[:, None]
-                self._passes[name] = (maxima.numpy(), masses)
-                self._forget()
-            self._passes.move_to_end(name)
-            return self._passes[name]
 
 
 def as_tile(numbers: Array) -> bytes:

@@ -69,6 +69,16 @@ def test_clusters_of_copies() -> None:
     assert len(set(clusters(similarity(Trace({"tokens": ["a"]}, layers)), count=2).tolist())) == 2
 
 
+@pytest.mark.parametrize("gap", [15.0, 16.0, 16.5, 17.0, 18.0])
+def test_the_bound_holds_of_weights_that_float32_rounds_away(gap: float) -> None:
+    """All but nothing on key 0 in one head, on key 1 in the other; a root makes it count."""
+    scores = torch.tensor([[[gap, 0.0, -1.0]], [[0.0, gap + 0.3, -1.0]]], dtype=torch.float64)
+    layer = layer_of_weights(scores.softmax(-1), ["q"], key_tokens=["a", "b", "c"], keep=1)
+    roots = scores.softmax(-1)[:, 0].sqrt().numpy()
+    kept = similarity(Trace({"target": ["q"], "source": list("abc")}, (layer,)))
+    assert kept.affinity[0, 1] <= roots[0] @ roots[1] <= kept.upper[0, 1]
+
+
 def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
     with pytest.raises(weft.InputError, match="different sequences or sizes"):
         similarity(pair_trace)

@@ -64,7 +64,9 @@ class LayerWeights:
         self.layer = layer if "graph" in layer.__dict__ else replace(layer)
         self.graph: AttentionGraph = self.layer.graph
         self.allowed: Allowed = allowed_keys(self.layer)
-        self.complete = bool((self.graph.count <= (self.graph.keys >= 0).sum(-1)).all())
+        #: Of which rows some edges were not kept, (heads, queries).
+        self.partial = self.graph.count > (self.graph.keys >= 0).sum(-1)
+        self.complete = not bool(self.partial.any())
         self.exact = exact
         self._diagonals: dict[int, Tensor] = {}
         if exact and not self.complete and self.matrix is None:

@@ -37,6 +37,10 @@ BLOCK_EDGES = 2**19
 BLOCK_CELLS = 2**23
 
 
+#: What float32 rounds of a mass that is left over from 1, at most.
+ROUNDING = 2.0**-22
+
+
 @dataclass(frozen=True, eq=False)
 class Similarity:
     """How alike heads are, every pair.
@@ -127,6 +131,9 @@ def _from_edges(
     size = max(1, BLOCK_EDGES // max(1, width))
     missing = [layer.left_out for layer in read]
     rest, largest = (torch.cat(parts).numpy() for parts in zip(*missing, strict=True))
+    # What float32 rounds of a mass, a root makes much of.
+    partial = np.concatenate([layer.partial.numpy() for layer in read])
+    rest, largest = rest + ROUNDING * partial, largest + ROUNDING * partial
     # What the edges that another head kept can weigh here at most.
     room = np.minimum(rest, max(layer.graph.k for layer in read) * largest).sum(1)
     kept = 0.0
