@@ -211,3 +211,15 @@ def test_a_bar_stands_on_a_terminal_only(loaded: Loaded, writer: Path, tmp_path:
     assert b"h.1.attn" in said
     assert b"2/2" in said
     assert json.loads(out.splitlines()[-1])["layers"] == 2
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_model_is_opened(
+    weft_main: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()  # no model
+    for parent in ("nowhere", "file"):
+        words = ("trace", tmp_path / "empty", "--text", "a", "-o", tmp_path / parent / "t.weft")
+        line = weft_main(*words).one_line()
+        assert f"cannot write {tmp_path / parent / 't.weft'}: " in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]

@@ -161,8 +161,8 @@ def _windows(
     )  # fmt: skip
     there = f" {traces.there} were there already." if traces.there else ""
     line = (
-        f"{len(traces.paths)} windows of at most {window} tokens, a trace each.{there} No token "
-        f"looks from one window into another. Traces: {request.output}"
+        f"{len(traces.paths)} window{'s' * (len(traces.paths) != 1)} of at most {window} tokens, a "
+        f"trace each.{there} No token looks from one window into another. Traces: {request.output}"
     )
     paths = [str(path) for path in traces.paths]
     return Report([line], {"traces": paths, "window": window, "there": traces.there})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import JsonMapping
+from weft.formats.files import NOT_WRITABLE, JsonMapping, disk_errors
 from weft.formats.images import open_image
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import not_a_trace
@@ -78,6 +80,11 @@ def trace_model(
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Raise a DataError where a trace cannot be written, before the model runs."""
+    with disk_errors(output, NOT_WRITABLE):
+        parent = Path(os.path.realpath(output)).parent
+        os.scandir(parent).close()
+        if not os.access(parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if output.exists():
         problem = not_a_trace(output)
         if problem:

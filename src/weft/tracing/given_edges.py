@@ -86,13 +86,13 @@ def from_edges(
     operation = "edges"
     _check(columns)
     layers = np.unique(columns["layer"])
-    kinds = [_said(columns, "kind", number) or kind for number in layers]
+    said = [_said(columns, "kind", number) or kind for number in layers]
     tokens = _tokens_of(columns) if tokens is None else tokens
-    pair = "cross" in kinds
+    pair = "cross" in said
     sequences = GivenTokens(operation, tokens, tokenizer, 1, pair)
     length = 1 + int(max(columns["query"].max(), columns["key"].max()))
     by_mask = "decoder" if is_causal(mask, length, length) else "encoder"
-    kinds = [said or by_mask for said in kinds]
+    kinds = [own_kind or by_mask for own_kind in said]
     for number, own_kind in zip(layers, kinds, strict=True):
         if own_kind not in KINDS:
             raise InputError(f"edges: layer {number}: kind {own_kind!r}; expected {KINDS}.")
