@@ -1,21 +1,20 @@
 """What the GPU's kernel is compiled to, without a GPU: registers, memory, instructions of a tile.
 
-Triton compiles for a device that is not here; what comes of it is read by NVIDIA's cuobjdump, which
-comes with Triton. A line for each generation of devices, type and depth: the bytes of shared memory
-of a program, its registers, the bytes that a thread keeps in memory since registers do not suffice,
-and the instructions of the loop over tiles that every row sees whole, with those of them that move
-registers to and from memory. Instructions are not time; but a loop of twice as many that waits for
-memory in between is no faster.
+Triton compiles for a device that is not here. What comes of it for NVIDIA's is read by cuobjdump,
+which comes with Triton; for AMD's it is assembly. A line for each generation of devices, type and
+depth: the bytes of shared memory of a program, its registers, the bytes that a thread keeps in
+memory since registers do not suffice, and the instructions of the loop over tiles that every row
+sees whole, with those of them that move registers to and from memory. Instructions are not time;
+but a loop of twice as many that waits for memory in between is no faster.
 
     python scripts/gpu_code.py                               # needs Triton (scripts/setup-tests)
-    python scripts/gpu_code.py --targets 90 --depths 64 --keep 0 32 512
+    python scripts/gpu_code.py --targets sm_90 gfx942 --depths 64 --keep 0 32 512
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -30,20 +29,34 @@ import torch
 import weft
 from weft.mechanism.backends import triton as backend
 from weft.mechanism.backends.native_request import prepare
+from weft.mechanism.backends.triton import Device
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Mask
 from weft.mechanism.scores import ScaledDot
 
-#: Bytes of shared memory that a program may take, by compute capability: A100, RTX 3090, RTX 4090,
-#: H100, B200, RTX 5090. Source: CUDA C++ programming guide, technical specifications.
-SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+#: By compute capability: A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
+#: programming guide, technical specifications); by AMD's names: MI200, MI300, MI350, RX 7900,
+#: RX 9070 (source: AMD's instruction set architecture manuals).
+DEVICES = {
+    "sm_80": Device(166912),
+    "sm_86": Device(101376),
+    "sm_89": Device(101376),
+    "sm_90": Device(232448),
+    "sm_100": Device(232448),
+    "sm_120": Device(101376),
+    "gfx90a": Device(65536, 64, amd=True),
+    "gfx942": Device(65536, 64, amd=True),
+    "gfx950": Device(163840, 64, amd=True),
+    "gfx1100": Device(65536, 32, amd=True),
+    "gfx1201": Device(65536, 32, amd=True),
+}
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A kernel. stack: bytes of a thread; moved: instructions for registers kept in memory."""
 
-    target: int
+    target: str
     dtype: str
     depth: int
     keep: int
@@ -61,10 +74,13 @@ class Compiled:
 class _Absent:
     """A device that is not here, as Triton asks about one."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, target: str) -> None:
         from triton.backends.compiler import GPUTarget
 
-        self.target = GPUTarget("cuda", capability, 32)  # threads of a warp
+        device = DEVICES[target]
+        kind = "hip" if device.amd else "cuda"
+        arch = target if device.amd else int(target.removeprefix("sm_"))
+        self.target = GPUTarget(kind, arch, device.warp)
 
     def get_current_target(self) -> Any:
         return self.target
@@ -80,7 +96,7 @@ class _Absent:
 
 
 def compiled(
-    target: int,
+    target: str,
     dtype: torch.dtype,
     depth: int,
     keep: int,
@@ -102,28 +118,29 @@ def compiled(
 
     queries, keys, values = (torch.zeros(1, heads, length, depth).to(dtype) for heads in (4, 2, 2))
     call = AttentionCall(queries, keys, values, ScaledDot(), depth**-0.5, mask, **options)
-    shared = backend._shared_memory
-    backend._shared_memory = lambda device: SHARED[target]
+    described, device = backend.described, DEVICES[target]
+    backend.described = lambda _: device
     triton_kernels.attend_kernel = Compiling()
     began = time.perf_counter()
     try:
         backend.forward_graph(prepare(call), keep)
     finally:
-        triton_kernels.attend_kernel, backend._shared_memory = kernel, shared
+        triton_kernels.attend_kernel, backend.described = kernel, described
     took = time.perf_counter() - began
-    registers, stack, lines = _read(made[0].asm["cubin"])
-    loop = _smallest_loop_of_products(lines)
+    asm = made[0].asm
+    read = _of_amd(asm["amdgcn"]) if device.amd else _of_nvidia(asm["cubin"])
+    registers, stack, loop = read
     return Compiled(
         target, str(dtype).removeprefix("torch."), depth, keep,
-        shared=made[0].metadata.shared, limit=SHARED[target], registers=registers, stack=stack,
-        tile=backend.sizes_of(prepare(call), keep, SHARED[target])["TILE"],
-        instructions=len(loop), moved=sum(bool(re.search(r"\b(LDL|STL)\b", at)) for at in loop),
-        asynchronous=made[0].asm["ptx"].count("cp.async"), seconds=took,
+        shared=made[0].metadata.shared, limit=device.shared, registers=registers, stack=stack,
+        tile=backend.sizes_of(prepare(call), keep, device)["TILE"],
+        instructions=len(loop), moved=sum(bool(re.search(MOVES, line)) for line in loop),
+        asynchronous=asm.get("ptx", "").count("cp.async"), seconds=took,
     )  # fmt: skip
 
 
-def _read(cubin: bytes) -> tuple[int, int, list[tuple[int, str]]]:
-    """Registers, stack and instructions, each with its address."""
+def _of_nvidia(cubin: bytes) -> tuple[int, int, list[str]]:
+    """Registers, stack, and the instructions of the loop over tiles."""
     import triton
 
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -139,33 +156,55 @@ def _read(cubin: bytes) -> tuple[int, int, list[tuple[int, str]]]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", text, re.MULTILINE)
-    return int(found[1]), int(found[2]), [(int(at, 16), line) for at, line in lines]
+    places = {int(at, 16): n for n, (at, _) in enumerate(lines)}
+    jumps = (re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", line) for _, line in lines)
+    targets = [None if jump is None else places.get(int(jump[1], 16)) for jump in jumps]
+    return int(found[1]), int(found[2]), _loop_over_tiles([line for _, line in lines], targets)
 
 
-def _smallest_loop_of_products(lines: list[tuple[int, str]]) -> list[str]:
-    """The loop over tiles without a mask: of those that multiply matrices the shortest."""
-    places = {at: n for n, (at, _) in enumerate(lines)}
-    loops = []
-    for n, (at, line) in enumerate(lines):
-        jump = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", line)
-        if jump and int(jump[1], 16) < at:
-            loop = [text for _, text in lines[places[int(jump[1], 16)] : n + 1]]
-            products = r"MMA|FFMA.*R\d+, R\d+, R\d+, R\d+"
-            if sum(bool(re.search(products, text)) for text in loop) >= 8:
-                loops.append(loop)
-    return min(loops, key=len)
+def _of_amd(assembly: str) -> tuple[int, int, list[str]]:
+    """The same of assembly, in which a label stands before what it names."""
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    for line in (text.split(";")[0].strip() for text in assembly.splitlines()):
+        if line.startswith(".LBB") and line.endswith(":"):
+            labels[line[:-1]] = len(lines)
+        elif line and not line.startswith(".") and not line.endswith(":"):
+            lines.append(line)
+    jumps = (re.match(r"s_c?branch\S*\s+(\.LBB\S+)", line) for line in lines)
+    targets = [None if jump is None else labels.get(jump[1]) for jump in jumps]
+    registers, stack = (
+        max(map(int, re.findall(rf"{name}:?\s+(\d+)", assembly)), default=0)
+        for name in (r"\.vgpr_count", r"\.private_segment_fixed_size")
+    )
+    return registers, stack, _loop_over_tiles(lines, targets)
+
+
+#: Instructions that multiply matrices, or numbers where no unit multiplies matrices of them.
+PRODUCTS = r"MMA|FFMA.*R\d+, R\d+, R\d+, R\d+|v_mfma|v_smfma|v_wmma|v_(pk_|dual_)?fmac?_f32"
+#: Instructions that move registers to and from a thread's own memory.
+MOVES = r"\b(LDL|STL)\b|^scratch_"
+
+
+def _loop_over_tiles(lines: list[str], targets: list[int | None]) -> list[str]:
+    """The loop over tiles without a mask: of those that multiply matrices the shortest.
+
+    targets: for each line, that to which it jumps.
+    """
+    loops = [lines[to : n + 1] for n, to in enumerate(targets) if to is not None and to < n]
+    multiply = [loop for loop in loops if sum(bool(re.search(PRODUCTS, at)) for at in loop) >= 8]
+    return min(multiply, key=len)
 
 
 def main() -> None:
     """Compile and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--targets", type=int, nargs="+", choices=SHARED, default=list(SHARED))
+    parser.add_argument("--targets", nargs="+", choices=DEVICES, default=list(DEVICES))
     parser.add_argument("--depths", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--keep", type=int, nargs="+", default=[32])
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     options = parser.parse_args()
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     rows = []
     for target in options.targets:
         for dtype in options.dtypes:
@@ -175,7 +214,7 @@ def main() -> None:
                     row = compiled(target, getattr(torch, dtype), depth, keep, mask)
                     rows.append(row)
                     print(
-                        f"sm_{target:<3} {dtype:8} depth {depth:3} top {keep:3}: shared "
+                        f"{target:7} {dtype:8} depth {depth:3} top {keep:3}: shared "
                         f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} "
                         f"registers, stack {row.stack:5,}; {row.instructions:6,} instructions a "
                         f"tile of {row.tile}, {row.moved:4} of them spills "

@@ -81,7 +81,7 @@ def compiled(*arguments: object) -> list[dict[str, Any]]:
 
 @needs_triton
 def test_it_compiles_for_a_device_that_is_not_here() -> None:
-    (kernel,) = compiled("--targets", 90, "--depths", 64, "--dtypes", "bfloat16")
+    (kernel,) = compiled("--targets", "sm_90", "--depths", 64, "--dtypes", "bfloat16")
     assert kernel["shared"] <= kernel["limit"]
     assert kernel["asynchronous"] > 0  # the next keys are asked for while this tile is computed
     assert kernel["tile"] == 64
@@ -91,8 +91,19 @@ def test_it_compiles_for_a_device_that_is_not_here() -> None:
 
 
 @needs_triton
+def test_it_compiles_for_a_device_of_amd() -> None:
+    (kernel,) = compiled("--targets", "gfx942", "--depths", 64, "--dtypes", "float32")
+    assert kernel["shared"] <= kernel["limit"]
+    assert 0 < kernel["instructions"] < 1000  # 734 of Triton 3.9
+    assert (kernel["stack"], kernel["moved"]) == (0, 0)
+
+
+@needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize(
+    "target",
+    [*("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), "gfx90a", "gfx942", "gfx1100"],
+)
 def test_it_compiles_for_each_generation(target: int) -> None:
     options = "--dtypes", "bfloat16", "float32", "--depths", 16, 64, 128, 256, "--keep", 0, 1, 32
     kernels = compiled("--targets", target, *options)
@@ -104,7 +115,9 @@ def test_it_compiles_for_each_generation(target: int) -> None:
 @needs_triton
 @pytest.mark.slow
 def test_many_edges_do_not_take_minutes_to_compile() -> None:
-    (kernel,) = compiled("--targets", 86, "--depths", 64, "--dtypes", "bfloat16", "--keep", 512)
+    (kernel,) = compiled(
+        "--targets", "sm_86", "--depths", 64, "--dtypes", "bfloat16", "--keep", 512
+    )
     assert kernel["shared"] <= kernel["limit"]
     assert kernel["seconds"] < 90  # 137 where the candidates of a row were sorted whole
 

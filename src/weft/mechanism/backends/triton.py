@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -112,6 +113,19 @@ def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the sizes of the kernel depend on.
+
+    shared: bytes of shared memory that a program may take. warp: threads of a warp (of a wavefront,
+    as AMD says). amd: whether AMD made it, and Triton compiles for its instructions.
+    """
+
+    shared: int
+    warp: int = 32
+    amd: bool = False
+
+
 def _power(number: int, least: int) -> int:
     """The power of two that holds a number, and is no smaller than another one."""
     return max(least, 1 << (number - 1).bit_length())
@@ -137,7 +151,7 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
     )
     if not results.lse.numel():
         return results
-    sizes = sizes_of(native, k, _shared_memory(device))
+    sizes = sizes_of(native, k, described(device))
     room_of_program = sizes["ROWS"] * (sizes["CAPACITY"] + 2)
     blocks = -(-count // sizes["ROWS"])
     programs = blocks * batch * heads
@@ -167,47 +181,53 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
             HAS_ROW_RANGE=rules["row_range"] is not None,
             BANDED=native.banded, CAPPED=capped, KEEPS=k > 0,
             SCALED=native.scale > 0 and not capped and not added,
-            WIDE=interpreted(), PTX=not interpreted() and torch.version.hip is None,
-            **sizes,
+            WIDE=interpreted(), **sizes,
         )  # fmt: skip
     return results
 
 
-def _shared_memory(device: torch.device) -> int:
-    """The bytes of shared memory that a program may take on a device."""
+def described(device: torch.device) -> Device:
+    """A device of torch's, as far as sizes depend on it."""
     if device.type != "cuda":
-        return MUCH_SHARED
-    of_device = torch.cuda.get_device_properties(device)
-    return getattr(of_device, "shared_memory_per_block_optin", of_device.shared_memory_per_block)
+        return Device(MUCH_SHARED)
+    found = torch.cuda.get_device_properties(device)
+    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return Device(shared, found.warp_size, torch.version.hip is not None)
 
 
-def sizes_of(native: NativeCall, kept: int, shared: int = MUCH_SHARED) -> dict[str, Any]:
+def sizes_of(native: NativeCall, kept: int, device: Device) -> dict[str, Any]:
     """How large the blocks, tiles and lists of the kernel are, and how it is compiled.
 
-    Of the sizes that were compiled for five generations of devices these take the fewest
+    Of the sizes that were compiled for each generation of devices these take the fewest
     instructions a tile without moving registers to memory, or almost
     (docs/decisions/0039-compiled-for-gpus.md).
 
-    kept: edges of a row, 0 for none. shared: bytes of shared memory that a program may take.
+    kept: edges of a row, 0 for none.
     """
     depth, value_depth = native.queries.shape[3], native.values.shape[3]
     widths = _power(depth, 16), _power(value_depth, 16)
     deepest, single = max(widths), native.queries.dtype == torch.float32
     if interpreted():
         rows, tile, warps, stages, segment = 16, 32, 4, 1, 2
+    elif device.amd:
+        # Of RDNA's warps of 32 threads each has half as many registers.
+        large = device.warp == 64 and not (single and deepest > 128)
+        rows, tile = (128, 32) if large else (64, 16)
+        warps, stages, segment = 4, 1, 4
     elif single and deepest > 128:
         rows, tile, warps, stages, segment = 16, 16, 8, 1, 4
     elif single:
         rows, tile, stages = (64, 32, 2) if deepest <= 64 else (64, 16, 1)
         warps, segment = 4, 4
-    elif deepest <= 64 or (deepest <= 128 and shared >= MUCH_SHARED):
+    elif deepest <= 64 or (deepest <= 128 and device.shared >= MUCH_SHARED):
         rows, tile, warps, stages, segment = 128, 64, 8, 2, 4
     else:
         rows, tile, warps, stages, segment = 64, 32, 4, 2 if deepest <= 128 else 1, 4
     left = _power(kept + kept // 4 + 1, 16)
     full = left + min(left, 256)
-    # Of float32 all digits: three products of fewer bits for one, where there are registers.
-    precision = "tf32x3" if single and deepest <= 128 else "ieee"
+    # Of float32 all digits: three products of fewer bits for one, where there are registers; AMD's
+    # matrix units multiply float32 itself.
+    precision = "tf32x3" if single and deepest <= 128 and not device.amd else "ieee"
     return {
         "ROWS": rows, "TILE": tile, "SEGMENT": segment, "PRECISION": precision,
         "CUT": min(rows, 4 * warps), "PIECE": 64, "LEFT": left, "FULL": full,
@@ -215,7 +235,9 @@ def sizes_of(native: NativeCall, kept: int, shared: int = MUCH_SHARED) -> dict[s
         "SORTED_ROWS": max(1, min(rows, 512 * warps // left)),
         "DEPTH": widths[0], "VALUE_DEPTH": widths[1],
         "WHOLE_DEPTHS": widths == (depth, value_depth),
-        "num_warps": warps, "num_stages": stages,
+        "PTX": not (interpreted() or device.amd),
+        # Sums of products round once, whichever the default of a Triton is.
+        "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True,
     }  # fmt: skip
 
 
