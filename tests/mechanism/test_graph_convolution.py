@@ -109,6 +109,29 @@ def test_the_width_is_told_by_the_first_call(layer_class: Any) -> None:
         assert 0 < float(weight.detach().abs().max()) <= (6 / 18) ** 0.5
 
 
+@pytest.mark.parametrize("layer_class", LAYERS)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own call
+def test_derivatives_of_torch_func(layer_class: Any) -> None:
+    torch.manual_seed(0)
+    layer, x = layer_class(6, 3, heads=2).double(), torch.randn(7, 6).double()
+    edge_index = torch.randint(0, 7, (2, 20))
+    tangent, step = torch.randn(7, 6).double(), 1e-6
+
+    def output(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = layer(x, edge_index)
+        return result
+
+    by_steps = (output(x + step * tangent) - output(x - step * tangent)) / (2 * step)
+    _, forward = torch.func.jvp(output, (x,), (tangent,))
+    torch.testing.assert_close(forward, by_steps, rtol=1e-6, atol=1e-8)
+    gradient = torch.func.grad(lambda x: output(x).sum())(x)
+    leaf = x.clone().requires_grad_()
+    output(leaf).sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad)
+    both = torch.func.vmap(output)(torch.stack((x, 2 * x)))
+    torch.testing.assert_close(both, torch.stack((output(x), output(2 * x))))
+
+
 def test_v2_with_shared_weights() -> None:
     layer = weft.GATv2Conv(8, 32, heads=2, share_weights=True)
     assert layer.lin_l is layer.lin_r

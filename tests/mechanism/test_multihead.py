@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -138,6 +138,40 @@ class TestTorch:
         assert not layer.training
         assert not layer.to_torch().training
         assert layer.train().to_torch().training
+
+
+@pytest.mark.parametrize("assign", (False, True))
+def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assign: bool) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(8, 4, relative="alibi")
+    with torch.device("meta"):
+        other = MultiHeadAttention(8, 4, relative="alibi")
+    if not assign:
+        other.to_empty(device="cpu")
+        other.slopes.fill_(7.0)
+    other.load_state_dict(layer.state_dict(), assign=assign)
+    tokens = torch.randn(2, 5, 8)
+    assert torch.equal(other(tokens), layer(tokens))
+    assert torch.equal(deepcopy(other)(tokens), layer(tokens))
+
+
+@pytest.mark.parametrize("relative", ("none", "rotary"))
+def test_an_exported_layer_takes_any_length(relative: RelativeKind) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = MultiHeadAttention(8, 2, relative=relative)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            result: Tensor = self.layer(tokens, mask=weft.causal())
+            return result
+
+    torch.manual_seed(0)
+    module, tokens = Causal(), torch.randn(2, 5, 8)
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(module, (tokens,), dynamic_shapes={"tokens": {1: length}})
+    longer = torch.randn(2, 11, 8)
+    torch.testing.assert_close(program.module()(longer), module(longer))
 
 
 class TestCache:

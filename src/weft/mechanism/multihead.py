@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKind
+from weft.mechanism.constants import WithConstants
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.masks import Mask
@@ -34,7 +35,7 @@ __all__ = ["KeyValueCache", "LayerKind", "MultiHeadAttention", "RelativeKind", "
 WeightsKind = Literal["learned", "uniform"]
 
 
-class MultiHeadAttention(AttentionLayer):
+class MultiHeadAttention(AttentionLayer, WithConstants):
     """Multi-head attention for self, encoder-decoder and grouped-query use.
 
     Args:
@@ -126,8 +127,6 @@ class MultiHeadAttention(AttentionLayer):
             self.key_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
         if relative == "shaw":
             self.value_table = nn.Parameter(torch.empty(2 * clip + 1, self.depth))
-        if relative == "alibi":
-            self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -136,12 +135,15 @@ class MultiHeadAttention(AttentionLayer):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        if self.relative == "alibi":  # not drawn, but memory may be new
-            self.slopes.copy_(alibi_slopes(self.heads))
+        self.hold_constants()  # not drawn, but memory may be new
         if self.relative in ("shaw", "shaw-keys"):
             nn.init.normal_(self.key_table, std=1 / math.sqrt(self.depth))
         if self.value_table is not None:
             nn.init.normal_(self.value_table, std=1 / math.sqrt(self.depth))
+
+    def constants(self) -> dict[str, Tensor]:
+        """See WithConstants.constants."""
+        return {"slopes": alibi_slopes(self.heads)} if self.relative == "alibi" else {}
 
     def extra_repr(self) -> str:
         """What print(model) says of this layer."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
+from weft.mechanism.constants import WithConstants
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.shapes import describe, whole_number
 from weft.models.configuration import Architecture
@@ -43,7 +44,7 @@ def _rows(table: nn.Embedding, name: str, ids: Tensor) -> Tensor:
     return vectors
 
 
-class Embedding(nn.Module):
+class Embedding(WithConstants):
     """Token embeddings times sqrt(width), plus absolute positions, and the way back to logits.
 
         x_t = E[token_t] sqrt(width) + position_t
@@ -82,14 +83,19 @@ class Embedding(nn.Module):
         if architecture.positions == "learned":
             self.positions = nn.Embedding(architecture.max_length, width)
             nn.init.normal_(self.positions.weight, std=1 / math.sqrt(width))
-        if architecture.positions == "sinusoidal":
-            self.register_buffer("sinusoids", sinusoidal(128, width), persistent=False)
+        self.hold_constants()
 
         self.segments: nn.Embedding | None = None
         if segments:
             self.segments = nn.Embedding(segments, width)
             nn.init.normal_(self.segments.weight, std=1 / math.sqrt(width))
         self.norm = norm_of(architecture) if normed else nn.Identity()
+
+    def constants(self) -> dict[str, Tensor]:
+        """See WithConstants.constants."""
+        if self.architecture.positions != "sinusoidal":
+            return {}
+        return {"sinusoids": sinusoidal(128, self.architecture.width)}
 
     def forward(self, ids: Tensor, offset: int = 0, segments: Tensor | None = None) -> Tensor:
         """Embed.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError
+from weft.mechanism.constants import WithConstants
 from weft.mechanism.grid import Grid
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.shapes import chosen, whole_number
@@ -31,7 +32,7 @@ __all__ = ["ReadOut", "VisionTransformer"]
 ReadOut = Literal["class token", "mean"]
 
 
-class VisionTransformer(ImageClassifier):
+class VisionTransformer(ImageClassifier, WithConstants):
     """A Transformer encoder on the patches of an image.
 
     Args:
@@ -70,14 +71,12 @@ class VisionTransformer(ImageClassifier):
         if architecture.positions == "learned":
             self.positions = nn.Parameter(torch.empty(self.grid.length, width))
             nn.init.normal_(self.positions, std=0.02)
-        elif architecture.positions == "sinusoidal":
-            table = sinusoidal(self.grid.length, width)
-            self.register_buffer("sinusoids", table, persistent=False)
-        elif architecture.positions != "none":
+        elif architecture.positions not in ("sinusoidal", "none"):
             raise InputError(
                 f'model.positions "{architecture.positions}": patches lie in rows and columns, not '
                 'in a line. Choose "learned", "sinusoidal" or "none".'
             )
+        self.hold_constants()
         self.dropout = Dropout(architecture.dropout)
         self.encoder = nn.ModuleList(
             EncoderBlock(architecture) for _ in range(architecture.encoder_layers)
@@ -85,6 +84,12 @@ class VisionTransformer(ImageClassifier):
         for _, layer in layers_of(self):
             layer.grids = (self.grid, self.grid)
         self.encoder_norm = closing_norm(architecture)
+
+    def constants(self) -> dict[str, Tensor]:
+        """See WithConstants.constants."""
+        if self.architecture.positions != "sinusoidal":
+            return {}
+        return {"sinusoids": sinusoidal(self.grid.length, self.architecture.width)}
 
     def outputs(self, images: Tensor) -> Tensor:
         """(batch, width), of images (batch, channels, rows, columns)."""

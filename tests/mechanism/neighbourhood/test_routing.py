@@ -115,6 +115,16 @@ def test_dropout_leaves_each_weight_with_its_probability() -> None:
     torch.testing.assert_close(output[kept], torch.full_like(output[kept], 1 / 0.75))
 
 
+@pytest.mark.parametrize("name", ["dot", "bilinear", "GAT", "GATv2"])
+def test_a_batch_of_no_inputs(name: str) -> None:
+    score = scores(2, 5, torch.Generator().manual_seed(0))[name]
+    mask, x = weft.neighbours(torch.eye(40)), torch.zeros(0, 2, 40, 5)
+    assert weft.attention(x, x, x, mask=mask, score=score).shape == (0, 2, 40, 5)
+    output, graph = weft.attend(x, x, x, mask=mask, score=score, keep=weft.Top(3))
+    assert output.shape == (0, 2, 40, 5)
+    assert graph.shape == (0, 2, 40, 40)
+
+
 def test_a_wrong_backend_is_still_an_error() -> None:
     x = torch.zeros(1, 3, 4)
     with pytest.raises(weft.InputError, match="backend='fast'"):

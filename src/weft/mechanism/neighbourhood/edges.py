@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.mechanism.backends.native_request import kernels
+from weft.mechanism.backends.native_request import kernels, why_wrapped
 
 __all__ = ["Edges", "grouped"]
 
@@ -30,7 +30,7 @@ def grouped(ends: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     >>> grouped(torch.tensor([1, 0, 1]), 2)
     (tensor([0, 1, 3]), tensor([1, 0, 2], dtype=torch.int32))
     """
-    if kernels is None or ends.device.type != "cpu":
+    if kernels is None or ends.device.type != "cpu" or why_wrapped((ends,)) is not None:
         order = torch.sort(ends, stable=True).indices.int()
         counts = torch.bincount(ends, minlength=nodes)
         return torch.nn.functional.pad(counts.cumsum(0), (1, 0)), order

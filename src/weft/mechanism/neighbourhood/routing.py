@@ -45,6 +45,8 @@ def serves(call: AttentionCall) -> bool:
     mask = call.mask
     if mask is None or kernels is None or not isinstance(mask, Neighbours):
         return False
+    if not call.queries.shape[0]:
+        return False
     score = call.score
     rules = (call.relative, call.bias, call.softcap, call.sinks)
     if any(rule is not None for rule in rules) or call.queries.device.type != "cpu":
