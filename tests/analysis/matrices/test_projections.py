@@ -61,6 +61,8 @@ FAMILIES = {
     "ModernBert": MODERN,
     "DistilBert": DISTIL,
     "GPT2": GPT2,
+    "GPTBigCode": {**GPT2, "multi_query": True},
+    "GPTBigCode, head by head": {**GPT2, "multi_query": False},
     "GPTNeoX": SMALL,
     "Llama": GROUPED,
     "Qwen2": GROUPED,
@@ -76,8 +78,9 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
     torch.manual_seed(3)
-    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
-    model = getattr(transformers, f"{family}Model")(config).eval()
+    name = family.partition(",")[0]
+    config = getattr(transformers, f"{name}Config")(**FAMILIES[family])
+    model = getattr(transformers, f"{name}Model")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:
@@ -129,6 +132,29 @@ def test_they_make_the_queries_values_and_outputs_of_the_model(family) -> None:
     if family in ("Bert", "Roberta"):
         dense = model.encoder.layer[0].attention.output.dense.weight
         assert torch.equal(next(iter(layers.values())).W_O.flatten(0, 1), dense.T)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_falcon_has_the_queries_of_a_group_beside_its_key_and_value(kv_heads: int) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 8}
+    new = {"new_decoder_architecture": kv_heads > 1, "num_kv_heads": kv_heads}
+    model = transformers.FalconModel(transformers.FalconConfig(**sizes, **new)).eval()
+    states, attention = torch.randn(1, 5, 32), model.h[0].self_attention
+    (layer,) = matrices_of(model)
+    whole = layer.repeated()
+    own = attention._split_heads(attention.query_key_value(states))
+    for matrix, theirs in zip((whole.W_Q, whole.W_K, whole.W_V), own, strict=True):
+        # One key for all heads is repeated where it is used.
+        theirs = theirs[0].transpose(0, 1).expand(8, 5, 4)
+        assert torch.allclose(states[0] @ matrix, theirs, atol=1e-5)
+    assert layer.W_K.shape == (kv_heads, 32, 4)
+
+
+def test_tensors_of_another_order_are_not_known() -> None:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
+    model = transformers.CodeGenModel(transformers.CodeGenConfig(vocab_size=60_000, **sizes))
+    with pytest.raises(weft.InputError, match="no attention layer whose projections are known"):
+        matrices_of(model)
 
 
 def test_wefts_own_layers() -> None:

@@ -33,6 +33,8 @@ _SEPARATE = (
 )
 #: Projections that are one tensor, and whether it has queries, keys and values head by head.
 _FUSED = {"c_attn": False, "Wqkv": False, "qkv_proj": False, "query_key_value": True, "qkv": False}
+#: Modules whose one tensor has another order: queries, values and keys, in four blocks.
+_OTHER_ORDER = ("CodeGenAttention",)
 _OUTPUT = ("out_proj", "o_proj", "out_lin", "Wo", "o", "c_proj", "dense", "to_out", "proj")
 
 
@@ -180,12 +182,12 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
     """W_Q, W_K, W_V of all heads side by side, (width, heads * depth), of an attention module."""
     if isinstance(module, nn.MultiheadAttention):
         whole: Tensor | None = getattr(module, "in_proj_weight", None)
-        parts: Sequence[Tensor] = (
+        three: Sequence[Tensor] = (
             (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
             if whole is None
             else whole.chunk(3)
         )
-        of_queries, of_keys, of_values = (part.detach().float().T for part in parts)
+        of_queries, of_keys, of_values = (part.detach().float().T for part in three)
         return of_queries, of_keys, of_values
     for names in _SEPARATE:
         queries, keys, values = (_matrix(getattr(module, name, None)) for name in names)
@@ -193,35 +195,49 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor, Tensor] | None:
             return queries, keys, values
     for name, by_head in _FUSED.items():
         whole = _matrix(getattr(module, name, None))
-        if whole is None:
+        if whole is None or type(module).__name__ in _OTHER_ORDER:
             continue
         if name == "c_attn" and getattr(module, "is_cross_attention", False):
             queries = _matrix(getattr(module, "q_attn", None))
             keys, values = whole.chunk(2, 1)
             return None if queries is None else (queries, keys, values)
-        if not by_head:
-            if name == "qkv_proj":
-                return _grouped(module, whole)
-            queries, keys, values = whole.chunk(3, 1)
-            return queries, keys, values
-        heads = _heads(module)
-        if heads is None or whole.shape[1] % (3 * heads):
-            continue
-        split = whole.reshape(whole.shape[0], heads, 3, -1)
-        queries, keys, values = (split[:, :, place].flatten(1) for place in range(3))
-        return queries, keys, values
+        # GPT-BigCode has its one c_attn head by head, but where its heads share keys and values.
+        if by_head or getattr(module, "multi_query", None) is False:
+            parts = _by_head(module, whole)
+        else:
+            parts = _side_by_side(module, whole)
+        if parts is not None:
+            return parts
     return None
 
 
-def _grouped(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Queries, keys and values side by side where keys have fewer heads, as in Phi-3."""
-    heads = _heads(module)
-    depth = getattr(module, "head_dim", None)
+def _side_by_side(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Queries, keys and values of a tensor that has all queries first; Phi-3 has fewer keys."""
+    heads, depth = _heads(module), _depth(module)
     if heads is None or depth is None:
-        return None
+        if whole.shape[1] % 3:
+            return None
+        queries, keys, values = whole.chunk(3, 1)
+        return queries, keys, values
     rest = whole.shape[1] - heads * depth
-    queries, rest_of = whole[:, : heads * depth], whole[:, heads * depth :]
-    return queries, rest_of[:, : rest // 2], rest_of[:, rest // 2 :]
+    if rest <= 0 or rest % (2 * depth) or heads % (rest // (2 * depth)):
+        return None
+    queries, keys, values = whole.split((heads * depth, rest // 2, rest // 2), 1)
+    return queries, keys, values
+
+
+def _by_head(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Likewise of one that has, for each head of keys, the queries of its group, key and value."""
+    heads = _heads(module)
+    if heads is None:
+        return None
+    depth = _depth(module) or whole.shape[1] // (3 * heads)
+    kv_heads, left = divmod(whole.shape[1] - heads * depth, 2 * depth) if depth else (0, 0)
+    if left or kv_heads < 1 or heads % kv_heads:
+        return None
+    groups = whole.reshape(whole.shape[0], kv_heads, heads // kv_heads + 2, depth)
+    queries, keys, values = groups[:, :, :-2], groups[:, :, -2], groups[:, :, -1]
+    return queries.flatten(1), keys.flatten(1), values.flatten(1)
 
 
 def _heads(module: nn.Module) -> int | None:
@@ -234,12 +250,20 @@ def _heads(module: nn.Module) -> int | None:
     return None
 
 
-def _sizes(module: nn.Module, queries: Tensor) -> tuple[int, int]:
-    """Heads and depth."""
+def _depth(module: nn.Module) -> int | None:
+    """The depth of a head, where the module says it."""
     for name in ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size"):
         depth = getattr(module, name, None)
-        if isinstance(depth, int) and depth > 0 and queries.shape[1] % depth == 0:
-            return queries.shape[1] // depth, depth
+        if isinstance(depth, int) and depth > 0:
+            return depth
+    return None
+
+
+def _sizes(module: nn.Module, queries: Tensor) -> tuple[int, int]:
+    """Heads and depth."""
+    depth = _depth(module)
+    if depth is not None and queries.shape[1] % depth == 0:
+        return queries.shape[1] // depth, depth
     heads = _heads(module) or 1
     return heads, queries.shape[1] // heads
 
