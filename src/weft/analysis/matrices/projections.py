@@ -222,8 +222,8 @@ def _side_by_side(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Ten
     rest = whole.shape[1] - heads * depth
     if rest <= 0 or rest % (2 * depth) or heads % (rest // (2 * depth)):
         return None
-    queries, keys, values = whole.split((heads * depth, rest // 2, rest // 2), 1)
-    return queries, keys, values
+    queries, others = whole[:, : heads * depth], whole[:, heads * depth :]
+    return queries, others[:, : rest // 2], others[:, rest // 2 :]
 
 
 def _by_head(module: nn.Module, whole: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
