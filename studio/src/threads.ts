@@ -15,6 +15,8 @@ export interface Presented {
   hidden: number;
   /** What is on no thread: edges past the chosen share, and what the trace did not keep. */
   rest: number;
+  /** What is on no key: a sink has it. Not known, and 0, where some key is not kept. */
+  sink: number;
   /** Whether every key that the row may look at is kept. */
   whole: boolean;
   /** Whether shares are lower bounds: by values of which not all are known to count. */
@@ -55,6 +57,8 @@ export function present(row: Row, { share, sinks, values, valued }: Choice): Pre
   let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
   const whole = row.edges.length >= row.count;
   const kept = new Map(threads.map((thread) => [thread.key, thread]));
+  const weights = row.edges.reduce((total, edge) => total + edge.weight, 0);
+  const sink = whole && row.count ? Math.max(1 - weights, 0) || 0 : 0;
   if (values) {
     const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
     // What was not kept has at most the largest norm.
@@ -65,7 +69,8 @@ export function present(row: Row, { share, sinks, values, valued }: Choice): Pre
     for (const thread of threads) thread.share = (thread.weight * values[thread.key]) / total;
     threads.sort((a, b) => b.share - a.share);
   }
-  const mass = row.count ? 1 : 0;
+  // Shares by values are of what the keys give.
+  const mass = row.count ? 1 - (values ? 0 : sink) : 0;
   const least = values !== null && valued === null && !whole;
   const hidesMore =
     !whole && sinks !== null && (least || [...sinks].some((sink) => !kept.has(sink)));
@@ -88,6 +93,7 @@ export function present(row: Row, { share, sinks, values, valued }: Choice): Pre
     kept,
     hidden,
     rest: Math.max(mass - hidden - sum, 0),
+    sink,
     whole,
     least,
     hidesMore,

@@ -39,6 +39,15 @@ describe("present", () => {
     expect(hidesMore).toBe(false);
   });
 
+  test("tells what is on weaker edges from what a sink has that is no key", () => {
+    const { threads, rest, sink } = present(rowOf([0.1, 0.3, 0.2]), { ...all, share: 0.5 });
+    expect(threads.map(({ key }) => key)).toEqual([1]);
+    expect(rest).toBeCloseTo(0.3);
+    expect(sink).toBeCloseTo(0.4);
+    // Of a row that is not whole nobody knows.
+    expect(present(rowOf([0.1, 0.3, 0.2], 4), all)).toMatchObject({ sink: 0 });
+  });
+
   test("says that a sink that was not kept may hide more", () => {
     const { hidesMore, whole } = present(rowOf([0.5, 0.3], 5), { ...all, sinks: new Set([4]) });
     expect([whole, hidesMore]).toEqual([false, true]);

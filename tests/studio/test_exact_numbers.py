@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import weft
 from weft.studio.page import collect
 from weft.studio.serving import Viewer
 from weft.traces import Trace
@@ -152,3 +153,24 @@ def marked(text: str, exact: float, bound: bool) -> None:
     assert value <= exact * 1.06 + 6e-5
     if not bound:
         assert value == pytest.approx(exact, rel=0.06, abs=6e-5)
+
+
+@pytest.mark.parametrize("kept", [6, 3])
+def test_what_a_sink_takes_is_on_no_edge(studio: Any, kept: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys = torch.randn(2, 1, 2, 6, 8, generator=generator)
+    sinks = torch.tensor([1.0, 0.0])
+    trace = weft.from_queries_keys(
+        queries, keys, sinks=sinks, keep=weft.Top(kept), tokens=list("abcdef")
+    )
+    powers = (queries[0, 0, 2].double() @ keys[0, 0].double().T / 8**0.5).exp()
+    weights = powers / (powers.sum() + sinks[0].double().exp())
+    page = studio.file(collect([trace]), "#view=threads&query=2&lock=1&share=1")
+    page.locator(".panel tbody tr").first.wait_for()
+    said = page.locator(".panel").inner_text().replace("\u00a0", " ")
+    share = 100 * float(1 - weights.topk(kept).values.sum())
+    if kept == 6:
+        assert f" {share:.0f} % is on a sink, which is no key." in said and "edges." not in said
+    else:
+        # Which part of it is the sink's no kept edge tells.
+        assert f"{share:.0f} % is on weaker edges, or on a sink." in said
