@@ -38,6 +38,30 @@ def test_weights_are_the_mean_of_the_region(layer) -> None:
     assert look.asked == (1, 4, 2, 2)
 
 
+def test_kept_edges_are_no_reason_to_leave_weights_out() -> None:
+    torch.manual_seed(0)
+    block, images = weft.ImageSelfAttention(8), torch.randn(1, 8, 4, 6)
+    kept, whole = (
+        weft.trace(block, images, keep=keep).layers[0] for keep in (weft.Top(2), weft.All())
+    )
+    drawn, exact = (looks_of(layer, IMAGE, (1, 2, 2, 1), "") for layer in (kept, whole))
+    np.testing.assert_allclose(drawn.weights, exact.weights, atol=1e-6)
+    assert drawn.weights.sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (np.zeros((4, 12, 3)), r"shape \(4, 12, 3\); expected \(rows, columns\) without colours"),
+        (np.full((4, 12), 255, np.uint8), "numbers from 255 to 255; .* Divide bytes by 255"),
+        (torch.full((4, 12), torch.nan), "numbers from nan to nan"),
+    ],
+)
+def test_an_image_of_another_form(layer, image, said) -> None:
+    with pytest.raises(InputError, match=said):
+        looks_of(layer, image, (0, 0, 1, 1), "")
+
+
 def test_a_class_token_looks_from_nowhere_in_the_image(layer) -> None:
     torch.manual_seed(0)
     sizes = Architecture(width=8, heads=2, feed_forward=8, encoder_layers=1, positions="learned")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -53,16 +54,19 @@ def looks_of(
 ) -> Look:
     """Where the queries in a region of a layer look, on average.
 
+    Exact where the layer has its queries and keys, or all its edges; else of the kept edges.
+
     Args:
         layer: of a trace whose positions are places of an image.
-        image: as Look has it.
+        image: as Look has it: of a photograph, its mean over the colours, over 255.
         region: of the queries' grid: first row, first column, rows, columns; None: the tokens
             before the places, as the class token of a vision Transformer.
         title: above it.
         head: which one.
 
-    Raises: InputError: positions that are no places, or no such region.
+    Raises: InputError: positions that are no places, no such region, or an image of another form.
     """
+    image = _image(image)
     queries, keys = (_grid(shown(names)) for names in (layer.query_tokens, layer.key_tokens))
     if region is None:
         if not queries.before:
@@ -93,9 +97,31 @@ def looks_of(
 
 def _mean(layer: TraceLayer, head: int, asked: Sequence[int], keys: Grid) -> Array:
     """The mean weights of some queries, (rows, columns) of the keys' grid."""
-    dense: Array = layer.graph.adjacency(head=head).toarray()[list(asked), keys.before :]
-    mean: Array = dense.mean(0).reshape(keys.rows, keys.columns)
+    rows, graph = list(asked), layer.graph
+    dense: Array = graph.adjacency(head=head)[rows].toarray()
+    left_out = graph.count[head, rows] > (graph.keys[head, rows] >= 0).sum(-1)
+    matrix = layer.matrix if bool(left_out.any()) else None
+    if matrix is not None:
+        own = head % layer.heads
+        dense = np.concatenate([matrix[own, row : row + 1, :].numpy() for row in rows])
+    mean: Array = dense[:, keys.before :].mean(0).reshape(keys.rows, keys.columns)
     return mean
+
+
+def _image(image: Any) -> Array:
+    """An image as an array. Raises: InputError: it has colours, or numbers beyond 0 to 1."""
+    array = np.asarray(image)
+    if array.ndim != 2:
+        raise InputError(
+            f"places: an image of shape {array.shape}; expected (rows, columns) without colours. "
+            "Give their mean, as image.mean(-1)."
+        )
+    if array.size and not (array.min() >= 0 and array.max() <= 1):
+        raise InputError(
+            f"places: an image of numbers from {array.min():.4g} to {array.max():.4g}; expected 0 "
+            "(the ground) to 1 (ink). Divide bytes by 255."
+        )
+    return array
 
 
 def _grid(names: Sequence[str]) -> Grid:
