@@ -7,6 +7,8 @@ import torch
 from tests.tracing.conftest import dense_weights
 
 import weft
+from weft.tracing.sources import transformers as source
+from weft.tracing.sources.transformers_masks import eager_mask
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,9 +22,11 @@ def test_without_a_mask_function_the_masks_would_be_lost(family_named, monkeypat
     )
     with pytest.raises(weft.VerificationError, match=r"layer model\.layers\.0\.self_attn differ"):
         weft.trace(model, inputs)
-    lost = weft.trace(model, inputs, verify=False)
-    # Padding on the left is looked at now; the capture says so.
-    assert lost[1].deviation > 1e-3
+    # Padding on the left is looked at now, and what comes after a query.
+    with pytest.warns(UserWarning) as seen:
+        weft.trace(model, inputs, verify=False)
+    said = " ".join(str(warning.message) for warning in seen)
+    assert "looks at padding, with" in said and "looks ahead, with" in said
 
 
 def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch) -> None:
@@ -36,8 +40,47 @@ def test_a_mask_that_transformers_makes_wrong_is_seen(family_named, monkeypatch)
         return torch.ones(1, 1, 12, 12, dtype=torch.bool) if made is None else made | True
 
     monkeypatch.setattr(transformers.masking_utils, "sdpa_mask", everything)
-    trace = weft.trace(model, inputs)
-    assert min(layer.deviation for layer in trace.layers) > 0.1
+    with pytest.warns(UserWarning, match=r"looks ahead, with .* though it says that it is causal"):
+        trace = weft.trace(model, inputs)
+    # What the model computed it computed: the trace is no other.
+    assert trace.deviation < 1e-6
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_mask_that_hides_a_whole_row_by_the_lowest_number(family_named, implementation) -> None:
+    """Its softmax looks at all keys alike, as the model's own does."""
+    model = family_named("Llama").build(implementation)
+    added = torch.full((1, 1, 4, 4), torch.finfo(torch.float32).min).triu(1)
+    added[:, :, 2] = torch.finfo(torch.float32).min
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": added}
+    trace = weft.trace(model, inputs, keep=weft.All())
+    for layer in trace.layers:
+        torch.testing.assert_close(layer.graph.dense()[:, 2], torch.full((4, 4), 0.25))
+        assert "too large for float32" in layer.no_matrix
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -1e4])
+def test_rows_of_padding_that_see_nothing_cost_no_matrix(
+    family_named, monkeypatch, lowest: float
+) -> None:
+    """As of models that make the numbers of their masks by hand, some of them -10,000."""
+    family = family_named("Llama")
+    model, inputs = family.build(), family.inputs()
+    expected = dense_weights(model, inputs)["all"]
+
+    def by_hand(masking, **asked):
+        numbers = eager_mask(masking, **asked).numbers()
+        return numbers.masked_fill(numbers < 0, lowest)
+
+    monkeypatch.setattr(source, "eager_mask", by_hand)
+    # What padding looks at is another thing with another number.
+    traces = weft.trace(model, inputs, keep=weft.All(), verify=False)
+    for number, trace in enumerate(traces):
+        start = 12 - len(trace.tokens)
+        for layer, weights in zip(trace.layers, expected, strict=True):
+            own = weights[number, :, start:, start:]
+            assert torch.allclose(layer.graph.dense(), own, atol=2e-6)
+            assert torch.allclose(layer.matrix.dense(), own, atol=2e-6)
 
 
 def test_layers_are_known_by_path_where_layer_idx_is_none_or_shared(family_named) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.tracing.module_weights import encoder, traced
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from weft.analysis.graphs.flow import attention_flow
@@ -301,3 +302,102 @@ def test_rows_whose_scores_lie_too_far_from_0_have_no_matrix(hides: float) -> No
     layer = trace.layers[0]
     assert layer.matrix is None or bool(((layer.matrix.dense().sum(-1) - 1).abs() < 1e-4).all())
     assert layer.matrix is not None or "too large" in layer.no_matrix or "bias" in layer.no_matrix
+
+
+class Grouped(nn.Module):
+    """Given queries, keys and values, the heads of which are grouped."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, added, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "values"),
+    [((4, 6, 8), (2, 5, 8), (2, 5, 3)), ((1, 6, 6, 8), (1, 3, 5, 8), (1, 2, 5, 3)),
+     ((1, 4, 6, 8), (1, 2, 5, 8), (1, 1, 5, 3))],
+)  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_are_grouped_as_torch_groups_them(queries, keys, values, masked) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(queries), torch.randn(keys), torch.randn(values)
+    added = torch.randn(*queries[:-1], 5) if masked else None
+    model = Grouped().eval()
+    heads = queries[-3]
+    shared = k.repeat_interleave(heads // keys[-3], -3)
+    scores = q @ shared.mT / 8**0.5 + (0 if added is None else added)
+    with weft.watch(model, keep=weft.All()) as watched:
+        output = model(q, k, v, added)
+    weights = scores.softmax(-1)
+    torch.testing.assert_close(output, weights @ v.repeat_interleave(heads // values[-3], -3))
+    layer = watched.trace.layers[0]
+    torch.testing.assert_close(layer.graph.dense(), weights.reshape(heads, 6, 5))
+    torch.testing.assert_close(layer.matrix.dense(), weights.reshape(heads, 6, 5))
+
+
+class Checkpointed(nn.Module):
+    """Two layers, each in a checkpoint of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        self.first, self.last = Both(mask), Both(mask)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            heads = checkpoint(layer, tokens, use_reentrant=False)
+            tokens = heads.transpose(1, 2).flatten(2)
+        return tokens
+
+
+@pytest.mark.parametrize("layers", [None, ["last"]])
+def test_checkpoints_compute_gradients_as_without_a_watch(layers) -> None:
+    torch.manual_seed(0)
+    model = Checkpointed().eval()
+    tokens, parameters = torch.randn(1, 6, 8), list(model.parameters())
+    expected = torch.autograd.grad(model(tokens).square().sum(), parameters)
+    with weft.watch(model, keep=weft.Top(3), layers=layers) as watched:
+        model(tokens).square().sum().backward()
+        again = torch.autograd.grad(model(tokens).square().sum(), parameters)
+    for parameter, gradient, other in zip(parameters, expected, again, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+        torch.testing.assert_close(other, gradient)
+    assert [len(trace.layers) for trace in watched.traces] == [1 if layers else 2] * 2
+
+
+def test_a_module_without_numbers_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with pytest.raises(
+        weft.InputError, match=r"trace: TransformerEncoderLayer is on the device meta"
+    ):
+        weft.trace(model, torch.randn(1, 6, 8))
+    with pytest.raises(weft.InputError, match=r"watch: .* on the device meta"), weft.watch(model):
+        pass
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        lambda q: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0],
+        lambda q: torch.ops.aten._scaled_dot_product_attention_math(q, q, q)[0],
+        lambda q: torch.ops.aten.scaled_dot_product_attention(q, q, q),
+        lambda q: torch._softmax(q @ q.mT, -1, False) @ q,
+        lambda q: torch.ops.aten._softmax(q @ q.mT, -1, False) @ q,
+    ],
+)
+def test_inner_functions_of_torch_are_attention_that_is_named(attention) -> None:
+    class Inner(nn.Module):
+        def forward(self, queries: Tensor) -> Tensor:
+            return attention(queries)
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen, self.inner = Both(torch.zeros(6, 6)), Inner()
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.inner(self.seen(tokens))
+
+    with pytest.warns(UserWarning, match=r"an attention module ran and cannot be traced: inner"):
+        trace = weft.trace(Outer().eval(), torch.randn(1, 6, 8))
+    assert [entry["name"] for entry in trace.not_traced] == ["inner"]

@@ -50,6 +50,22 @@ def test_inputs_that_cannot_be_read_say_so_in_one_line(inputs: Any, message: str
     assert "\n" not in str(error.value)
 
 
+def test_a_module_around_a_model_names_the_model() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = bert()
+
+        def forward(self, *given: Any) -> Any:
+            return self.inner(*given)
+
+    remedy = r"It is around a BertModel: give that, model\.inner\."
+    with pytest.raises(weft.InputError, match=remedy):
+        weft.trace(Around(), IDS)
+    with pytest.raises(weft.InputError, match=remedy):
+        weft.trace(Around(), IDS, generate=3)
+
+
 def test_a_model_without_numbers_says_so() -> None:
     with torch.device("meta"):
         model = transformers.BertModel(transformers.BertConfig(**SIZES))

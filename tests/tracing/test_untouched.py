@@ -57,7 +57,8 @@ def test_a_mask_that_is_lost_is_an_error(
         weft.trace(model, inputs)
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_hooks for module in model.modules())
-    assert weft.trace(model, inputs, verify=False)[0].verification is None
+    with pytest.warns(UserWarning, match=r"trace: layer \S+ looks (ahead|at padding), with"):
+        assert weft.trace(model, inputs, verify=False)[0].verification is None
 
 
 def test_a_mask_that_is_shifted_by_one_key_is_an_error(
@@ -313,7 +314,10 @@ def test_watch_verifies_the_first_text_once_and_changes_nothing(
         model.generate(ids, **options)
     assert model.config._attn_implementation == "eager"
     assert not any(module._forward_hooks for module in model.modules())
-    with weft.watch(model, verify=False) as watched, torch.no_grad():
+    with (
+        pytest.warns(UserWarning, match="looks ahead"), torch.no_grad(),
+        weft.watch(model, verify=False) as watched,
+    ):  # fmt: skip
         model(input_ids=ids)
     assert watched.trace.verification is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,9 @@ def test_what_only_the_rows_show_is_an_error(
     sabotaged(monkeypatch, wrong)
     with pytest.raises(weft.VerificationError, match=r"of layer .* from what the model's own"):
         weft.trace(model, ids, verify=PREFIX)
-    trace = weft.trace(model, ids, verify=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*looks ahead")  # where the mask is lost
+        trace = weft.trace(model, ids, verify=False)
     assert isinstance(trace, weft.Trace)
     assert trace.deviation is not None
     assert trace.deviation > 1e-3

@@ -51,8 +51,8 @@ class TraceLayer:
                        query) where the rule is known, else None
         softcap        c, where scores are c tanh(scale * queries . keys / c), else None
         deviation      how far, on a sample of rows, what was caught is from what the model's own
-                       attention gives: the largest difference of outputs and weights, and the
-                       mass found on padding. None: not measured
+                       attention gives: the largest difference of outputs and weights. None: not
+                       measured
         graph          the kept edges and the rows
         queries, keys  (heads, queries, depth) and (kv_heads, keys, depth), or None
         matrix         the exact weight matrix as an operator, or None

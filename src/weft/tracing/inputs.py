@@ -16,6 +16,7 @@ from weft.tracing.arguments import BESIDE, Arguments, Inputs
 
 __all__ = [
     "batch_of",
+    "check_loaded",
     "check_readable",
     "copied",
     "explained",
@@ -46,17 +47,23 @@ def batch_of(inputs: Inputs) -> int:
     return next((len(value) for value in (*grids, *tensors.values())), 1)
 
 
+def check_loaded(model: nn.Module, operation: str) -> None:
+    """Raise an InputError for a model without numbers."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError(
+            f"{operation}: {type(model).__name__} is on the device meta, where tensors have no "
+            "numbers. Load its weights: from_pretrained without device_map='meta', or to_empty and "
+            "load_state_dict."
+        )
+
+
 def check_readable(model: nn.Module, tensors: Mapping[str, Tensor], generates: bool) -> None:
     """Raise an InputError where a model cannot read tensors.
 
     generates: whether the model is to write the target itself.
     """
+    check_loaded(model, "trace")
     name = type(model).__name__
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise InputError(
-            f"trace: {name} is on the device meta, where tensors have no numbers. Load its "
-            "weights: from_pretrained without device_map='meta', or to_empty and load_state_dict."
-        )
     takes = inspect.signature(model.forward).parameters
     if (
         getattr(model.config, "is_encoder_decoder", False)

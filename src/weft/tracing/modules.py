@@ -19,7 +19,7 @@ from weft.mechanism.received import LastQueries, last_queries
 from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
-from weft.tracing.inputs import explained
+from weft.tracing.inputs import check_loaded, explained
 from weft.tracing.model_state import evaluation_mode, recording_alone
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
@@ -33,6 +33,7 @@ from weft.tracing.sources.geometric import unknown_layers
 from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls, eager_functions
+from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.verification import UntouchedRun, run_untouched
 
 __all__ = [
@@ -140,8 +141,8 @@ def trace_module(
     name = type(model).__name__
     if generate is not None:
         raise InputError(
-            f"trace: generate= is for models of Transformers and of weft; {name} is neither. Run "
-            "what writes the text in a block of weft.watch(model)."
+            f"trace: generate= is for models of Transformers and of weft; {name} is neither. "
+            + (_around(model) or "Run what writes the text in a block of weft.watch(model).")
         )
     check_visible(model, "trace")
     arguments = module_arguments(model, inputs)
@@ -197,7 +198,8 @@ def nothing_seen(model: nn.Module, notice: AttentionNotice, calls: AttentionCall
 
 
 def check_visible(model: nn.Module, operation: str) -> None:
-    """Raise an InputError for code that runs past every watch."""
+    """Raise an InputError for code that runs past every watch, and for a model without numbers."""
+    check_loaded(model, operation)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
@@ -231,10 +233,22 @@ def module_arguments(model: nn.Module, inputs: Any) -> Arguments:
         ) from None
     if not named:
         raise InputError(
-            f"trace: {name}.forward takes inputs without a name. Wrap it in a module whose "
-            "forward names them, or run it in a block of weft.watch(model)."
+            f"trace: {name}.forward takes inputs without a name. "
+            + (
+                _around(model)
+                or "Wrap it in a module whose forward names them, or run it in a block of "
+                "weft.watch(model)."
+            )
         )
     return _on_device_of(model, arguments)
+
+
+def _around(model: nn.Module) -> str | None:
+    """What to give instead of a module around a model of Transformers, as PEFT's; None: no such."""
+    for path, module in model.named_modules():
+        if is_transformers_model(module):
+            return f"It is around a {type(module).__name__}: give that, model.{path}."
+    return None
 
 
 def _on_device_of(model: nn.Module, inputs: Inputs) -> Arguments:

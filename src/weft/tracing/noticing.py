@@ -1,8 +1,9 @@
 """Notices the attention that runs in a model, so that none is missing from a trace without a word.
 
 A module takes attention if the name of its class says so, or by what it computes: a softmax whose
-result is multiplied with a matrix of values, softmax(scores) V, or one of torch's own attention
-functions. Gates of experts, vocabularies and samplers take a softmax too, but multiply no values.
+result is multiplied with a matrix of values, softmax(scores) V, or a function of torch that has
+attention in its name, one of `torch.ops.aten` too. Gates of experts, vocabularies and samplers take
+a softmax as well, but multiply no values.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _WORDS = ("attention", "attn")
 #: Why a layer is not in a trace of some layers.
 NOT_ASKED_FOR = "it was not asked for"
 _OWN = "it takes attention by itself, not by {}"
-#: Functions of torch, by name: attention as a whole, and what softmax(scores) V is made of.
-_ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention")
+#: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
+_SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
 _QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 
@@ -173,9 +174,9 @@ class AttentionNotice(TorchFunctionMode):
         """Look at a function of torch that was called, and at what it gave."""
         if self._running and not self._aside:
             name = getattr(func, "__name__", "")
-            if name in _ATTENTION or func is attention or func is attend:
+            if "attention" in name or func is attention or func is attend:
                 self._compute(self._running[-1])
-            elif name == "softmax" and isinstance(result, Tensor) and result.ndim > 1:
+            elif name in _SOFTMAX and isinstance(result, Tensor) and result.ndim > 1:
                 axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
                 keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
                 self._weights[result] = self._running[-1], keys

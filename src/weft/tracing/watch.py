@@ -15,7 +15,6 @@ from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.mechanism.function import attention
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
@@ -95,8 +94,7 @@ class WatchedTransformer(Watched):
 
     def _receive(self, call: LayerCall) -> Tensor:
         if self._current is None or self._inside is None:
-            self._outside.append(call.path)
-            return attention(call.queries, call.keys, call.values, **call.arguments())
+            return self._unrecorded(call)
         return self._current.recorder(call)
 
     def _start(self) -> WatchedText:
@@ -113,6 +111,7 @@ class WatchedTransformer(Watched):
             options.keep, options.layers, self._strict,
             options.queries_keys or options.received_last is not None, options.save,
         )  # fmt: skip
+        self._recorder = self._current.recorder
         self._current.images = self._images
         self._current.asked, self._current.asked_mask = self._asked
         return self._current

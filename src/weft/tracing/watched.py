@@ -16,6 +16,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.verification import ON_ANOTHER_TEXT
+from weft.mechanism.function import attention
 from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
@@ -62,8 +63,19 @@ class Watched:
         self._verification: JsonMapping | None = None
         #: Paths of layers that ran outside of the model's own forward.
         self._outside: list[str] = []
+        #: Of the last text.
+        self._recorder: CallRecorder | None = None
         #: The traces of all texts so far, in order; those of a batch one after the other.
         self.traces: list[TraceData] = []
+
+    def _unrecorded(self, call: LayerCall) -> Tensor:
+        """The output of a call outside of the model's own forward."""
+        computes_gradients = torch._C._current_graph_task_id() != -1
+        if computes_gradients and self._recorder is not None:
+            # A checkpoint of activations runs a part of the model again.
+            return self._recorder.again(call)
+        self._outside.append(call.path)
+        return attention(call.queries, call.keys, call.values, **call.arguments())
 
     @property
     def trace(self) -> TraceData:

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.formats.verification import ON_ANOTHER_TEXT
-from weft.mechanism.function import attention
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.arguments import Arguments
 from weft.tracing.modules import (
@@ -60,10 +59,7 @@ class WatchedModule(Watched):
         warn_of_layers_outside(model, self._outside)
 
     def _compute(self, call: LayerCall) -> Tensor:
-        if self._run is None:
-            self._outside.append(call.path)
-            return attention(call.queries, call.keys, call.values, **call.arguments())
-        return self._run.recorder(call)
+        return self._unrecorded(call) if self._run is None else self._run.recorder(call)
 
     def _take(self, call: LayerCall, graph: AttentionGraph) -> None:
         if self._run is not None:
@@ -91,6 +87,7 @@ class WatchedModule(Watched):
         self._run = ModuleRun(
             self._model, arguments, asked.keep, asked.layers, received=asked.received
         )
+        self._recorder = self._run.recorder
 
     def _check(self, arguments: Arguments, named: bool) -> None:
         """Verify the module on the first inputs that it is given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.formats.trace_writer import TraceWriter
 from weft.mechanism.graph import AttentionGraph
+from weft.tracing.recording.comparison import tolerance
 from weft.tracing.recording.cutting import cut, part_names, part_numbers, proven_mask, side_by_side
 from weft.tracing.recording.key_sums import with_received
 from weft.tracing.recording.layer_call import RecordedCall
@@ -25,6 +27,17 @@ __all__ = ["LayerMaker"]
 
 #: The log-sum-exp up to which float32 holds it well enough: it rounds weights by 2^-24 of it.
 FARTHEST = 5e-4 * 2**24
+
+
+#: What is said of mass where none is expected.
+_ON_PADDING = (
+    "layer {path} looks at padding, with {mass:.1%} of a row: the model does not hide it. Padding "
+    "is not in the trace; the mass is in the rest of the rows. Trace one input at a time."
+)
+_AHEAD = (
+    "layer {path} looks ahead, with {mass:.1%} of a row, though it says that it is causal. The "
+    "trace shows what the model computed; check the mask that it makes."
+)
 
 
 class LayerMaker:
@@ -56,6 +69,8 @@ class LayerMaker:
         self.refused: dict[str, str] = {}
         #: Layers that are not in the trace: see Trace.not_traced.
         self.not_traced: list[dict[str, str]] = []
+        #: The largest mass of a row where none is expected, by what is said of it, and its layer.
+        self._odd_mass: dict[str, tuple[float, str]] = {}
 
     def __call__(self, call: RecordedCall) -> None:
         """Keep one layer of every input."""
@@ -82,11 +97,7 @@ class LayerMaker:
             )
             of_sample = graph[sample]
             part = cut(of_sample, rows.span, columns.span).cpu()
-            verified = call.deviations[min(sample, len(call.deviations) - 1)]
-            if verified is not None and not call.by_formula:
-                verified = max(verified, _mass_lost(of_sample, part, rows.span))
-                if call.is_causal and self._sequences.plain and queries == keys:
-                    verified = max(verified, _mass_ahead(part))
+            self._look_for_mass(call, of_sample, part, rows.span)
             tensors, terms, norms = self._made_of(call, sample, rows.span, columns.span)
             part = with_received(part, self._received, tensors, terms, call.scale, call.softcap)
             if not self._queries_keys:
@@ -107,13 +118,28 @@ class LayerMaker:
                 positions=call.positions,
                 mask=proven_mask(part) if terms is None else terms.rule,
                 softcap=call.softcap,
-                deviation=verified,
+                deviation=call.deviations[min(sample, len(call.deviations) - 1)],
                 data=LayerInMemory(part, tensors, terms, norms),
             )
             if self.writer is None:
                 self._layers[sample].append(layer)
             else:
                 self._write(self.writer, layer, dict(zip(ends, (rows, columns), strict=True)))
+
+    def _look_for_mass(
+        self, call: RecordedCall, whole: AttentionGraph, part: AttentionGraph, rows: slice
+    ) -> None:
+        """Note mass on padding, and ahead of a query in a model that says it looks behind alone.
+
+        The numbers are those of the model, and right; but its masks are not what they seem.
+        """
+        masses = {_ON_PADDING: _mass_lost(whole, part, rows)}
+        _, queries, keys = part.shape
+        if call.is_causal and self._sequences.plain and queries == keys:
+            masses[_AHEAD] = _mass_ahead(part)
+        for what, mass in masses.items():
+            if mass > max(tolerance(torch.float32), self._odd_mass.get(what, (0.0, ""))[0]):
+                self._odd_mass[what] = mass, call.path
 
     def _made_of(
         self, call: RecordedCall, sample: int, rows: slice, columns: slice
@@ -140,7 +166,7 @@ class LayerMaker:
         )
         if call.missing is not None:
             terms = replace(terms, missing=call.missing)
-        lse = call.graph[sample].lse
+        lse = call.graph[sample].lse[:, rows]
         far = float(lse[lse.isfinite()].abs().max()) if bool(lse.isfinite().any()) else 0.0
         # As of a mask of large numbers that are added, where a row sees nothing else.
         if terms.missing is None and terms.bias is not None and far > FARTHEST:
@@ -176,11 +202,15 @@ class LayerMaker:
     def finish(self, not_traced: list[dict[str, str]]) -> None:
         """Say which modules ran and are not among the layers, when all have come.
 
+        Warns of mass where none is expected.
+
         Raises: InputError: no layer was kept, because all ran on parts of several inputs.
         """
         if self.refused and self.writer is None and not self._layers[0]:
             path, reason = next(iter(self.refused.items()))
             raise InputError(f"trace: no layer could be kept: {path}: {reason}.")
+        for what, (mass, path) in self._odd_mass.items():
+            warnings.warn(f"trace: {what.format(path=path, mass=mass)}", stacklevel=4)
         self.not_traced = not_traced
         if self.writer is not None:
             self.writer.not_traced = not_traced

@@ -64,8 +64,27 @@ class CallRecorder:
     def __call__(self, call: LayerCall) -> Tensor:
         """Compute a call; returns its output, (batch, heads, queries, value_depth)."""
         number, index = self._next(call)
+        result, graph = self._computed(call, number)
+        if graph is None:
+            return result
+        differs = None
+        if self._verified():
+            differs = deviation(call, result, graph, strict=self._strict)
+        self._hand_on(call, number, index, graph, [differs] * len(call.queries))
+        return result
+
+    def again(self, call: LayerCall) -> Tensor:
+        """The output of a call that was computed before, in the very operations, unrecorded.
+
+        A checkpoint of activations asks for it when gradients are computed.
+        """
+        number, _ = self._known.get((call.path, 0), (-1, 0))
+        return self._computed(call, number)[0]
+
+    def _computed(self, call: LayerCall, number: int) -> tuple[Tensor, AttentionGraph | None]:
+        """The output of a call, and its graph where the layer is wanted."""
         if not self._is_wanted(number, call.path):
-            return attention(call.queries, call.keys, call.values, **call.arguments())
+            return attention(call.queries, call.keys, call.values, **call.arguments()), None
         # Half precision is for the model; scores and their sums are taken in float32.
         tensors = (call.queries.float(), call.keys.float(), call.values.float())
         output, graph = attend(
@@ -74,12 +93,7 @@ class CallRecorder:
             received=self._received,
             **call.arguments(),
         )
-        result: Tensor = output.to(call.values.dtype)
-        differs = None
-        if self._verified():
-            differs = deviation(call, result, graph, strict=self._strict)
-        self._hand_on(call, number, index, graph, [differs] * len(call.queries))
-        return result
+        return output.to(call.values.dtype), graph
 
     def take(self, call: LayerCall, graph: AttentionGraph) -> None:
         """Take a call that its layer has computed itself, with the graph of it."""

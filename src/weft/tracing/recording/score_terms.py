@@ -111,7 +111,9 @@ def cut_terms(
         own = own if own.shape[1] == 1 else own[:, rows]
         own = own if own.shape[2] == 1 else own[:, :, columns]
         by_distance = _by_distance(own, queries, keys)
-        if by_distance is not None and positions is None:
+        if not bool(own.any()):
+            kept = None  # it was added to padding alone
+        elif by_distance is not None and positions is None:
             positions = by_distance
         elif own.numel() <= limit:
             kept = own.clone()

@@ -145,9 +145,10 @@ class Sequences:
     @property
     def plain(self) -> bool:
         """Whether a causal model can have no reason to look ahead: one text, no mask of its own."""
-        mask = self._inputs.get("attention_mask")
         special = ("token_type_ids", "pixel_values", "inputs_embeds")
-        return (mask is None or mask.ndim == 2) and not any(n in self._inputs for n in special)
+        masks = [mask for name, mask in self._inputs.items() if name.endswith("attention_mask")]
+        own = any(not isinstance(mask, Tensor) or mask.ndim != 2 for mask in masks)
+        return not own and not any(name in self._inputs for name in special)
 
     def ends(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.mechanism.masks import Mask, as_mask
 from weft.tracing.recording.score_terms import as_rule, ranges_of
 
-__all__ = ["ScoreMask", "looks_ahead", "score_mask"]
+__all__ = ["ScoreMask", "looks_ahead", "lowest_of", "score_mask"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +27,19 @@ class ScoreMask:
     ahead: bool | None
 
 
+def lowest_of(dtype: torch.dtype) -> float | None:
+    """The number at and below which a mask of a type hides a key; None: it is bool."""
+    return None if dtype == torch.bool else torch.finfo(dtype).min / 2
+
+
 def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = None) -> ScoreMask:
     """Read a mask: a window, or a range of keys for each query, becomes a rule without a matrix.
 
     Args:
         cells: (batch or 1, heads or 1, queries or 1, keys or 1): bool, True = may look; or numbers
             that are added to the scores, minus infinity where a query may not look.
-        lowest: a finite number at and below which a key is hidden too; None: there is none.
+        lowest: a finite number at and below which a key is hidden too, but in a row that has
+            nothing else: its softmax looks at every key alike. None: there is none.
     """
     # What is only expanded says the same everywhere.
     for axis in (0, 1):
@@ -45,6 +51,8 @@ def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = No
         allowed, bias = cells, None
     else:
         allowed = cells > (-torch.inf if lowest is None else lowest)
+        if lowest is not None:
+            allowed |= ~allowed.any(-1, keepdim=True) & (cells > -torch.inf)
         rest = cells.masked_fill(~allowed, 0)
         bias = rest if bool(rest.any()) else None
     mask = as_rule(as_mask(allowed), queries, keys, len(allowed))

@@ -10,6 +10,7 @@ and `nn.Transformer`, which leave their fast paths while a mode watches), `flex_
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -32,7 +33,7 @@ from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import kind_of_name
 from weft.tracing.sources.flex import FlexCall, UnreadableRuleError
 from weft.tracing.sources.provenance import Provenance
-from weft.tracing.sources.score_masks import score_mask
+from weft.tracing.sources.score_masks import lowest_of, score_mask
 from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers
 from weft.tracing.sources.weft_calls import WeftCall
@@ -41,6 +42,8 @@ __all__ = ["AttentionCalls", "eager_functions"]
 
 _FUSED = functional.scaled_dot_product_attention
 _HEADS = functional.multi_head_attention_forward
+#: Functions in which a checkpoint of activations runs a part of the model again.
+_GRADIENTS = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 #: Torch's fast paths, which a mode keeps modules from; a model may call them by itself.
 _FAST = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 
@@ -106,6 +109,11 @@ class AttentionCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if func in _GRADIENTS:
+            # A mode is left while a function runs; checkpoints compute attention again in these.
+            mode: Any = self
+            with mode:
+                return _renamed(func)(*args, **kwargs)
         name = getattr(func, "__name__", "")
         handler = self._handlers.get(func) if callable(func) else None
         if handler is None and name == "flex_attention":
@@ -141,7 +149,7 @@ class AttentionCalls(TorchFunctionMode):
             self._refuse(path, "its mask holds numbers that are none (NaN)")
             return func(*args, **kwargs)
         read = None if cells is None else score_mask(
-            cells, queries.shape[2], keys.shape[2], _lowest(cells)
+            cells, queries.shape[2], keys.shape[2], lowest_of(cells.dtype)
         )  # fmt: skip
         is_causal = call.is_causal and read is None
         ahead = False if is_causal else None if read is None else read.ahead
@@ -178,7 +186,7 @@ class AttentionCalls(TorchFunctionMode):
             return self._fused(path, _FUSED, args, kwargs)
 
         try:
-            inside = _with_attention(func, fused)
+            inside = _renamed(func, scaled_dot_product_attention=fused)
             if not given.get("need_weights", True):
                 return inside(**given)
             # With weights asked for the mask counts, and not what a flag says of it.
@@ -273,16 +281,22 @@ def _leading(call: _Fused) -> torch.Size:
 def _of_four_dimensions(call: _Fused, *tensors: Tensor) -> list[Tensor]:
     """Queries, keys and values as (batch, heads, positions, depth).
 
-    Without heads there is one; what stands before the heads is one batch.
+    Without heads there is one; what stands before the heads is one batch. Where heads are grouped
+    they are the last of what stands there, and keys and values may be of different groups.
     """
     made = []
     for tensor in tensors:
         leading = tensor.shape[:-2] if call.enable_gqa else _leading(call)
         tensor = tensor.expand(*leading, *tensor.shape[-2:])
         if len(leading) < 2:
-            tensor = tensor.reshape(-1, 1, *tensor.shape[-2:])
+            shape = (1, -1) if call.enable_gqa else (-1, 1)
+            tensor = tensor.reshape(*shape, *tensor.shape[-2:])
         made.append(tensor if tensor.ndim == 4 else tensor.flatten(0, -4))
-    return made
+    queries, *shared = made
+    if call.enable_gqa and shared[0].shape[1] != shared[1].shape[1]:
+        heads = math.lcm(*(tensor.shape[1] for tensor in shared))
+        shared = [tensor.repeat_interleave(heads // tensor.shape[1], 1) for tensor in shared]
+    return [queries, *shared]
 
 
 def _mask_of_four(call: _Fused, mask: Tensor) -> Tensor:
@@ -290,24 +304,11 @@ def _mask_of_four(call: _Fused, mask: Tensor) -> Tensor:
     leading = _leading(call)
     mask = mask.reshape((1,) * (len(leading) + 2 - mask.ndim) + mask.shape)
     if len(leading) < 2:
-        return mask.reshape(-1, 1, *mask.shape[-2:])
+        shape = (1, -1) if call.enable_gqa else (-1, 1)
+        return mask.reshape(*shape, *mask.shape[-2:])
     if len(leading) > 2 and any(size > 1 for size in mask.shape[:-3]):
         mask = mask.expand(*leading[:-1], *mask.shape[-3:])
     return mask.flatten(0, -4) if len(leading) > 2 else mask
-
-
-def _lowest(cells: Tensor) -> float | None:
-    """The number at and below which a mask hides a key.
-
-    The lowest numbers of a type hide as minus infinity does, but in a row that has nothing else:
-    there torch looks at every key alike.
-    """
-    if cells.dtype == torch.bool:
-        return None
-    lowest = torch.finfo(cells.dtype).min / 2
-    low = cells <= lowest
-    only = low.all(-1) & (cells > -torch.inf).any(-1)
-    return None if bool(only.any()) else lowest
 
 
 def _causal_too(mask: Tensor, rows: Tensor, keys: int) -> Tensor:
@@ -340,16 +341,13 @@ def _own_rows(
     )
 
 
-def _with_attention(function: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
-    """`multi_head_attention_forward` whose attention is another function.
+def _renamed(function: Any, **names: Any) -> Callable[..., Any]:
+    """A function of torch in which some names mean something else, and that asks no mode.
 
-    The same code, in which two names mean something else: nothing of torch is replaced.
+    The same code: nothing of torch is replaced.
     """
-    names = {
-        **function.__globals__,
-        "scaled_dot_product_attention": fused,
-        "has_torch_function": lambda tensors: False,
-    }
+    names["has_torch_function"] = names["has_torch_function_unary"] = lambda tensors: False
+    names = {**function.__globals__, **names}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

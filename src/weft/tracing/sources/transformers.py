@@ -30,7 +30,7 @@ from weft.mechanism.masks import Mask, causal
 from weft.tracing.arguments import Arguments
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
-from weft.tracing.sources.score_masks import score_mask
+from weft.tracing.sources.score_masks import lowest_of, score_mask
 from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
@@ -130,9 +130,9 @@ def _read(own: Tensor, queries: int, keys: int) -> _Read:
     """A mask of Transformers as who may look at whom, and what is left to be added to scores.
 
     Such a mask is bool (True = may look), or numbers that are added: 0 where a query may look, the
-    lowest number of the type or minus infinity where it may not. A mask that is a window, or a
-    range of keys for each query, the same for the whole batch, becomes that rule, which costs no
-    matrix.
+    lowest number of the type or minus infinity where it may not; see `score_mask`. A mask that is a
+    window, or a range of keys for each query, the same for the whole batch, becomes that rule,
+    which costs no matrix.
     """
     cells: Tensor | None = own
     if isinstance(own, LazyMask):
@@ -142,8 +142,7 @@ def _read(own: Tensor, queries: int, keys: int) -> _Read:
     assert cells is not None
     # Of a cache of a fixed size eager attention takes the part that is filled.
     cells = cells[..., :keys]
-    lowest = None if cells.dtype == torch.bool else torch.finfo(cells.dtype).min / 2
-    seen = score_mask(cells, queries, keys, lowest)
+    seen = score_mask(cells, queries, keys, lowest_of(cells.dtype))
     return _Read(own, cells, seen.mask, seen.bias, seen.ahead)
 
 
