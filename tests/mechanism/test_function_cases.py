@@ -404,3 +404,36 @@ def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None
         # Of queries and keys: what rounding leaves of terms as large as the inputs.
         near = 1e-5 if theirs is expected[2] else 1e-5 * size
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=near)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    (
+        None,
+        weft.causal(),
+        weft.packed([2, 4]),
+        weft.neighbours(torch.eye(6).bool() | (torch.arange(6) % 2 == 0)),
+    ),
+    ids=("none", "causal", "packed", "neighbours"),
+)
+def test_a_graph_in_an_exported_program(mask: weft.Mask | None) -> None:
+    class Graph(torch.nn.Module):
+        def forward(self, tokens: Tensor) -> tuple[Tensor, ...]:
+            options: Any = {"mask": mask, "keep": weft.Top(3), "received": True}
+            output, graph = weft.attend(tokens, tokens, tokens, **options)
+            return output, graph.keys, graph.entropy, graph.received
+
+    tokens = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(Graph(), (tokens,))
+    ties = torch.randint(-2, 3, (1, 2, 6, 4), generator=torch.Generator().manual_seed(1)).float()
+    for drawn in (tokens, ties):
+        for found, expected in zip(program.module()(drawn), Graph()(drawn), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_graph_on_meta_has_its_shapes() -> None:
+    tokens = torch.empty(2, 3, 5, 4, device="meta")
+    output, graph = weft.attend(tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(2))
+    assert output.shape == (2, 3, 5, 4)
+    assert graph.shape == (2, 3, 5, 5)
+    assert graph.keys.shape == (2, 3, 5, 2)

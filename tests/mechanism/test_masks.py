@@ -288,6 +288,26 @@ def test_packed_sequences_must_fill_the_keys_too() -> None:
         weft.attention(tokens, tokens, tokens, mask=weft.packed([4, 5], [8, 9]))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own call
+def test_the_mask_of_a_graph_is_made_inside_torch_func() -> None:
+    generator = torch.Generator().manual_seed(0)
+    adjacency = torch.rand(5, 5, generator=generator) < 0.6
+    tokens = torch.randn(2, 5, 3, generator=generator).double()
+    sources, targets = adjacency.T.nonzero(as_tuple=True)
+    edge_index = torch.stack((sources, targets))
+    leaf = tokens.clone().requires_grad_()
+    weft.attention(leaf, leaf, leaf, mask=adjacency).sum().backward()
+    for graph, nodes in ((adjacency, None), (adjacency.to_sparse(), None), (edge_index, 5)):
+
+        def output(x: torch.Tensor, graph: Any = graph, nodes: Any = nodes) -> torch.Tensor:
+            return weft.attention(x, x, x, mask=weft.neighbours(graph, nodes))
+
+        found = torch.func.grad(lambda x, output=output: output(x).sum())(tokens)
+        torch.testing.assert_close(found, leaf.grad)
+        _, forward = torch.func.jvp(output, (tokens,), (torch.ones_like(tokens),))
+        torch.testing.assert_close(forward.sum(), found.sum())
+
+
 def test_a_mask_that_is_changed_before_backward_is_refused() -> None:
     tokens = torch.randn(1, 5, 4, requires_grad=True)
     mask = torch.ones(5, 5, dtype=torch.bool)

@@ -32,9 +32,13 @@ class Neighbours(Mask):
         """See Mask.block."""
         if rows.stop >= len(self.row_starts) or keys != self.keys:
             self._refuse(rows.stop, keys)
-        starts = self.row_starts[rows.start : rows.stop + 1]
-        columns = self.columns[int(starts[0]) : int(starts[-1])]
-        row = torch.repeat_interleave(torch.arange(len(rows)), starts.diff())
+        starts, columns = self.row_starts, self.columns
+        if len(rows) + 1 < len(starts):  # (a program that is exported knows the edges of all)
+            starts = starts[rows.start : rows.stop + 1]
+            columns = columns[int(starts[0]) : int(starts[-1])]
+        row = torch.repeat_interleave(
+            torch.arange(len(rows)), starts.diff(), output_size=len(columns)
+        )
         allowed = torch.zeros(len(rows), keys, dtype=torch.bool)
         allowed[row, columns] = True
         return allowed.to(device)[None, None]
@@ -104,14 +108,15 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
     if isinstance(adjacency, Tensor) and adjacency.layout != torch.strided:
         edges = None
         coo = adjacency.to_sparse().coalesce().cpu()
-        rows, columns = coo.indices().numpy()
+        rows, columns = _numbers(coo.indices())
         compressed = scipy.sparse.csr_array(
-            ((coo.values() != 0).numpy(), (rows, columns)), shape=(coo.shape[0], coo.shape[1])
+            (_numbers(coo.values() != 0), (rows, columns)), shape=(coo.shape[0], coo.shape[1])
         )
     else:
         if isinstance(adjacency, Tensor):
             adjacency = adjacency.detach().cpu()
-            adjacency = (adjacency != 0 if adjacency.is_floating_point() else adjacency).numpy()
+            there = adjacency != 0 if adjacency.is_floating_point() else adjacency
+            adjacency = _numbers(there)
         edges = None if scipy.sparse.issparse(adjacency) else _edge_index(adjacency, nodes)
         if edges is not None:
             sources, targets, number = edges
@@ -132,6 +137,12 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
         torch.as_tensor(compressed.indices, dtype=torch.int64),
         int(compressed.shape[1]),
     )
+
+
+def _numbers(tensor: Tensor) -> np.ndarray:
+    """The numbers of a tensor on the CPU, also inside a transform of torch.func, which wraps it."""
+    with torch._C._DisableFuncTorch():
+        return tensor.numpy()
 
 
 def _edge_index(array: np.ndarray, nodes: int | None) -> tuple[np.ndarray, np.ndarray, int] | None:

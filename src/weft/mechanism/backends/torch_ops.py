@@ -51,7 +51,8 @@ def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         # torch's topk leaves open which of several equal scores it takes. Rows in which the last
         # place is shared are sorted whole.
         shared = ((scores >= last).sum(-1) > k) & (last[..., 0] > -torch.inf)
-        if in_transform():  # where nothing can depend on numbers, all rows are sorted
+        if in_transform() or torch.compiler.is_compiling() or scores.is_meta:
+            # Where nothing can depend on numbers, all rows are sorted.
             keys = scores.sort(stable=True, dim=-1, descending=True).indices[..., :k]
         elif bool(shared.any()):
             exact = scores[shared].sort(stable=True, dim=-1, descending=True).indices[..., :k]
