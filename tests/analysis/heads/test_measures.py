@@ -350,3 +350,24 @@ def test_under_a_mask_of_cells_only_rows_that_may_look_there_count() -> None:
     assert head["previous"] == pytest.approx(1.0, abs=1e-5)
     assert math.isnan(head["next"])  # no row may look there
     assert head["role"] == "previous"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_under_a_mask_of_cells_that_was_not_kept_bounds_hold(seed: int) -> None:
+    """Of the others of a row nobody knows whether the mask shows a key of the pattern."""
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys = torch.randn(2, 1, 2, 9, 4, generator=generator)
+    cells = torch.rand(9, 9, generator=generator) < 0.5
+    weights = (queries[0].double() @ keys[0].double().transpose(1, 2) / 2).exp() * cells
+    weights /= weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    for kept in (1, 3, 9):
+        trace = weft.from_queries_keys(queries, keys, mask=cells, keep=weft.Top(kept))
+        for measure, offset in ((measures.previous_token, -1), (measures.same_token, 0)):
+            found = measure(trace.layers[0])
+            there = cells.diagonal(offset)
+            if not there.any():
+                continue
+            true = weights.diagonal(offset, 1, 2)[:, there].mean(-1)
+            assert (found.score <= true + 1e-6).all() and (true <= found.upper + 1e-6).all()
+            if kept == 9:
+                assert torch.allclose(found.score, true) and torch.allclose(found.upper, true)

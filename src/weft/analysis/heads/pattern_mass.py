@@ -130,13 +130,28 @@ class LayerWeights:
 
     # Rows
 
-    def sizes(self, pattern: Pattern) -> Tensor:
-        """How many keys of its set each row may look at, (heads, queries)."""
+    @property
+    def _hidden(self) -> bool:
+        """Whether a mask that is no range of keys, and not kept, hides some."""
         terms = self.layer.terms
-        if self.allowed.known or not self.complete or terms is None or terms.mask_known:
-            return pattern.sizes(self.allowed)
-        # A mask that is no range of keys, and every key that it shows is among the edges.
-        return pattern.contains(self.graph.keys).sum(-1)
+        return not self.allowed.known and terms is not None and not terms.mask_known
+
+    def sizes(self, pattern: Pattern) -> Tensor:
+        """How many keys of its set each row may look at, (heads, queries).
+
+        At most so many of rows that are not `certain`.
+        """
+        sizes = pattern.sizes(self.allowed)
+        if not self._hidden:
+            return sizes
+        # Of a row that keeps every edge, every key that the mask shows is among them.
+        return torch.where(self.partial, sizes, pattern.contains(self.graph.keys).sum(-1))
+
+    def certain(self, pattern: Pattern) -> Tensor:
+        """Whether it is known of each row if it may look at a key of its set, (heads, queries)."""
+        if not self._hidden:
+            return torch.ones_like(self.partial)
+        return ~self.partial | pattern.contains(self.graph.keys).any(-1)
 
     @cached_property
     def row_mass(self) -> Tensor:

@@ -158,13 +158,30 @@ def on_pattern(measure: str, weights: LayerWeights, pattern: Pattern) -> HeadSco
         measure,
         counts.sum(-1),
         (mass.lower * counts).sum(-1),
-        (mass.upper * counts).sum(-1),
+        _upper_total(mass.upper, counts > 0, weights.certain(pattern)),
         (expected * counts).sum(-1),
         (variance * counts).sum(-1),
         (variance * counts).sum(-1),
         cap.amax(-1) if cap.shape[-1] else cap.sum(-1),
         _log_mean(weights, sizes, counts),
     )
+
+
+def _upper_total(upper: Tensor, counted: Tensor, certain: Tensor) -> Tensor:
+    """What rows sum to at most, (heads,): as many times the largest mean as rows are counted.
+
+    A row that is counted and may have no key of the pattern counts in the mean where that makes it
+    larger: so do those with the largest masses.
+    """
+    there, doubtful = counted & certain, counted & ~certain
+    total, rows = torch.where(there, upper, 0).sum(-1), there.sum(-1)
+    if not doubtful.any():
+        return total
+    others = torch.where(doubtful, upper, 0).sort(-1, descending=True).values
+    nothing = torch.zeros_like(total[:, None])
+    totals = total[:, None] + torch.cat((nothing, others.cumsum(-1)), -1)
+    counts = rows[:, None] + torch.arange(others.shape[-1] + 1)
+    return (totals / counts.clamp(min=1)).amax(-1) * counted.sum(-1)
 
 
 def _log_mean(weights: LayerWeights, sizes: Tensor, counts: Tensor) -> Tensor:
