@@ -48,6 +48,20 @@ def test_colour_is_where_keys_stay_and_where_heads_lose(theme: Theme, tmp_path: 
     assert np.abs(cells[3] - cells[0]).max() > 100
 
 
+def test_scales_are_read_as_they_are() -> None:
+    found = made()
+    found.layers[0].lost[:, :, 3] = 1.0
+    figure = eviction(found)
+    figure.canvas.draw()
+    scale = next(axes for axes in figure.axes if len(axes.get_xticks()) == 3)
+    assert [label.get_text() for label in scale.get_xticklabels()] == ["0", "25 %", "100 %"]
+    steps = next(axes for axes in figure.axes if axes.lines)
+    assert "position of the step" in steps.get_title("left")
+    # Ten steps after a prompt of forty, the last as wide as the others.
+    assert all(line.get_xdata()[[0, -1]].tolist() == [40, 50] for line in steps.lines)
+    assert all(float(tick).is_integer() for tick in steps.get_xticks())
+
+
 def test_a_budget_that_there_is_not_is_refused() -> None:
     with pytest.raises(InputError, match="budget 3; there are 1, from 0"):
         eviction(made(), 3)

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from weft.analysis.eviction.evict import BEST_SET, BEST_SETS, Eviction
@@ -187,7 +188,7 @@ def _foot_of_strips(
                     vmin=0, vmax=1, rasterized=True)  # fmt: skip
     bare(axes, colours)
     most = float(norm.vmax or 1.0)
-    axes.set_xticks([0, 0.5, 1], ["0", f"{25 * most:.2g} %", f"{100 * most:.2g} %"])
+    axes.set_xticks([0, 0.5, 1], ["0", f"{25 * most:.3g} %", f"{100 * most:.3g} %"])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6.5, color=colours.faint,
                      labelcolor=colours.faint)  # fmt: skip
 
@@ -212,12 +213,14 @@ def _curves(
         steps = np.concatenate([loss.numpy() for loss in of_layers]).mean(0)
         parts = np.array_split(steps, max(1, found.steps // group))
         means = 100 * np.array([part.mean() for part in parts])
-        places = found.prompt + np.linspace(0, found.steps, len(parts), endpoint=False)
-        axes.step(places, means, where="post", color=inks[name], linewidth=1.1,
+        # Each part from its first step to the next one's, the last as well.
+        places = found.prompt + np.linspace(0, found.steps, len(parts) + 1)
+        axes.step(places, [*means, means[-1]], where="post", color=inks[name], linewidth=1.1,
                   linestyle="--" if name == BEST_SETS else "-")  # fmt: skip
         last[name] = float(means[-1])
-    _plain(axes, colours, "mass lost, % of each step's" if group == 1 else
-           f"mass lost, %; position of the step (means of {group})")  # fmt: skip
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _plain(axes, colours, "mass lost, %; position of the step"
+           + ("" if group == 1 else f" (means of {group})"))  # fmt: skip
     across = _LEFT + 4.0
     axes = axes_of_cells(figure, across, down, sheet.width - across - 1.1, _CURVES)
     shares = 100 * np.array(found.shares)
