@@ -271,7 +271,7 @@ def test_nothing_to_decode() -> None:
 
 def test_a_beam_needs_a_hypothesis() -> None:
     model = Tabulated([garden_path()])
-    with pytest.raises(InputError, match="beam 0; expected 1 or more"):
+    with pytest.raises(InputError, match="beam is 0; expected a whole number, 1 or more"):
         beam_search(model, model.start(), 1, start=START, end=END, max_length=3, beam=0)
 
 
@@ -385,11 +385,20 @@ def test_sampling_stops_when_all_have_ended() -> None:
     assert sample(certain, DecodingState([]), PROMPT, length=0).shape == (2, 0)
 
 
+def test_no_more_are_drawn_among_than_the_top() -> None:
+    alike = Constant(log(1, 1, 1, 1))
+    drawn = sample(alike, DecodingState([]), PROMPT, length=50, top=2)
+    assert len(set(drawn.flatten().tolist())) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
         ({"top": 0}, "top is 0"),
+        ({"top": "a"}, "top is 'a'"),
+        ({"prompt": [[1]]}, "the tokens of the prompt are list; expected ids"),
         ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, "the prompt is empty"),
     ],
 )

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.mechanism.linear import prepared_maps
+from weft.mechanism.shapes import finite_number, whole_number
 from weft.models.blocks import BlockCache
 from weft.models.continuations import best_continuations
+from weft.models.embeddings import checked_ids
 
 __all__ = [
     "DecodingState",
@@ -217,8 +219,8 @@ def beam_hypotheses(
     Returns: of each sequence, those that ended, as many as the beam holds at most; fewer where the
         greatest length came first.
     """
-    if beam < 1:
-        raise InputError(f"beam_search: beam {beam}; expected 1 or more.")
+    beam = whole_number("beam_search", "beam", beam, 1)
+    length_penalty = finite_number("beam_search", "length_penalty", length_penalty)
     finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
     # Every sequence starts as one hypothesis; the others are impossible until the first step.
@@ -273,7 +275,8 @@ def beam_hypotheses(
 
 def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
     """The greatest length of each sequence. Raises: InputError: none may have a token."""
-    limits = [max_length] * batch if isinstance(max_length, int) else list(max_length)
+    given = list(max_length) if isinstance(max_length, Sequence) else [max_length] * batch
+    limits = [whole_number("decoding", "max_length", limit) for limit in given]
     if len(limits) != batch or any(limit < 1 for limit in limits):
         raise InputError(
             f"max_length is {max_length} for {batch} sequences; expected a number for each, or for "
@@ -360,11 +363,10 @@ def sample(
 
     Returns: the drawn ids, (batch, at most length).
     """
-    if temperature < 0:
-        raise InputError(f"temperature is {temperature}; expected 0 or more.")
-    if top is not None and top < 1:
-        raise InputError(f"top is {top}; expected 1 or more tokens.")
-    if prompt.shape[1] < 1:
+    temperature = finite_number("sample", "temperature", temperature, 0)
+    top = None if top is None else whole_number("sample", "top", top, 1, None)
+    length = whole_number("sample", "length", length, 0)
+    if checked_ids("the tokens of the prompt", prompt).shape[1] < 1:
         raise InputError("the prompt is empty; give at least one token.")
     drawn: list[Tensor] = []
     last = prompt
@@ -372,8 +374,8 @@ def sample(
     for _ in range(length):
         logits = model.step(last, state)[:, -1]
         if top is not None and top < logits.shape[-1]:
-            lowest = logits.topk(top).values[:, -1:]
-            logits = logits.masked_fill(logits < lowest, -torch.inf)
+            likeliest, places = logits.topk(top)
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, places, likeliest)
         if temperature < 1e-6:  # 0, or too small to divide by
             last = logits.argmax(-1, keepdim=True)
         else:
