@@ -70,8 +70,15 @@ _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 def reason_of(error: OSError) -> str:
-    """What the system says of an error, in small letters."""
-    return (error.strerror or str(error)).lower()
+    """What the system says of an error, to stand within a sentence.
+
+    >>> reason_of(PermissionError(13, "Permission denied"))
+    'permission denied'
+    >>> reason_of(OSError("Set MPLCONFIGDIR to a folder"))
+    'set MPLCONFIGDIR to a folder'
+    """
+    said = error.strerror or str(error)
+    return said[:1].lower() + said[1:]
 
 
 def sync(path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import tempfile
 from pathlib import Path
 
 from weft.errors import DataError
@@ -82,9 +82,7 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Raise a DataError where a trace cannot be written, before the model runs."""
     with disk_errors(output, NOT_WRITABLE):
         parent = Path(os.path.realpath(output)).parent
-        os.scandir(parent).close()
-        if not os.access(parent, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        tempfile.TemporaryFile(dir=parent).close()
     if output.exists():
         problem = not_a_trace(output)
         if problem:
