@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["changed", "with_float_tensors", "with_tensors"]
+__all__ = ["changed", "in_float64", "with_float_tensors", "with_tensors", "without_float64"]
 
 Part = TypeVar("Part")
 
@@ -37,6 +37,20 @@ def with_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> Part:
     for name, tensor in tensors.items():
         setattr(other, name, change(tensor))
     return other
+
+
+def without_float64(device: torch.device) -> bool:
+    """Whether a device has no numbers of 64 bits with fractions, as those of Apple."""
+    return device.type == "mps"
+
+
+def in_float64(tensor: Tensor) -> Tensor:
+    """A tensor in float64: where it is, or on the CPU if its device has no such numbers.
+
+    >>> in_float64(torch.ones(2)).dtype
+    torch.float64
+    """
+    return (tensor.cpu() if without_float64(tensor.device) else tensor).double()
 
 
 def with_float_tensors(part: Part) -> Part:

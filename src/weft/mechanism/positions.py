@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.backends import native_passes
-from weft.mechanism.parts import changed
+from weft.mechanism.parts import changed, without_float64
 from weft.mechanism.relative import ByDistance, DistanceBias, DistanceTables, Relative, distances
 from weft.mechanism.shapes import TYPES, describe, finite_number, real_tensor, whole_number
 
@@ -102,12 +102,12 @@ def rotary(tensor: Tensor, offset: int = 0, base: float = 10_000.0) -> Tensor:
         )
     if native_passes.serves_rotary(tensor, offset):
         return native_passes.rotary(tensor, offset, base)
-    frequency = base ** (
-        -torch.arange(0, depth, 2, dtype=torch.float64, device=tensor.device) / depth
-    )
-    position = torch.arange(tensor.shape[-2], device=tensor.device, dtype=torch.float64) + offset
+    # Angles of far positions need more digits than float32 has.
+    device = torch.device("cpu") if without_float64(tensor.device) else tensor.device
+    frequency = base ** (-torch.arange(0, depth, 2, dtype=torch.float64, device=device) / depth)
+    position = torch.arange(tensor.shape[-2], device=device, dtype=torch.float64) + offset
     angle = position[:, None] * frequency
-    cos, sin = angle.cos().to(tensor.dtype), angle.sin().to(tensor.dtype)
+    cos, sin = (part.to(tensor.dtype).to(tensor.device) for part in (angle.cos(), angle.sin()))
     return native_passes.turn(tensor, cos, sin)
 
 

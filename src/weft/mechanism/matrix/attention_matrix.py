@@ -276,13 +276,17 @@ class AttentionMatrix:
         """
         size = block_size_of("block_means", size)
         heads, queries, keys = self.shape
-        key_block, query_block = torch.arange(keys) // size, torch.arange(queries) // size
         total = self.queries.new_zeros(heads, -(-queries // size), -(-keys // size))
+        key_block, query_block = (
+            torch.arange(length, device=total.device) // size for length in (keys, queries)
+        )
         for first in range(0, total.shape[2], COLUMNS):
-            block = torch.arange(first, min(first + COLUMNS, total.shape[2]))
+            block = torch.arange(
+                first, min(first + COLUMNS, total.shape[2]), device=total.device
+            )
             member = (key_block[:, None] == block).to(self.queries.dtype)
             total[..., first : first + COLUMNS].index_add_(1, query_block, self @ member)
-        return total / sizes_of_blocks(queries, keys, size)
+        return total / sizes_of_blocks(queries, keys, size).to(total.device)
 
     def block_maxima(self, size: int) -> Tensor:
         """Largest weights of blocks of size x size cells, (heads, blocks, blocks)."""

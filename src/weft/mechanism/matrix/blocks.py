@@ -106,11 +106,11 @@ def _parts(
     # A row that sees nothing has lse = -inf and weights 0.
     blind = lse[0, rows.start : rows.stop]
     less = (-blind).masked_fill(blind == -math.inf, -math.inf).to(scaled.dtype)[:, None]
-    first, end = seen[..., None]
+    first, end = seen[..., None].to(scaled.device)
     for columns in _tiles(every, seen, wide, size):
         part = torch.addmm(less, scaled, keys[columns.start : columns.stop].T)
         if int(first.max()) > columns.start or int(end.min()) < columns.stop:
-            key = torch.arange(columns.start, columns.stop)
+            key = torch.arange(columns.start, columns.stop, device=part.device)
             part.masked_fill_((key < first) | (key >= end), -math.inf)
         yield columns, part.exp_()
 

@@ -71,7 +71,8 @@ def maxima_of_blocks(call: MatrixCall, lse: Tensor, size: int) -> Tensor:
     for rows, block in blocks(call, lse):
         padded = torch.nn.functional.pad(block, (0, -keys % size))
         columns = padded.reshape(heads, len(rows), -1, size).amax(3)
-        index = (torch.arange(rows.start, rows.stop) // size)[None, :, None]
+        index = torch.arange(rows.start, rows.stop, device=maxima.device) // size
+        index = index[None, :, None]
         maxima.scatter_reduce_(1, index.expand_as(columns), columns, "amax")
     return maxima
 

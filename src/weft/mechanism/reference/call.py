@@ -83,7 +83,7 @@ def kept_edges(scores: Tensor, weights: Tensor, k: int) -> tuple[Tensor, Tensor,
     scores, weights: (batch, heads, queries, keys).
     """
     batch, heads, queries, keys = scores.shape
-    kept_keys = torch.full((batch, heads, queries, k), -1)
+    kept_keys = torch.full((batch, heads, queries, k), -1, device=scores.device)
     for b in range(batch):
         for h in range(heads):
             for i in range(queries):

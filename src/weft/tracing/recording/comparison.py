@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.errors import VerificationError
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.parts import in_float64
 from weft.tracing.recording.layer_call import RecordedCall
 
 __all__ = [
@@ -188,7 +189,7 @@ class Comparison:
             if own.ndim > 2 and own.shape[:2] == hidden.shape:
                 own, other = (tensor[~hidden.to(tensor.device)] for tensor in (own, other))
         share = max(tolerance(own.dtype), self._coarsest)
-        own, other = own.double(), other.double()
+        own, other = in_float64(own), in_float64(other)
         warn_of_nan(what, own, other)
         largest = largest_difference(own, other)
         finite = torch.where(own.isfinite(), own, 0)

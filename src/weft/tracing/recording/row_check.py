@@ -11,6 +11,7 @@ from weft.errors import VerificationError
 from weft.formats.files import JsonObject
 from weft.mechanism.function import attend
 from weft.mechanism.graph import All, AttentionGraph
+from weft.mechanism.parts import with_tensors
 from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.reference.call import attend as attend_by_formula
 from weft.mechanism.reference.call import scores_of_heads
@@ -141,14 +142,17 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
     Returns: the largest difference of a weight, or of the mass that a row left over; None where
     there is no row, or positions of a kind that the models of weft do not have.
     """
-    graph = graph[sample]
-    queries, keys = call.queries[sample : sample + 1], call.keys[sample : sample + 1]
+    # The papers' formulas, step by step, are for the CPU; not every GPU has float64.
+    graph = graph[sample].cpu()
+    queries, keys = (part[sample : sample + 1].cpu() for part in (call.queries, call.keys))
+    relative = call.relative
+    relative = None if relative is None else with_tensors(relative, Tensor.cpu)
     length = keys.shape[2]
     nothing = keys.new_zeros(1, keys.shape[1], length, 1, dtype=torch.float64)
     largest = None
     for row in sampled_rows(queries.shape[2]):
         query = queries[:, :, row : row + 1].double()
-        terms = _terms(call.relative, query[0, :, 0], row, length)
+        terms = _terms(relative, query[0, :, 0], row, length)
         if terms is None:
             return None
         allowed = None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.mechanism.masks import Mask
+from weft.mechanism.parts import in_float64
 from weft.tracing.sources.score_masks import score_mask
 
 __all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError"]
@@ -142,12 +143,13 @@ class FlexCall:
     @torch.no_grad()
     def own_rows(self, rows: Tensor) -> Tensor:
         """The output of some rows by the formula, with the functions themselves."""
-        query, key, value = self.query[:, :, rows].double(), self.key.double(), self.value.double()
+        query, key, value = map(in_float64, (self.query[:, :, rows], self.key, self.value))
         groups = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
-        scores = self._scored(((query @ key.mT) * self.scale).float(), rows).double()
-        scores = scores.masked_fill(~self._allowed(rows), -torch.inf)
-        return scores.softmax(-1).nan_to_num(0) @ value
+        products = ((query @ key.mT) * self.scale).float().to(self.query.device)
+        scores = self._scored(products, rows).masked_fill(~self._allowed(rows), -torch.inf)
+        scores = in_float64(scores)
+        return (scores.softmax(-1).nan_to_num(0) @ value).float().to(self.query.device)
 
 
 def _of_cells(rule: Callable[..., Tensor], places: tuple[Tensor, ...], name: str) -> Tensor:

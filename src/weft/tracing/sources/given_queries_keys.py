@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.masks import Mask, causal
+from weft.mechanism.parts import in_float64
 from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.shapes import describe
 from weft.tracing.recording.layer_call import LayerCall
@@ -95,7 +96,7 @@ class GivenCalls:
     def _check_size(self, number: int, queries: Tensor, keys: Tensor, scale: float) -> None:
         """Raise an InputError where a score may be too large for float32: |q . k| <= |q| |k|."""
         longest = [
-            float(tensor.double().norm(dim=-1).max()) if tensor.numel() else 0.0
+            float(in_float64(tensor).norm(dim=-1).max()) if tensor.numel() else 0.0
             for tensor in (queries, keys)
         ]
         bound = longest[0] * longest[1] * max(1.0, abs(scale))
