@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import weft
-from weft.errors import DataError
+from weft.errors import DataError, InputError
 from weft.formats.history import (
     MATRICES,
     MEASURES,
@@ -93,6 +94,13 @@ def test_from_the_end(history: History) -> None:
         history[-4]
 
 
+def test_steps_are_whole_numbers(history: History) -> None:
+    assert history[np.int64(4)].step == 4  # as a table's
+    for step in ("0", 1.5, slice(2)):
+        with pytest.raises(InputError, match="expected the number of a step"):
+            history[step]  # type: ignore[index]
+
+
 def test_going_back(history: History) -> None:
     history.rewind(4)
     assert history.steps == [0, 4]
@@ -127,6 +135,7 @@ def test_matrices_of_another_type(history: History) -> None:
 
 def test_no_history(tmp_path: Path) -> None:
     assert History(tmp_path).steps == []
-    assert len(History(tmp_path / "no").measures()) == 0
+    with pytest.raises(DataError, match=r"no: no snapshots\. Give the folder of a run's history"):
+        History(tmp_path / "no").measures()
     with pytest.raises(DataError, match="no snapshot -1 from the end; there are 0"):
         History(tmp_path)[-1]

@@ -18,6 +18,7 @@ take too much room there is in their place
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from weft.errors import DataError, optional_package
+from weft.errors import DataError, InputError, optional_package
 from weft.formats.files import JsonObject, cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
@@ -222,7 +223,7 @@ class History:
     ``history[step]`` is the snapshot of a step, ``history[-1]`` the last one, ``history[-2]`` the
     one before it; ``history.measures()`` says how each head has grown.
 
-    Raises: DataError: no such snapshot, or a damaged one.
+    Raises: DataError: no such snapshot, or a damaged one. InputError: no number of a step.
     """
 
     folder: Path
@@ -267,6 +268,13 @@ class History:
             )
 
     def __getitem__(self, step: int) -> Snapshot:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise InputError(
+                f"history[{step!r}]: expected the number of a step, of those in history.steps; or "
+                "-1, the last. list(history) has them all."
+            ) from None
         if step < 0:
             steps = self.steps
             if step < -len(steps):
@@ -297,10 +305,15 @@ class History:
 
         NaN: there was no such matrix, or gradient.
 
-        Raises: InputError: pandas is not installed.
+        Raises: DataError: there is no snapshot. InputError: pandas is not installed.
         """
         with optional_package("measures"):
             import pandas
+        if not len(self):
+            raise DataError(
+                f"{self.folder}: no snapshots. Give the folder of a run's history, as "
+                "runs/demo/history."
+            )
         rows = []
         for step in self.steps:
             for layer in self.notes(step)["layers"]:

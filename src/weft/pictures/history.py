@@ -246,7 +246,8 @@ def _scale(
     if finite.size and finite.min() < 0:
         # A few extreme cells shall not make all others pale.
         limit = float(np.quantile(np.abs(finite), 0.998)) or 1.0
-        ends = f"blue −{limit:.2g}, red +{limit:.2g}"
+        beyond = " and beyond" if np.abs(finite).max() > limit else ""
+        ends = f"blue −{limit:.2g}, red +{limit:.2g}{beyond}"
         if linear:
             return Normalize(-limit, limit, clip=True), colours.difference, ends
         return (
