@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tracing.conftest import dense_weights
 from tests.tracing.module_weights import TOLERANCE, by_heads, dense, traced
 from torch import Tensor, nn
 
@@ -86,3 +87,15 @@ def test_a_score_of_flex_attention_that_is_no_rule_is_refused() -> None:
     model = Flex(False, score=lambda s, b, h, i, j: s * s)
     with pytest.raises(weft.InputError, match=r"neither a bias that is added .* nor a soft cap"):
         weft.trace(model, torch.randn(1, 9, 16))
+
+
+def test_a_model_of_transformers_with_a_soft_cap(family_named) -> None:
+    """FlexAttention caps scores; torch's fused attention, which stands for it, does not."""
+    model = family_named("Gemma 2").build()
+    ids = torch.arange(12)[None] + 3
+    expected = dense_weights(model, {"input_ids": ids, "use_cache": False})["all"]
+    model.set_attn_implementation("flex_attention")
+    trace = weft.trace(model, ids, keep=weft.All(), verify=False)
+    assert trace.deviation < 1e-5
+    for layer, weights in zip(trace.layers, expected, strict=True):
+        assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)

@@ -59,6 +59,22 @@ def test_a_mask_that_hides_a_whole_row_by_the_lowest_number(family_named, implem
         assert "too large for float32" in layer.no_matrix
 
 
+def test_a_bool_mask_is_added_by_eager_attention_and_hides_nothing(family_named) -> None:
+    """As Grounding DINO's own, which is made for fused attention."""
+    cells = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "attention_mask": cells}
+    for implementation, keys in (("eager", [4, 4, 4, 4]), ("sdpa", [1, 2, 3, 4])):
+        model = family_named("Llama").build(implementation)
+        trace = weft.trace(model, inputs, keep=weft.All())
+        assert trace.layers[0].graph.count[0].tolist() == keys
+        assert trace.verification["difference"] < 1e-5
+        if implementation == "eager":
+            expected = dense_weights(model, {**inputs, "use_cache": False})["all"]
+            for layer, weights in zip(trace.layers, expected, strict=True):
+                assert torch.allclose(layer.graph.dense(), weights[0], atol=2e-6)
+                assert torch.allclose(layer.matrix.dense(), weights[0], atol=2e-6)
+
+
 @pytest.mark.parametrize("lowest", [torch.finfo(torch.float32).min, -1e4])
 def test_rows_of_padding_that_see_nothing_cost_no_matrix(
     family_named, monkeypatch, lowest: float

@@ -126,19 +126,21 @@ class _Read:
     ahead: bool | None
 
 
-def _read(own: Tensor, queries: int, keys: int) -> _Read:
+def _read(own: Tensor, queries: int, keys: int, eager: bool) -> _Read:
     """A mask of Transformers as who may look at whom, and what is left to be added to scores.
 
     Such a mask is bool (True = may look), or numbers that are added: 0 where a query may look, the
     lowest number of the type or minus infinity where it may not; see `score_mask`. A mask that is a
     window, or a range of keys for each query, the same for the whole batch, becomes that rule,
-    which costs no matrix.
+    which costs no matrix. Eager attention adds a bool mask too, as 1 and 0, and hides nothing.
     """
     cells: Tensor | None = own
     if isinstance(own, LazyMask):
         cells = own.allowed
         if cells is None:
             return _Read(own, None, causal(), None, ahead=False)
+    elif eager and own.dtype == torch.bool:
+        cells = own.float()
     assert cells is not None
     # Of a cache of a fixed size eager attention takes the part that is filled.
     cells = cells[..., :keys]
@@ -147,14 +149,14 @@ def _read(own: Tensor, queries: int, keys: int) -> _Read:
 
 
 def _read_once(
-    read: dict[tuple[int, int, int], _Read], mask: Tensor, sizes: tuple[int, int]
+    read: dict[tuple[int, int, int], _Read], mask: Tensor, sizes: tuple[int, int], eager: bool
 ) -> _Read:
     """What `_read` gives; layers share masks, and each is read once."""
     # Two views of one lazy mask are two tensors of the same cells.
     cells = getattr(mask, "allowed", None)
     where = id(mask if cells is None else cells), *sizes
     if where not in read:
-        read[where] = _read(mask, *sizes)
+        read[where] = _read(mask, *sizes, eager)
     return read[where]
 
 
@@ -188,7 +190,7 @@ def _function(
             flag = getattr(module, "is_causal", None)
         mask, bias, own_mask, ahead = None, position_bias, None, None
         if attention_mask is not None:
-            seen = _read_once(read, attention_mask, sizes)
+            seen = _read_once(read, attention_mask, sizes, eager)
             mask, own_mask, ahead = seen.mask, seen.allowed, seen.ahead
             if seen.bias is not None:
                 bias = seen.bias if bias is None else bias + seen.bias
@@ -255,6 +257,7 @@ def _own_output(
     for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
         if value is not None:
             options[name] = value
+            eager = True  # torch's fused attention knows none of them; FlexAttention does
     output: Tensor = _own_function(module, eager)(
         module, queries, call.keys, call.values, added, dropout=0.0, scaling=call.scale,
         is_causal=False, **options,
