@@ -80,8 +80,10 @@ class DataDescription:
 
 
 def classes_of(data: DataDescription) -> list[str]:
-    """The names of the classes that a run knows. Raises: DataError: data.json has none."""
+    """The names of the classes that a run knows. Raises: DataError: data.json has not two."""
     names = data.facts.get("classes")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    if not names or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
         raise data.fault("data.json of this run names no classes")
+    if len(names) < 2:
+        raise data.fault(f"data.json of this run names {len(names)} class; expected two or more")
     return names

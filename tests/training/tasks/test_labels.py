@@ -196,6 +196,9 @@ def test_a_run_says_which_of_its_files_is_missing(tmp_path: Path) -> None:
     (folder / "data.json").write_text('{"max_length": 512}')
     with pytest.raises(DataError, match=rf"{folder}: data\.json of this run names no classes"):
         open_run(folder)
+    (folder / "data.json").write_text('{"classes": ["neg"], "max_length": 512}')
+    with pytest.raises(DataError, match=rf"{folder}: data\.json of this run names 1 class;"):
+        open_run(folder)
 
 
 @pytest.mark.parametrize("longest", [None, "512", True, 1])
