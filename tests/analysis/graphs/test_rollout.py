@@ -82,39 +82,29 @@ def test_a_causal_trace_of_many_tokens(language_model) -> None:
     assert float(rollout(trace, residual=1.0).sub(torch.eye(300)).abs().max()) == 0
 
 
-def test_sinks_count_as_missing() -> None:
-    """A bound stays a bound where a row's mass is partly nowhere."""
-    from weft.formats.trace import LayerInMemory, TraceLayer
-    from weft.traces import Trace
-
+@pytest.mark.parametrize(
+    ("kept", "exact"), [(3, False), (9, False), (3, True)], ids=["kept", "whole", "exact"]
+)
+def test_only_what_was_left_out_beside_sinks_is_missing(kept: int, exact: bool) -> None:
+    """What a sink takes, or a row without keys lacks, is in no entry."""
     generator = torch.Generator().manual_seed(5)
-    layers, dense = [], []
-    for number in range(2):
-        queries, keys = torch.randn(2, 2, 9, 4, generator=generator)
-        sinks = torch.tensor([0.5, -1.0])
-        _, graph = weft.attend(queries, keys, keys, sinks=sinks, keep=weft.Top(3))
-        _, weights = weft.attend(queries, keys, keys, sinks=sinks, keep=weft.All())
-        dense.append(weights.mean(0))
-        tokens = list("abcdefghi")
-        layers.append(
-            TraceLayer(
-                name=f"l{number}",
-                kind="encoder",
-                index=number,
-                shape=(2, 9, 9),
-                queries_from="tokens",
-                keys_from="tokens",
-                query_tokens=tokens,
-                key_tokens=tokens,
-                scale=0.5,
-                data=LayerInMemory(graph),
-            )
-        )
-    trace = Trace({"tokens": tokens}, tuple(layers))
-    found = whole_rollout(trace)
-    short = reference.rollout(dense) - found.values
+    queries, keys = torch.randn(2, 2, 2, 9, 4, generator=generator)
+    sinks, mask = torch.tensor([0.5, -1.0]), torch.ones(9, 9, dtype=torch.bool)
+    mask[6] = False
+    trace = weft.from_queries_keys(queries, keys, sinks=sinks, mask=mask, keep=weft.Top(kept))
+    powers = (queries.double() @ keys.double().transpose(-1, -2) / 2).exp() * mask
+    weights = powers / (powers.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+    true = reference.rollout(list(weights.mean(1)))
+    found = whole_rollout(trace, exact=exact)
+    short = true - found.values.double()
     assert float(short.min()) > -1e-6
     assert bool((short.sum(1) <= found.bound + 1e-6).all())
+    if kept == 9 or exact:
+        assert float(found.bound.max()) < 1e-5
+    rows = rollout_rows(trace, [2, 6], exact=exact)
+    columns = rollout_columns(trace, [2, 6], exact=exact)
+    assert torch.allclose(rows.bound, found.bound[[2, 6]], atol=1e-6)
+    assert torch.allclose(columns.bound, found.bound, atol=1e-6)
 
 
 def test_what_there_is_not(minilm_trace, make_trace) -> None:

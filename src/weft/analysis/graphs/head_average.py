@@ -4,7 +4,7 @@
 
 Two operators with the same methods. `MeanOfMatrix` multiplies by the whole matrix, which is never
 formed. `MeanOfEdges` has the kept edges alone: each of its cells is at most that of W, and row i
-lacks a mass of ``missing[i]`` in all, which `rest` gives. Sums and products of such matrices are
+lacks a mass of ``missing[i]`` in all, or less beside a sink. Sums and products of such matrices are
 lower bounds, and `missing` says how far below they can be.
 """
 
@@ -18,7 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import check_numbers
+from weft.analysis.interval import check_numbers, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -60,7 +60,7 @@ class MeanOfMatrix:
 
 
 class MeanOfEdges:
-    """The mean over heads of the kept edges, sparse; `missing` is what `rest` says.
+    """The mean over heads of the kept edges, sparse; `missing` is the mass of those left out.
 
     >>> import weft
     >>> tokens = torch.eye(3)[None]                              # e^score is 2 or 1, of 4
@@ -74,7 +74,7 @@ class MeanOfEdges:
 
     def __init__(self, graph: AttentionGraph) -> None:
         self.edges = average_edges(graph)
-        self.missing = graph.rest.detach().float().cpu().mean(0).clamp(min=0)
+        self.missing = left_out(graph)[0].detach().float().cpu().mean(0)
 
     @property
     def shape(self) -> tuple[int, int]:

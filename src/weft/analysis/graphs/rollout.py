@@ -21,12 +21,13 @@ Source: Abnar and Zuidema 2020, section 3, equation 1; theirs reads one sequence
 A row is one product with a transposed matrix a layer, from the last layer down; a column one
 product a layer, from the first up: exact at any length, in memory linear in it. From kept edges
 alone, everything is a lower bound: weights are not negative, and each kept one is exact. What row
-i lacks in all is known, since a row of the whole rollout sums to 1 (a sink's mass counts as
-missing):
+i lacks in all is known, from the mass m that the rows of each layer left out:
 
-    0 <= R_ij - kept R_ij,    sum_j (R_ij - kept R_ij) <= bound_i = 1 - (sum of what is kept)
+    0 <= R_ij - kept R_ij,    sum_j (R_ij - kept R_ij) <= bound_i,
+    bound <- r bound + (1 - r) (kept W bound + m),    0 at the input
 
-with equality where no head has a sink. So no entry of row i is more than bound_i too low.
+with equality where no head has a sink, which may have some of what was left out. So no entry of row
+i is more than bound_i too low.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ __all__ = [
 #: Cells above which the whole rollout asks to be forced: 1 GiB of float32.
 LIMIT = 2**28
 
+#: What float32 rounds in a product with a matrix whose rows sum to 1, as a share of the whole.
+ROUNDING = 2.0**-20
+
 #: Columns that are taken through all layers at once.
 COLUMNS = 128
 
@@ -66,7 +70,7 @@ class Rollout:
 
     values: (rows, keys), (queries, columns) or (queries, keys).
     bound: (rows,) or (queries,): no entry of that row is more than this too low, and all of them
-    together are not; 0 but for rounding where weights are exact.
+    together are not; what float32 rounds where weights are exact.
     """
 
     values: Tensor
@@ -131,11 +135,11 @@ def whole_rollout(
         name: torch.eye(sizes[keys]) if name == keys else torch.zeros(size, sizes[keys])
         for name, size in sizes.items()
     }
-    total = {name: torch.ones(size, 1) for name, size in sizes.items()}
+    unknown = {name: torch.zeros(size, 1) for name, size in sizes.items()}
     ahead = all(layer.mask == "causal" for layer in layers)
     for layer in layers:
         step = _step(layer, exact)
-        total = _forward(step, total, residual)
+        unknown = _forward(step, unknown, residual)
         dense = step.weights.dense() if not _sparse(step.weights) else None
         past, mixed = held[step.queries], held[step.keys]
         for start in range(0, sizes[keys], COLUMNS):
@@ -148,8 +152,7 @@ def whole_rollout(
                 passed = (step.weights @ mixed[:, block].contiguous())[first:]
             new = past[first:, block].mul_(residual).add_(passed, alpha=1 - residual)
             past[first:, block] = new
-    bound = (1 - total[queries][:, 0]).clamp(min=0)
-    return Rollout(held[queries], bound)
+    return _bounded(held[queries], unknown[queries][:, 0], layers)
 
 
 def rollout_rows(
@@ -170,13 +173,14 @@ def rollout_rows(
     wanted = _positions(positions, sizes[queries])
     held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
     held[queries][wanted, torch.arange(len(wanted))] = 1
+    unknown = torch.zeros(len(wanted))
     for layer in reversed(layers):
         step = _step(layer, exact)
         passed = step.weights.transposed(held[step.queries])
+        unknown += (1 - residual) * (step.weights.missing @ held[step.queries])
         held[step.queries] = residual * held[step.queries]
         held[step.keys] = held[step.keys] + (1 - residual) * passed
-    kept = torch.stack([rows.sum(0) for rows in held.values()]).sum(0)
-    return Rollout(held[keys].T.contiguous(), (1 - kept).clamp(min=0))
+    return _bounded(held[keys].T.contiguous(), unknown, layers)
 
 
 def rollout_columns(
@@ -195,15 +199,18 @@ def rollout_columns(
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind)
     wanted = _positions(positions, sizes[keys])
-    # The last vector asks how much of each row there is in all.
+    # The last vector is what is unknown of each row.
     held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
     held[keys][wanted, torch.arange(len(wanted))] = 1
-    for vectors in held.values():
-        vectors[:, -1] = 1
     for layer in layers:
         held = _forward(_step(layer, exact), held, residual)
     values = held[queries]
-    return Rollout(values[:, :-1].contiguous(), (1 - values[:, -1]).clamp(min=0))
+    return _bounded(values[:, :-1].contiguous(), values[:, -1], layers)
+
+
+def _bounded(values: Tensor, unknown: Tensor, layers: Sequence[TraceLayer]) -> Rollout:
+    """With a bound that holds of the numbers as they are rounded."""
+    return Rollout(values, unknown + ROUNDING * len(layers))
 
 
 def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
@@ -213,7 +220,9 @@ def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
 
 
 def _forward(step: _Step, held: dict[str, Tensor], residual: float) -> dict[str, Tensor]:
+    """What positions hold after a layer; the last vector is what is unknown."""
     passed = step.weights @ held[step.keys]
+    passed[:, -1] += step.weights.missing
     return {**held, step.queries: residual * held[step.queries] + (1 - residual) * passed}
 
 
