@@ -208,7 +208,7 @@ def test_memory_is_linear_and_sizes_are_guarded() -> None:
         (lambda m: m[0, 1], "expected matrix"),
         (lambda m: m[0, 0, 3], "no such key"),
         (lambda m: m.above(0), "above: weight=0; expected a weight above 0"),
-        (lambda m: m.head(1), "head: no head 1; the matrix has 1"),
+        (lambda m: m.head(1), "head: no head 1; the matrix has heads 0 to 0"),
         (lambda m: m[1, 0, 0], "no such head; expected a number below 1"),
         (lambda m: m[0.5, 0, 0], "no such head"),
         (lambda m: m[0, ::2, 0], "no such query; expected a number below 2, or a slice without"),
@@ -299,3 +299,11 @@ def test_an_offset_of_another_kind_of_number(at: Any) -> None:
     torch.testing.assert_close(matrix.mass(at), matrix.mass(-1))
     with pytest.raises(weft.InputError, match="at=True; expected an offset"):
         matrix.mass(True)
+
+
+def test_rows_with_an_infinite_sink_are_no_numbers() -> None:
+    queries, keys = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    matrix = AttentionMatrix(queries, keys, sinks=torch.tensor([torch.inf, 0.0]))
+    rows = matrix.dense().sum(-1), matrix.lse, matrix.entropy(), matrix.top(2).rest
+    for numbers in (*rows, matrix.received()):
+        assert numbers.isnan().all(-1).tolist() == [True, False]

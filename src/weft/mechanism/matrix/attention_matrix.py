@@ -337,7 +337,7 @@ class AttentionMatrix:
         """Every edge of at least this weight; a row of mass 1 has at most ``1 / weight``."""
         weight = finite_number("above", "weight", weight)
         if not 0 < weight <= 1:
-            raise InputError(f"above: weight={weight}; expected a weight above 0, at most 1.")
+            raise InputError(f"above: weight={weight:g}; expected a weight above 0, at most 1.")
         # One more than there can be: the largest weights may round to a little less than they are.
         largest = float(self._mass().max()) if self.lse.numel() else 0.0
         graph = self.top(math.floor(min(self.shape[2], largest / weight + 1)))
