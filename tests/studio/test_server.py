@@ -248,11 +248,12 @@ def many_clients(client: Client, clients: int, seconds: float) -> int:
     return sum(counts)
 
 
-def test_tiles_that_were_called_off_keep_nobody_waiting(
+def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
     serving: Serving, long_trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a long text a tile waits for a pass over the whole matrix: others need the threads."""
-    begun, may_end = [], threading.Event()
+    """Of a long text tiles, and sums, wait for a pass over a matrix: others need the threads."""
+    begun: list[int] = []
+    may_end = threading.Event()
     make = MatrixTiles._make
 
     def slowly(self: MatrixTiles, number: int, head: int) -> Any:
@@ -263,10 +264,12 @@ def test_tiles_that_were_called_off_keep_nobody_waiting(
     monkeypatch.setattr(MatrixTiles, "_make", slowly)
     client = Client(serving(collect([long_trace(4096)])))
     path = "/api/examples/0/layers/0/heads/{}/matrix/max/4/0/0"
-    asked = f"GET {path.format(0)} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
-    for _ in range(60):
-        with socket.create_connection(("127.0.0.1", client.port)) as left:
-            left.sendall(asked)
+    monkeypatch.setattr("weft.studio.collection._CHEAP_CELLS", 2**20)
+    for asked in (path.format(0), "/api/examples/0/layers/0/sums"):
+        request = f"GET {asked} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", client.port)) as left:
+                left.sendall(request)
     try:
         assert client.get("/api/open")[0] == 200
         assert client.get("/api/examples/0/layers/0/heads/0/matrix/max/0/3/2")[0] == 200

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Collection", "Example", "as_json", "name_of"]
 
+#: Cells of a layer up to which their sums are made at once.
+_CHEAP_CELLS = 2**28
+
 
 def as_json(content: Any) -> bytes:
     """Compact JSON in ASCII, whatever the tokens hold; null for what is no finite number."""
@@ -90,6 +93,7 @@ class Example:
     _state: str = "measuring"
     _measuring: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _summing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         folder = self.trace.folder
@@ -162,10 +166,16 @@ class Example:
 
     def sums(self, number: int) -> bytes:
         """See `weft.studio.sums.layer_sums`; of a layer whose pictures are exact."""
-        if number not in self._sums:
-            arrays, norms = self.layers[number], self._norms(number)
-            self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms)
+        with self._summing:
+            if number not in self._sums:
+                arrays, norms = self.layers[number], self._norms(number)
+                self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms)
         return self._sums[number]
+
+    def sums_take_long(self, number: int) -> bool:
+        """Whether they are yet to be made, by a pass over many cells."""
+        cells = math.prod(self.trace.layers[number].shape)
+        return number not in self._sums and cells > _CHEAP_CELLS
 
     def _norms(self, number: int) -> Array | None:
         layer = self.trace.layers[number]

@@ -73,7 +73,7 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         height = within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
         at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
-        return await pieces.tile(
+        return await pieces.slowly(
             request,
             lambda: found.tiles.tile(layers, place, of, height, *at),
             lambda: found.tiles.takes_long(layers, place, height),

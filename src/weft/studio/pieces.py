@@ -67,11 +67,11 @@ class Pieces:
             return Response(status_code=304, headers=caching)
         return Response(make(), media_type=kind, headers=caching)
 
-    async def tile(
+    async def slowly(
         self, request: Request, make: Callable[[], bytes], takes_long: Callable[[], bool]
     ) -> Response:
-        """Likewise of a tile. Those that take long wait for each other outside of the server's
-        threads, which others need meanwhile; and none is made for a browser that has left.
+        """Likewise of a piece that may take long. Such ones wait for each other outside of the
+        server's threads, which others need meanwhile; and none is made for a browser that has left.
         """
         if not takes_long():
             return await run_in_threadpool(self.answer, request, make)

@@ -240,12 +240,14 @@ def _add_layers(app: FastAPI, pieces: Pieces) -> None:
         return pieces.answer(request, lambda: norms)
 
     @app.get(_LAYER + "/sums", responses=BYTES, response_class=Binary)
-    def sums(request: Request, example: Number, layer: Number) -> Response:
+    async def sums(request: Request, example: Number, layer: Number) -> Response:
         """What each key gets from all queries, float32, exact."""
         chosen, number = pieces.layer(example, layer)
         if chosen.overviews.state(number) == "kept":
             raise HTTPException(404, "this layer has its kept edges alone: there are no exact sums")
-        return pieces.answer(request, lambda: chosen.sums(number))
+        return await pieces.slowly(
+            request, lambda: chosen.sums(number), lambda: chosen.sums_take_long(number)
+        )
 
 
 _HEAD = _LAYER + "/heads/{head}"
@@ -288,7 +290,7 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         step = SIDE << height
         tile_row = within("row", row, -(-queries // step))
         tile_column = within("column", column, -(-keys // step))
-        return await pieces.tile(
+        return await pieces.slowly(
             request,
             lambda: chosen.matrix.tile(number, of_head, of, height, tile_row, tile_column),
             lambda: chosen.matrix.takes_long(number, of_head, height),
