@@ -281,9 +281,7 @@ class AttentionMatrix:
             torch.arange(length, device=total.device) // size for length in (keys, queries)
         )
         for first in range(0, total.shape[2], COLUMNS):
-            block = torch.arange(
-                first, min(first + COLUMNS, total.shape[2]), device=total.device
-            )
+            block = torch.arange(first, min(first + COLUMNS, total.shape[2]), device=total.device)
             member = (key_block[:, None] == block).to(self.queries.dtype)
             total[..., first : first + COLUMNS].index_add_(1, query_block, self @ member)
         return total / sizes_of_blocks(queries, keys, size).to(total.device)
