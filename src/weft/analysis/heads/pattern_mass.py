@@ -137,10 +137,7 @@ class LayerWeights:
         return not self.allowed.known and terms is not None and not terms.mask_known
 
     def sizes(self, pattern: Pattern) -> Tensor:
-        """How many keys of its set each row may look at, (heads, queries).
-
-        At most so many of rows that are not `certain`.
-        """
+        """How many keys of its set each row may look at, or, where not `certain`, at most."""
         sizes = pattern.sizes(self.allowed)
         if not self._hidden:
             return sizes
