@@ -141,6 +141,8 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("score name", lambda: call(score="dot"), "attention", "weft.Dot()"),
     ("score class", lambda: call(score=weft.Dot), "attention", "weft.Dot()"),
     ("relative name", lambda: call(relative="alibi"), "attention", "weft.ALiBi"),
+    ("bias elsewhere", lambda: call(bias=zeros(5, 7).to("meta")), "attention", "one device"),
+    ("sinks elsewhere", lambda: call(sinks=zeros(4).to("meta")), "attention", "one device"),
     ("bias list", lambda: call(bias=[1.0]), "attention", "real numbers"),
     (
         "complex bias",

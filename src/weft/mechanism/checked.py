@@ -65,7 +65,7 @@ def checked_call(
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
     # What is left out has nothing to check: a call of a few microseconds asks for little.
     if not (score is None and relative is None and bias is None and sinks is None):
-        _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks})
+        _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks}, queries.device)
     if scale is not None or softcap is not None or dropout != 0:
         _check_numbers(operation, scale, softcap, dropout)
     if queries.ndim == 3 == keys.ndim == values.ndim:
@@ -107,9 +107,13 @@ def checked_call(
 
 
 def _check_kinds(
-    operation: str, score: object, relative: object, tensors: Mapping[str, object]
+    operation: str,
+    score: object,
+    relative: object,
+    tensors: Mapping[str, object],
+    device: torch.device,
 ) -> None:
-    """Raise an InputError where an argument is no score, no positions, no tensor."""
+    """Raise an InputError where an argument is no score, no positions, no tensor of a device."""
     if score is not None and not isinstance(score, Score):
         raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
     if relative is not None and not isinstance(relative, Relative):
@@ -117,10 +121,17 @@ def _check_kinds(
             f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
         )
     for name, tensor in tensors.items():
-        if tensor is not None and not (isinstance(tensor, Tensor) and not tensor.is_complex()):
+        if tensor is None:
+            continue
+        if not (isinstance(tensor, Tensor) and not tensor.is_complex()):
             raise InputError(
                 f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
                 "numbers, or None."
+            )
+        if tensor.device != device:
+            raise InputError(
+                f"{operation}: the {name} are on {tensor.device}, the queries on {device}. Move "
+                "them to one device."
             )
 
 

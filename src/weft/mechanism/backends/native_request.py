@@ -240,7 +240,7 @@ def _why_mask_not_served(call: AttentionCall) -> str | None:
     if rest is None:
         return None
     # Two rows tell the size of all, or that all are one.
-    rows = rest.block(range(2), keys, call.queries.device)
+    rows = rest.block(range(min(2, queries)), keys, call.queries.device)
     cells = rows.shape[0] * rows.shape[1] * keys * (1 if rows.shape[2] == 1 else queries)
     if cells <= MASK_CELLS:
         return None
@@ -293,7 +293,8 @@ def _relative_rules(call: AttentionCall, relative: Relative) -> dict[str, Any]:
     bias = relative.by_distance(rows, length)
     if bias is None or not rows or not length:
         return {}
-    return {"offset_bias": bias.values.float().expand(heads, -1).contiguous()}
+    values = bias.values.to(call.queries.device, torch.float32)
+    return {"offset_bias": values.expand(heads, -1).contiguous()}
 
 
 def _plain_rows(tensor: Tensor) -> Tensor:
@@ -307,7 +308,8 @@ def _plain_rows(tensor: Tensor) -> Tensor:
 
 
 def _as_table(table: Tensor) -> Tensor:
-    return (table if table.ndim == 3 else table[None]).float().contiguous()
+    # The kernels read memory: tables may lie elsewhere than the call.
+    return (table if table.ndim == 3 else table[None]).to("cpu", torch.float32).contiguous()
 
 
 def _as_cells(cells: Tensor, keys: int) -> Tensor:
