@@ -39,8 +39,9 @@ def read_by(model: nn.Module) -> list[int]:
 def sabotage(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     own = interface._read
 
-    def changed(mask: Tensor, queries: int, keys: int) -> Any:
-        return replace(own(mask, queries, keys), mask=change(own(mask, queries, keys).mask))
+    def changed(mask: Tensor, queries: int, keys: int, eager: bool) -> Any:
+        read = own(mask, queries, keys, eager)
+        return replace(read, mask=change(read.mask))
 
     monkeypatch.setattr(interface, "_read", changed)
 
