@@ -324,6 +324,18 @@ def test_what_are_no_queries_and_keys_is_told_in_one_line(queries, keys, options
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("kind", [None, "encoder"])
+def test_tokens_that_no_layer_reads_are_named(kind: str | None, tmp_path) -> None:
+    queries = torch.randn(2, 3, 4)
+    tokens = {"source": ["a", "b", "c"], "target": ["x", "y", "z"]}
+    line = r"^from_queries_keys: no layer reads the tokens of 'target'.*kind=\"cross\""
+    with pytest.raises(weft.InputError, match=line):
+        weft.from_queries_keys(queries, queries, tokens=tokens, kind=kind, save=tmp_path / "trace")
+    assert not list(tmp_path.iterdir())
+    (layer,) = weft.from_queries_keys(queries, queries, tokens=tokens, kind="cross").layers
+    assert (layer.query_tokens, layer.key_tokens) == (tokens["target"], tokens["source"])
+
+
 def test_nothing_is_written_where_a_later_layer_is_wrong(tmp_path) -> None:
     with pytest.raises(weft.InputError):
         weft.from_weights(BROKEN, save=tmp_path / "t.weft")

@@ -143,6 +143,7 @@ class Making:
                     writing_trace(self.save, {}, said, dtype=self.dtype, overwrite=self.overwrite)
                 )
             record(recorder)
+            sequences.check_all_read()
             maker.finish([])
         if self.save is not None:
             return TraceData.open(self.save)

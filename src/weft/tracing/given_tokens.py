@@ -45,6 +45,7 @@ class GivenTokens:
         self._operation, self._tokenizer, self.samples = operation, tokenizer, samples
         self._pair = pair or (isinstance(tokens, Mapping) and "tokens" not in tokens)
         self._given: dict[str, list[list[str]]] = {}
+        self._read: set[str] = set()
         if isinstance(tokens, Mapping) and not tokens:
             raise InputError(
                 f'{operation}: no tokens in an empty dict; expected "tokens", or "source" and '
@@ -122,10 +123,20 @@ class GivenTokens:
     ) -> tuple[str, str]:
         """See NamesOfSequences."""
         named = self.names_of(kind)
+        self._read.update(named)
         return (
             self._of_length(path, "queries", named[0], queries),
             self._of_length(path, "keys", named[1], keys),
         )
+
+    def check_all_read(self) -> None:
+        """Raise an InputError where tokens were given that belong to no layer."""
+        for name in self._given:
+            if name not in self._read:
+                raise InputError(
+                    f"{self._operation}: no layer reads the tokens of {name!r}. Say which layer "
+                    'looks from one sequence at another: kind="cross", or a list with each kind.'
+                )
 
     def _of_length(self, path: str, what: str, name: str, length: int) -> str:
         """The sequence of a length: where no tokens are given, every length is one of its own."""
