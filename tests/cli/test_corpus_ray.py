@@ -82,6 +82,7 @@ def check_written(folder: Path, results: object, killers: set[str]) -> dict[str,
     return failed
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_is_replaced(loaded: Loaded, tmp_path: Path) -> None:
     results = scenarios(loaded, tmp_path, "killed")["killed"]
     folder = tmp_path / "killed"

@@ -17,7 +17,7 @@ def _run(loaded: Loaded, *options: object) -> tuple[int, str]:
         return process.wait(), (errors + out).decode()
 
 
-@pytest.mark.parametrize("cases", [60, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [30, pytest.param(240, marks=pytest.mark.slow)])
 def test_damaged_dumps_are_refused_in_one_line_or_say_what_is_there(
     loaded: Loaded, cases: int
 ) -> None:

@@ -17,7 +17,7 @@ def _run(loaded: Loaded, *options: object) -> tuple[int, str]:
         return process.wait(), (errors + out).decode()
 
 
-@pytest.mark.parametrize("cases", [60, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [30, pytest.param(240, marks=pytest.mark.slow)])
 def test_damaged_inputs_are_refused_in_one_line_or_read_as_they_were(
     loaded: Loaded, cases: int
 ) -> None:

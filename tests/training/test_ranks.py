@@ -418,6 +418,7 @@ def test_batch_norms_are_those_of_the_checkpoint(
     assert float(measured.formula(measured.statistics.sum(0))) == pytest.approx(least, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_best_weights_that_are_gone_are_said_once(
     tiny: ConfigMaker, starter: Starter, tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def cuts() -> None:
     import weft
 
     generator = np.random.default_rng(1)
-    length = 260
+    length, queries = 260, 16  # one block of rows
     scores = {
         "random": generator.permutation(length) - 200,
         "few values": generator.integers(-2, 3, length),  # ties, and both zeros
@@ -76,15 +76,18 @@ def cuts() -> None:
         for kept in (1, 20):
             for mask in (None, weft.window(150, 50)):
                 keys = torch.tensor(row, dtype=torch.float32)[None, :, None]
-                inputs = torch.ones(1, 20, 1), keys, torch.ones(1, length, 1)
+                inputs = torch.ones(1, queries, 1), keys, torch.ones(1, length, 1)
                 options: dict[str, Any] = {"mask": mask, "scale": 1.0, "backend": "triton"}
                 if name == "few values":
                     # The product of -1 and 0 is -0: with these each second one stays so.
                     zeros = torch.tensor([0.0, -0.0]).repeat(length // 2)[None, None, :]
                     inputs = inputs[0], -keys, inputs[2]
-                    options |= {"scale": -1.0, "bias": zeros.expand(1, 20, length).contiguous()}
+                    options |= {
+                        "scale": -1.0,
+                        "bias": zeros.expand(1, queries, length).contiguous(),
+                    }
                 _, graph = weft.attend(*inputs, keep=weft.Top(kept), **options)
-                for query in range(20):
+                for query in range(queries):
                     low, high = (max(0, query - 150), query + 51) if mask else (0, length)
                     order = low + np.argsort(-row[low : min(high, length)], kind="stable")
                     checked += 1
