@@ -125,6 +125,7 @@ def test_a_corpus_that_is_killed_goes_on(
     assert left == ["corpus.json"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_and_the_rest_is_there(
     loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
 ) -> None:

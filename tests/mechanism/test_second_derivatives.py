@@ -107,7 +107,7 @@ def results(kind: str, options: Callable[..., Any], backend: str, *tensors: Tens
     return [part for part in found if part.numel()]
 
 
-@pytest.mark.parametrize("cells", (2**24, 1))
+@pytest.mark.parametrize("cells", (2**24, pytest.param(1, marks=pytest.mark.slow)))
 @pytest.mark.parametrize("kind", ("attention", "top", "all"))
 @pytest.mark.parametrize("name", OPTIONS + TORCH_ONLY)
 def test_second_derivatives_of_torch_in_float64(name: str, kind: str, cells: int) -> None:

@@ -106,7 +106,7 @@ def test_a_client_gets_them_and_what_is_not_there_is_refused(
     assert status(many, "small/best/-1") == 422
 
 
-@pytest.mark.parametrize("where", ["page", "server"])
+@pytest.mark.parametrize("where", [pytest.param("page", marks=pytest.mark.slow), "server"])
 def test_all_on_one_screen(
     studio: Any,
     serving: Callable[..., Viewer],

@@ -149,7 +149,7 @@ def objective(output: Tensor, graph: weft.AttentionGraph) -> Tensor:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(case=calls())
 def test_every_call_equals_float64(
     instruction_set: str, case: tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any], int]
