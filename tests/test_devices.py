@@ -164,3 +164,12 @@ def test_traces_of_models_made_of_weft(
         *(language_model, source),
         comes=False,
     )
+
+
+def test_tables_of_a_device_are_moved_to_a_call_on_the_cpu(gpu: PretendedDevice) -> None:
+    queries, keys, values, *tables = parts((5, 16), (5, 16))
+    expected = weft.attention(queries, keys, values, relative=weft.Shaw(*tables))
+    with gpu:
+        found = weft.attention(queries, keys, values, relative=weft.Shaw(*gpu.place(tables)))
+        assert not marked(found)
+    torch.testing.assert_close(found, expected)
