@@ -153,8 +153,8 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("sinks list", lambda: call(sinks=[1.0]), "attention", "real numbers"),
     ("no queries", lambda: untyped.attention(None, zeros(1), zeros(1)), "attention", "a tensor"),
     ("key list", lambda: untyped.attend(zeros(1), [1], zeros(1)), "attend", "a tensor"),
-    ("dropout", lambda: call(dropout=1.0), "attention", "[0, 1)"),
-    ("dropout below 0", lambda: call(dropout=-0.1), "attention", "[0, 1)"),
+    ("dropout", lambda: call(dropout=1.0), "attention", "from 0 to below 1"),
+    ("dropout below 0", lambda: call(dropout=-0.1), "attention", "from 0 to below 1"),
     ("lengths of a program", lambda: compiled([8, 7]), "mask", "from 0 to 7"),
     ("mask changed in place", changed_mask, "attention", "mask.clone()"),
     (

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import weft
+from weft.mechanism import scores
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
 from weft.mechanism.shapes import chosen, finite_number
@@ -44,11 +45,12 @@ def filled(batch: int = 2) -> KeyValueCache:
     return cache
 
 
-def nested(layout: torch.layout) -> torch.Tensor:
-    """Queries of two sequences of different lengths."""
+def nested(layout: torch.layout, dims: int = 4) -> torch.Tensor:
+    """Queries of two sequences of different lengths, of several heads, or of one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a prototype
-        return torch.nested.nested_tensor([tokens[0], tokens[0, :1]], layout=layout)
+        long = tokens[0] if dims == 4 else tokens[0, 0]
+        return torch.nested.nested_tensor([long, long[:1]], layout=layout)
 
 
 def on_graph(score: weft.Score) -> object:
@@ -90,10 +92,32 @@ KIND_CASES: Cases = [
         "a dense tensor",
     ),
     (
+        "nested sequences of one head",
+        lambda: weft.attention(*[nested(torch.strided, dims=3)] * 3),
+        "attention",
+        "the tensor of queries is a nested tensor; expected a dense tensor",
+    ),
+    ("sparse bias", lambda: attention(bias=zeros(5, 5).to_sparse()), "attention", "the bias is a"),
+    (
+        "nested sinks",
+        lambda: attention(sinks=nested(torch.jagged)),
+        "attention",
+        "the tensor of sinks is a nested",
+    ),
+    (
         "queries of 8 bits",
         lambda: weft.attention(*[tokens.to(torch.float8_e4m3fn)] * 3),
         "attention",
         "queries.float()",
+    ),
+    # scores as functions
+    ("dot of vectors", lambda: scores.dot(zeros(3), zeros(3)), "dot", "(..., positions, depth)"),
+    ("dot of arrays", lambda: scores.dot(array((2, 3)), array((2, 3))), "dot", "is ndarray"),
+    (
+        "bilinear of a list",
+        lambda: scores.bilinear(zeros(2, 3), zeros(2, 3), [[1]]),  # type: ignore[arg-type]
+        "bilinear",
+        "A is list",
     ),
     # masks
     ("array and mask", lambda: array((5, 5), bool) & weft.causal(), "mask", "got ndarray"),
@@ -174,6 +198,7 @@ KIND_CASES: Cases = [
     ("array", lambda: layer()(array((2, 5, 8))), "MultiHeadAttention", "queries_from is ndarray"),
     ("cache", lambda: layer()(zeros(2, 5, 8), cache={}), "MultiHeadAttention", "a KeyValueCache"),
     ("cache of two", lambda: filled(3), "KeyValueCache", "Begin a new cache"),
+    ("order past the batch", lambda: filled().reorder(torch.tensor([2])), "reorder", "0 to 1"),
     ("order in a list", lambda: filled().reorder([0]), "reorder", "(new batch,)"),  # type: ignore[arg-type]
     (
         "torch's linear layer",

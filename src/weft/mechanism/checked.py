@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -13,7 +12,13 @@ from weft.mechanism.call import AttentionCall
 from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.positions import Relative
 from weft.mechanism.scores import ScaledDot, Score
-from weft.mechanism.shapes import check_attention_inputs, describe
+from weft.mechanism.shapes import (
+    check_attention_inputs,
+    describe,
+    finite_number,
+    in_batch_of_one,
+    real_tensor,
+)
 
 __all__ = ["check_tensors", "checked_call"]
 
@@ -22,14 +27,6 @@ SCALED_DOT = ScaledDot()
 
 #: The largest number of float32, in which half precision is computed too.
 LARGEST = torch.finfo(torch.float32).max
-
-
-def _is_number(number: float | None) -> bool:
-    """Whether an argument is None, or a finite number, whatever its type says."""
-    try:
-        return number is None or math.isfinite(number)
-    except (TypeError, ValueError, OverflowError):
-        return False
 
 
 def check_tensors(operation: str, *tensors: object) -> None:
@@ -65,13 +62,17 @@ def checked_call(
     """The call with a batch dimension and its defaults filled in, or an error that says why not."""
     # What is left out has nothing to check: a call of a few microseconds asks for little.
     if not (score is None and relative is None and bias is None and sinks is None):
-        _check_kinds(operation, score, relative, {"bias": bias, "sinks": sinks}, queries.device)
+        _check_kinds(
+            operation,
+            score,
+            relative,
+            {"the bias": bias, "the tensor of sinks": sinks},
+            queries.device,
+        )
     if scale is not None or softcap is not None or dropout != 0:
         _check_numbers(operation, scale, softcap, dropout)
     if queries.ndim == 3 == keys.ndim == values.ndim:
-        same = queries is keys
-        queries, values = queries[None], values[None]
-        keys = queries if same else keys[None]
+        queries, keys, values = in_batch_of_one(operation, queries, keys, values)
     same_depth = score is None or score.same_depth
     batch, heads, rows, depth, length, value_depth = check_attention_inputs(
         operation, queries, keys, values, same_depth=same_depth
@@ -110,7 +111,7 @@ def _check_kinds(
     operation: str,
     score: object,
     relative: object,
-    tensors: Mapping[str, object],
+    tensors: Mapping[str, Tensor | None],
     device: torch.device,
 ) -> None:
     """Raise an InputError where an argument is no score, no positions, no tensor of a device."""
@@ -120,18 +121,11 @@ def _check_kinds(
         raise InputError(
             f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
         )
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if not (isinstance(tensor, Tensor) and not tensor.is_complex()):
+    for name, given in tensors.items():
+        if given is not None and real_tensor(operation, name, given).device != device:
             raise InputError(
-                f"{operation}: the {name} are {type(tensor).__name__}; expected a tensor of real "
-                "numbers, or None."
-            )
-        if tensor.device != device:
-            raise InputError(
-                f"{operation}: the {name} are on {tensor.device}, the queries on {device}. Move "
-                "them to one device."
+                f"{operation}: {name} is on {given.device}, the queries on {device}. Move all to "
+                "one device."
             )
 
 
@@ -139,13 +133,12 @@ def _check_numbers(
     operation: str, scale: float | None, softcap: float | None, dropout: float
 ) -> None:
     """Raise an InputError where one is no finite number, or not in its range."""
-    for name, number in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
-        if (number is None and name == "dropout") or not _is_number(number):
-            raise InputError(f"{operation}: {name}={number!r}; expected a finite number.")
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None:
+            finite_number(operation, name, number)
     if softcap is not None and not softcap > 0:
         raise InputError(f"{operation}: softcap={softcap}; expected a number above 0, or None.")
-    if not 0 <= dropout < 1:
-        raise InputError(f"{operation}: dropout={dropout}; expected a probability in [0, 1).")
+    finite_number(operation, "dropout", dropout, 0, 1)
 
 
 def _fitting_bias(operation: str, bias: Tensor, expected: tuple[int, int, int, int]) -> Tensor:

@@ -101,7 +101,7 @@ class KeyValueCache:
 
         order: indices into the batch, (new_batch,).
 
-        Raises: InputError: order is no such tensor.
+        Raises: InputError: order is no such tensor, or names a sequence that there is not.
         """
         whole = isinstance(order, Tensor) and order.dtype in (torch.int64, torch.int32)
         if not whole or order.ndim != 1:
@@ -111,6 +111,13 @@ class KeyValueCache:
             )
         if self.keys is None or self.values is None:
             return
+        # Elsewhere that would wait for the device, which checks each index by itself.
+        seen = order.is_cpu and not torch.compiler.is_compiling()
+        if seen and not bool(((order >= 0) & (order < len(self.keys))).all()):
+            raise InputError(
+                f"reorder: order is {order.tolist()}; the cache has sequences 0 to "
+                f"{len(self.keys) - 1}."
+            )
         room = self._own_room()
         if room is None or torch.is_grad_enabled() or len(order) > len(self.keys):
             self.keys = self.keys.index_select(0, order)

@@ -18,7 +18,7 @@ from torch.nn.functional import leaky_relu
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.parts import with_tensors
-from weft.mechanism.shapes import describe, finite_number
+from weft.mechanism.shapes import describe, finite_number, real_tensor
 
 __all__ = [
     "Additive",
@@ -40,7 +40,20 @@ __all__ = [
 ]
 
 
+def _check_kinds(operation: str, queries: object, keys: object, **parameters: object) -> None:
+    """Raise an InputError, or a ShapeError, where a formula is given anything but tensors."""
+    for name, given in (("queries", queries), ("keys", keys)):
+        tensor = real_tensor(operation, f"the tensor of {name}", given)
+        if tensor.ndim < 2:
+            raise ShapeError(
+                f"{operation}: {name} are {describe(tensor)}; expected (..., positions, depth)."
+            )
+    for name, given in parameters.items():
+        real_tensor(operation, name, given)
+
+
 def _check_one_depth(operation: str, queries: Tensor, keys: Tensor) -> None:
+    _check_kinds(operation, queries, keys)
     if queries.shape[-1] != keys.shape[-1]:
         raise ShapeError(
             f"{operation}: queries have depth {queries.shape[-1]}, keys {keys.shape[-1]}, from "
@@ -97,6 +110,7 @@ def bilinear(queries: Tensor, keys: Tensor, matrix: Tensor) -> Tensor:
     >>> bilinear(torch.tensor([[1., 2.]]), torch.tensor([[3., 4.]]), A)
     tensor([[4.]])
     """
+    _check_kinds("bilinear", queries, keys, A=matrix)
     if matrix.ndim not in (2, 3) or matrix.shape[-2:] != (queries.shape[-1], keys.shape[-1]):
         raise ShapeError(
             f"bilinear: A is {describe(matrix)}, queries have depth {queries.shape[-1]}, keys "
@@ -132,6 +146,7 @@ def additive(
     Raises: ShapeError: the matrices do not fit.
     Source: Bahdanau et al. 2015, appendix A.1.2.
     """
+    _check_kinds("additive", queries, keys, W=query_matrix, U=key_matrix, v=vector)
     hidden = vector.shape[-1] if vector.ndim else 0
     if (
         vector.ndim != 1
@@ -183,6 +198,7 @@ def graph_attention(
 
     Source: Velickovic et al. 2018, equation 3.
     """
+    _check_kinds("graph_attention", queries, keys, a_1=query_vector, a_2=key_vector)
     from_query = node_terms("the query vector", queries, query_vector)
     from_key = node_terms("the key vector", keys, key_vector)
     return leaky_relu(from_query[..., :, None] + from_key[..., None, :], slope)
@@ -202,6 +218,7 @@ def graph_attention_v2(queries: Tensor, keys: Tensor, vector: Tensor, slope: flo
     Source: Brody et al. 2022, equation 7.
     """
     _check_one_depth("graph_attention_v2", queries, keys)
+    real_tensor("graph_attention_v2", "the vector", vector)
     check_per_head("graph_attention_v2", "the vector", vector, queries)
     summed = queries[..., :, None, :] + keys[..., None, :, :]
     return (leaky_relu(summed, slope) * vector[..., None, None, :]).sum(-1)

@@ -26,6 +26,7 @@ __all__ = [
     "chosen",
     "describe",
     "finite_number",
+    "in_batch_of_one",
     "place_of",
     "real_tensor",
     "repeat_kv_heads",
@@ -237,10 +238,21 @@ def check_attention_inputs(
     return batch, heads, rows, depth, length, value_depth
 
 
+def in_batch_of_one(
+    operation: str, queries: Tensor, keys: Tensor, values: Tensor
+) -> tuple[Queries, Keys, Values]:
+    """Queries, keys and values of three dimensions with a batch in front."""
+    if queries.is_nested or keys.is_nested or values.is_nested:
+        _refuse_layouts(operation, queries, keys, values)
+    same = queries is keys
+    queries, values = queries[None], values[None]
+    return queries, queries if same else keys[None], values
+
+
 def _refuse_layouts(operation: str, *tensors: Tensor) -> None:
     """Raise the InputError that names the first tensor that is not dense."""
     for name, tensor in zip(_NAMES, tensors, strict=True):
-        real_tensor(operation, name, tensor)
+        real_tensor(operation, f"the tensor of {name}", tensor)
 
 
 def _refuse_dimensions(operation: str, *tensors: Tensor) -> None:
