@@ -10,12 +10,15 @@ import pytest
 import torch
 
 import weft
+from weft.models.blocks import DecoderBlock, EncoderBlock, FeedForward
 from weft.models.classifier import Classifier
 from weft.models.configuration import Architecture
-from weft.models.convolutional import Convolutions
+from weft.models.convolutional import ConvolutionalClassifier, Convolutions, Region
+from weft.models.decoding import beam_search, greedy, sample
 from weft.models.graph_attention import GraphAttentionNetwork
 from weft.models.image_classifier import ImageShape
 from weft.models.language_model import LanguageModel
+from weft.models.norms import norm_of
 from weft.models.text_encoder import TextEncoder
 from weft.models.transformer import Transformer
 from weft.models.vision_transformer import VisionTransformer
@@ -117,6 +120,13 @@ NOT_MADE: list[tuple[Callable[[], object], str]] = [
     (lambda: Convolutions(16), "model.channels is 16; expected several"),  # type: ignore[arg-type]
     (lambda: Convolutions((1.5,)), "is 1.5; expected a whole number"),  # type: ignore[arg-type]
     (lambda: Convolutions(region=(0, 0, 1, 1)), "expected a Region"),  # type: ignore[arg-type]
+    (lambda: Region("a", 0, 1, 1), "Region: row is 'a'"),  # type: ignore[arg-type]
+    (lambda: ConvolutionalClassifier(SHAPE, 3, SIZES), "dict; expected Convolutions"),  # type: ignore[arg-type]
+    (lambda: VisionTransformer(SHAPE, 3, SIZES), "dict; expected an Architecture"),  # type: ignore[arg-type]
+    (lambda: EncoderBlock(None), "NoneType; expected an Architecture"),  # type: ignore[arg-type]
+    (lambda: DecoderBlock(SIZES, source=True), "dict; expected an Architecture"),  # type: ignore[arg-type]
+    (lambda: FeedForward(None), "NoneType; expected an Architecture"),  # type: ignore[arg-type]
+    (lambda: norm_of(SIZES), "dict; expected an Architecture"),  # type: ignore[arg-type]
     (lambda: weft.ImageSelfAttention(2.5), "channels is 2.5"),  # type: ignore[arg-type]
     (lambda: GraphAttentionNetwork(4, 3, version=3), "expected 1 or 2"),  # type: ignore[arg-type]
     (lambda: GraphAttentionNetwork(4, 3, layers=1.5), "layers is 1.5"),  # type: ignore[arg-type]
@@ -128,6 +138,76 @@ NOT_MADE: list[tuple[Callable[[], object], str]] = [
 def test_models_that_cannot_be(make: Callable[[], object], message: str) -> None:
     with pytest.raises(weft.InputError, match=message):
         make()
+
+
+INPUTS = zeros(2, 5, 12)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # torch's, of a norm that takes two types
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("normalisation", ["layer", "rms"])
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (zeros(2, 5, 11), r"\(2, 5, 11\); .* \(.*, 12\)|\(2, 5, 11\); expected .* 12\)"),
+        (zeros(5, 12), r"\(5, 12\); expected \(batch, positions, 12\)"),
+        (INPUTS.double(), "torch.float64 on cpu, the layer torch.float32"),
+        (INPUTS.long(), "torch.int64 on cpu, the layer torch.float32"),
+        (None, "NoneType; expected a"),
+    ],
+)
+def test_inputs_of_a_block(norm: Any, normalisation: Any, inputs: Any, message: str) -> None:
+    block = EncoderBlock(Architecture(**SIZES, norm=norm, normalisation=normalisation))
+    with pytest.raises(weft.InputError, match=message):
+        block(inputs, None)
+
+
+def test_sources_of_a_block_that_looks_at_none_and_none_where_it_looks_at_one() -> None:
+    with pytest.raises(weft.InputError, match="there is no source, and the block was made with"):
+        DecoderBlock(ARCHITECTURE, source=True)(INPUTS, weft.causal())
+    with pytest.raises(weft.InputError, match="there is a source, and the block looks at none"):
+        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, weft.causal(), INPUTS)
+    with pytest.raises(weft.InputError, match="cache is int; expected a BlockCache"):
+        DecoderBlock(ARCHITECTURE, source=False)(INPUTS, weft.causal(), cache=3)  # type: ignore[arg-type]
+
+
+def test_states_of_decoding_that_are_none() -> None:
+    model, ids = LanguageModel(9, ARCHITECTURE), torch.ones(2, 5, dtype=torch.int64)
+    translator = Transformer(9, ARCHITECTURE)
+    deeper = LanguageModel(9, Architecture(**SIZES | {"decoder_layers": 2}))
+    for stepper in (model, translator):
+        with pytest.raises(weft.InputError, match=r"NoneType; expected what the model's start\(\)"):
+            stepper.step(ids, None)  # type: ignore[arg-type]
+        with pytest.raises(weft.InputError, match="the state is of 2 blocks, the model has 1"):
+            stepper.step(ids, deeper.start())
+    with pytest.raises(weft.InputError, match="there is no source"):
+        translator.step(ids, model.start())
+    for search in (greedy, beam_search):
+        with pytest.raises(weft.InputError, match="end is 'x'; expected a whole number"):
+            search(model, model.start(), 2, start=1, end="x", max_length=3)  # type: ignore[operator]
+    with pytest.raises(weft.InputError, match="end is 'x'; expected a whole number"):
+        sample(model, model.start(), ids, length=3, end="x")  # type: ignore[arg-type]
+
+
+def test_a_text_of_padding_alone_has_no_class() -> None:
+    model = Classifier(9, 3, ARCHITECTURE)
+    for ids in (torch.tensor([[1, 2], [0, 0]]), torch.ones(2, 0, dtype=torch.int64)):
+        for method in (model, model.encode, model.contributions):
+            with pytest.raises(weft.InputError, match="a text of them has no token but padding"):
+                method(ids)
+    assert model(torch.ones(0, 3, dtype=torch.int64)).shape == (0, 3)
+
+
+def test_images_of_another_type_than_the_model() -> None:
+    images = zeros(2, 3, 8, 8, dtype=torch.float64)
+    models = (
+        VisionTransformer(SHAPE, 3, ARCHITECTURE),
+        ConvolutionalClassifier(SHAPE, 3, Convolutions()),
+        weft.ImageSelfAttention(3),
+    )
+    for model in models:
+        with pytest.raises(weft.InputError, match=r"float64 .*float32 .*images.to\(torch.float32"):
+            model(images)
 
 
 def test_images_that_are_none() -> None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from weft.errors import ShapeError
+from weft.errors import InputError, ShapeError
 from weft.mechanism.backends import native_passes
 from weft.mechanism.linear import feed_forward, linear_maps
 from weft.mechanism.masks import Mask
 from weft.mechanism.multihead import KeyValueCache, LayerKind, MultiHeadAttention
-from weft.models.configuration import ActivationKind, Architecture
+from weft.models.configuration import ActivationKind, Architecture, checked_architecture
 from weft.models.dropout import Dropout
-from weft.models.norms import norm_of
+from weft.models.norms import norm_of, normed
 
 __all__ = [
     "BlockCache",
@@ -71,6 +71,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
+        checked_architecture(architecture)
         width, inner, biases = architecture.width, architecture.feed_forward, architecture.biases
         self.rise = nn.Linear(width, inner, bias=biases)
         self.fall = nn.Linear(inner, width, bias=biases)
@@ -122,14 +123,13 @@ class _Block(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        self.pre_norm = architecture.norm == "pre"
+        self.pre_norm = checked_architecture(architecture).norm == "pre"
         self.dropout = Dropout(architecture.dropout)
 
     def _add(self, inputs: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
-            return self.dropout.added(inputs, sublayer(norm(inputs)))
-        normed: Tensor = norm(self.dropout.added(inputs, sublayer(inputs)))
-        return normed
+            return self.dropout.added(inputs, sublayer(normed(norm, inputs)))
+        return normed(norm, self.dropout.added(inputs, sublayer(inputs)))
 
 
 class EncoderBlock(_Block):
@@ -181,7 +181,9 @@ class DecoderBlock(_Block):
             cache: what earlier steps left, for step-by-step decoding.
 
         Returns: as inputs.
+        Raises: InputError: a source that the block does not look at, or none where it does.
         """
+        self._check_source(source, cache)
         own = cache.own if cache else None
         outputs = self._add(
             inputs,
@@ -210,3 +212,21 @@ class DecoderBlock(_Block):
 
             outputs = self._add(outputs, cross_norm, look)
         return self._add(outputs, self.feed_forward_norm, self.feed_forward)
+
+    def _check_source(self, source: Tensor | None, cache: BlockCache | None) -> None:
+        """Raise an InputError where there is a source too many, or too few, or no cache."""
+        if cache is not None and not isinstance(cache, BlockCache):
+            raise InputError(
+                f"DecoderBlock: cache is {type(cache).__name__}; expected a BlockCache."
+            )
+        if self.cross_attention is None and source is not None:
+            raise InputError(
+                "DecoderBlock: there is a source, and the block looks at none. Leave it out, or "
+                "make the block with source=True."
+            )
+        read = cache is not None and cache.source.keys is not None
+        if self.cross_attention is not None and source is None and not read:
+            raise InputError(
+                "DecoderBlock: there is no source, and the block was made with source=True. Give "
+                "what the encoder gave."
+            )

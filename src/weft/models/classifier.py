@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import padding
-from weft.mechanism.shapes import chosen, whole_number
+from weft.mechanism.shapes import chosen, describe, whole_number
 from weft.models.blocks import EncoderBlock
 from weft.models.configuration import Architecture, PoolingKind
 from weft.models.dropout import Dropout
@@ -124,8 +124,16 @@ class Classifier(Predictor):
         nn.init.zeros_(self.output.bias)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """What the encoder makes of each token: ids (batch, positions) to (..., width)."""
+        """What the encoder makes of each token: ids (batch, positions) to (..., width).
+
+        Raises: InputError: ids that are none, or a text of padding alone.
+        """
         real = checked_ids("the tokens", tokens) != self.padding
+        if not bool(real.any(1).all()):
+            raise InputError(
+                f"the tokens are {describe(tokens)}, and a text of them has no token but padding. "
+                "Leave it out, or give it one token."
+            )
         mask = None if bool(real.all()) else padding(real)
         outputs = self.embedding(tokens)
         for block in self.encoder:

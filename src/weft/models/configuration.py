@@ -18,6 +18,7 @@ __all__ = [
     "NormalisationKind",
     "PoolingKind",
     "PositionKind",
+    "checked_architecture",
 ]
 
 PositionKind = Literal["sinusoidal", "learned", "shaw", "shaw-keys", "alibi", "rotary", "none"]
@@ -172,3 +173,12 @@ class Architecture:
         if self.positions in ("shaw", "shaw-keys", "alibi", "rotary"):
             return self.positions
         return "none"
+
+
+def checked_architecture(architecture: object) -> Architecture:
+    """What a model or a part of one is made by; an InputError where it is something else."""
+    if not isinstance(architecture, Architecture):
+        raise InputError(
+            f"a model of architecture {type(architecture).__name__}; expected an Architecture."
+        )
+    return architecture

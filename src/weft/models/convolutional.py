@@ -11,7 +11,7 @@ from torch.nn.functional import max_pool2d, relu
 from weft.errors import InputError
 from weft.mechanism.shapes import whole_number
 from weft.models.image_attention import ImageSelfAttention
-from weft.models.image_classifier import ImageClassifier, ImageShape
+from weft.models.image_classifier import ImageClassifier, ImageShape, convolved
 
 __all__ = ["ConvolutionalClassifier", "Convolutions", "Region"]
 
@@ -24,6 +24,10 @@ class Region:
     column: int
     rows: int
     columns: int
+
+    def __post_init__(self) -> None:
+        for name in ("row", "column", "rows", "columns"):
+            whole_number("Region", name, getattr(self, name))
 
     def of(self, features: Tensor) -> Tensor:
         """The features in the rectangle, (batch, channels, rows, columns)."""
@@ -123,6 +127,10 @@ class ConvolutionalClassifier(ImageClassifier):
     """
 
     def __init__(self, shape: ImageShape, classes: int, convolutions: Convolutions) -> None:
+        if not isinstance(convolutions, Convolutions):
+            raise InputError(
+                f"a model of {type(convolutions).__name__}; expected Convolutions, its choices."
+            )
         super().__init__(shape, classes, convolutions.channels[-1])
         rows, columns = convolutions.sizes_after(shape)
         if convolutions.region is not None:
@@ -153,7 +161,7 @@ class ConvolutionalClassifier(ImageClassifier):
         features = images
         layers = zip(self.convolutions, self.norms, strict=True)
         for number, (convolution, norm) in enumerate(layers, 1):
-            features = relu(norm(convolution(features)))
+            features = relu(norm(convolved(convolution, features)))
             if self.attention is not None and number == self.choices.attention:
                 features = self.attention(features)
             if number in self.choices.halved:

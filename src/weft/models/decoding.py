@@ -27,6 +27,7 @@ __all__ = [
     "WithoutToken",
     "beam_hypotheses",
     "beam_search",
+    "checked_state",
     "greedy",
     "sample",
 ]
@@ -59,6 +60,20 @@ class DecodingState:
             self.source = self.source[sources]
         if sources is not None and self.source_real is not None:
             self.source_real = self.source_real[sources]
+
+
+def checked_state(state: object, blocks: int) -> DecodingState:
+    """The state of a model of so many blocks; an InputError where it is none."""
+    if not isinstance(state, DecodingState):
+        raise InputError(
+            f"step: the state is {type(state).__name__}; expected what the model's start() gives."
+        )
+    if len(state.caches) != blocks:
+        raise InputError(
+            f"step: the state is of {len(state.caches)} blocks, the model has {blocks}. Give what "
+            "this model's start() gives."
+        )
+    return state
 
 
 class Stepper(Protocol):
@@ -131,11 +146,11 @@ def greedy(
 
     Returns: one hypothesis a sequence.
     """
+    limits, length = _limits(max_length, batch, start=start, end=end), 0
     tokens: list[list[int]] = [[] for _ in range(batch)]
     scores = [0.0] * batch
     alive = list(range(batch))
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
-    limits, length = _limits(max_length, batch), 0
     ended = [False] * batch
     last = torch.full((batch, 1), start, dtype=torch.long, device=device)
     while alive:
@@ -221,6 +236,7 @@ def beam_hypotheses(
     """
     beam = whole_number("beam_search", "beam", beam, 1)
     length_penalty = finite_number("beam_search", "length_penalty", length_penalty)
+    limits, length = _limits(max_length, batch, start=start, end=end), 0
     finished: list[list[Hypothesis]] = [[] for _ in range(batch)]
     device = next(iter(model.parameters())).device if isinstance(model, torch.nn.Module) else None
     # Every sequence starts as one hypothesis; the others are impossible until the first step.
@@ -230,7 +246,6 @@ def beam_hypotheses(
     scores[:, 0] = 0
     written = torch.full((batch, beam, 1), start, dtype=torch.long, device=device)
 
-    limits, length = _limits(max_length, batch), 0
     while count := len(alive):
         length += 1
         progress(length)
@@ -273,8 +288,13 @@ def beam_hypotheses(
     ]
 
 
-def _limits(max_length: int | Sequence[int], batch: int) -> list[int]:
-    """The greatest length of each sequence. Raises: InputError: none may have a token."""
+def _limits(max_length: int | Sequence[int], batch: int, **ids: int) -> list[int]:
+    """The greatest length of each sequence.
+
+    Raises: InputError: none may have a token; ids, by their names, that are no whole numbers.
+    """
+    for name, number in {"batch": batch, **ids}.items():
+        whole_number("decoding", name, number)
     given = list(max_length) if isinstance(max_length, Sequence) else [max_length] * batch
     limits = [whole_number("decoding", "max_length", limit) for limit in given]
     if len(limits) != batch or any(limit < 1 for limit in limits):
@@ -366,6 +386,7 @@ def sample(
     temperature = finite_number("sample", "temperature", temperature, 0)
     top = None if top is None else whole_number("sample", "top", top, 1, None)
     length = whole_number("sample", "length", length, 0)
+    end = None if end is None else whole_number("sample", "end", end)
     if checked_ids("the tokens of the prompt", prompt).shape[1] < 1:
         raise InputError("the prompt is empty; give at least one token.")
     drawn: list[Tensor] = []

@@ -11,7 +11,7 @@ from weft.errors import InputError, ShapeError
 from weft.mechanism.constants import WithConstants
 from weft.mechanism.positions import sinusoidal
 from weft.mechanism.shapes import describe, whole_number
-from weft.models.configuration import Architecture
+from weft.models.configuration import Architecture, checked_architecture
 from weft.models.dropout import Dropout
 from weft.models.norms import norm_of
 
@@ -69,13 +69,9 @@ class Embedding(WithConstants):
         normed: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        if not isinstance(architecture, Architecture):
-            raise InputError(
-                f"a model of architecture {type(architecture).__name__}; expected an Architecture."
-            )
         vocabulary = whole_number("Embedding", "vocabulary", vocabulary, 1)
         segments = whole_number("Embedding", "segments", segments, 0)
-        self.architecture = architecture
+        self.architecture = checked_architecture(architecture)
         width = architecture.width
         self.tokens = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.tokens.weight, std=1 / math.sqrt(width))

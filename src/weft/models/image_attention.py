@@ -21,7 +21,7 @@ from weft.errors import InputError, ShapeError
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.grid import Grid
 from weft.mechanism.shapes import describe, whole_number
-from weft.models.image_classifier import check_images
+from weft.models.image_classifier import check_images, convolved
 
 __all__ = ["ImageSelfAttention", "learned_weight"]
 
@@ -116,7 +116,7 @@ class ImageSelfAttention(AttentionLayer):
                 f"ImageSelfAttention: {rows} x {columns} places do not split into 2 x 2; pad the "
                 "images to even sizes, or choose pooled=False."
             )
-        keys, values = self.f(images), self.h(images)
+        keys, values = convolved(self.f, images), self.h(images)
         places = Grid(rows, columns)
         looked_at = places
         if self.pooled:

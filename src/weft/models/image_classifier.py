@@ -13,7 +13,7 @@ from weft.errors import InputError, ShapeError
 from weft.mechanism.shapes import describe, real_tensor, whole_number
 from weft.models.predictor import Predictor
 
-__all__ = ["ImageClassifier", "ImageShape", "check_images"]
+__all__ = ["ImageClassifier", "ImageShape", "check_images", "convolved"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,21 @@ def check_images(name: str, images: Tensor) -> None:
             f"{name}: images are {images.dtype}; expected a floating-point type. Convert them, as "
             "in images.float() / 255."
         )
+
+
+def convolved(convolution: nn.Module, images: Tensor) -> Tensor:
+    """The first convolution of images. Raises: InputError: another type, or device, than its."""
+    try:
+        features: Tensor = convolution(images)
+    except RuntimeError:
+        weight = next(convolution.parameters())
+        if (images.dtype, images.device) == (weight.dtype, weight.device):
+            raise
+        raise InputError(
+            f"the images are {images.dtype} on {images.device}, the model {weight.dtype} on "
+            f"{weight.device}. Convert one of them, as in images.to({weight.dtype})."
+        ) from None
+    return features
 
 
 class ImageClassifier(Predictor):

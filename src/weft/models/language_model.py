@@ -9,7 +9,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.shapes import whole_number
 from weft.models.blocks import BlockCache, DecoderBlock
 from weft.models.configuration import Architecture
-from weft.models.decoding import DecodingState
+from weft.models.decoding import DecodingState, checked_state
 from weft.models.embeddings import Embedding
 from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
@@ -81,6 +81,7 @@ class LanguageModel(Predictor):
 
         Returns: (batch, new positions, vocabulary).
         """
+        state = checked_state(state, len(self.decoder))
         outputs = self.embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)
         for block, cache in zip(self.decoder, state.caches, strict=True):

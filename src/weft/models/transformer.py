@@ -10,7 +10,7 @@ from weft.mechanism.masks import Mask, causal, padding
 from weft.mechanism.shapes import whole_number
 from weft.models.blocks import BlockCache, DecoderBlock, EncoderBlock
 from weft.models.configuration import Architecture
-from weft.models.decoding import DecodingState
+from weft.models.decoding import DecodingState, checked_state
 from weft.models.embeddings import Embedding, checked_ids
 from weft.models.norms import closing_norm
 from weft.models.predictor import Predictor
@@ -116,6 +116,7 @@ class Transformer(Predictor):
 
         Returns: (batch, new positions, vocabulary).
         """
+        state = checked_state(state, len(self.decoder))
         source_mask = None if state.source_real is None else padding(state.source_real)
         outputs = self.target_embedding(tokens, offset=state.position)
         mask = causal(offset=state.position)

@@ -21,9 +21,9 @@ from weft.mechanism.positions import sinusoidal
 from weft.mechanism.shapes import chosen, whole_number
 from weft.mechanism.watching import layers_of
 from weft.models.blocks import EncoderBlock
-from weft.models.configuration import Architecture
+from weft.models.configuration import Architecture, checked_architecture
 from weft.models.dropout import Dropout
-from weft.models.image_classifier import ImageClassifier, ImageShape
+from weft.models.image_classifier import ImageClassifier, ImageShape, convolved
 from weft.models.norms import closing_norm
 
 __all__ = ["ReadOut", "VisionTransformer"]
@@ -57,7 +57,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
         patch: tuple[int, int] = (4, 4),
         read: ReadOut = "class token",
     ) -> None:
-        super().__init__(shape, classes, architecture.width)
+        super().__init__(shape, classes, checked_architecture(architecture).width)
         chosen("VisionTransformer", "read", read, get_args(ReadOut))
         self.architecture, self.read = architecture, read
         self.grid = _grid(shape, patch, before=int(read == "class token"))
@@ -94,7 +94,7 @@ class VisionTransformer(ImageClassifier, WithConstants):
     def outputs(self, images: Tensor) -> Tensor:
         """(batch, width), of images (batch, channels, rows, columns)."""
         self.shape.check(images)
-        vectors = self.patches(images).flatten(2).transpose(1, 2)
+        vectors = convolved(self.patches, images).flatten(2).transpose(1, 2)
         if self.grid.before:
             first = self.class_token.expand(len(images), 1, -1)
             vectors = torch.cat((first, vectors), 1)
