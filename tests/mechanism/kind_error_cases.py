@@ -198,6 +198,12 @@ KIND_CASES: Cases = [
     ("array", lambda: layer()(array((2, 5, 8))), "MultiHeadAttention", "queries_from is ndarray"),
     ("cache", lambda: layer()(zeros(2, 5, 8), cache={}), "MultiHeadAttention", "a KeyValueCache"),
     ("cache of two", lambda: filled(3), "KeyValueCache", "Begin a new cache"),
+    (
+        "a step that begins at 0",
+        lambda: layer()(zeros(2, 1, 8), mask=weft.causal(), cache=filled()),
+        "MultiHeadAttention",
+        "causal(offset=cache.length)",
+    ),
     ("order past the batch", lambda: filled().reorder(torch.tensor([2])), "reorder", "0 to 1"),
     ("order in a list", lambda: filled().reorder([0]), "reorder", "(new batch,)"),  # type: ignore[arg-type]
     (

@@ -431,6 +431,26 @@ def test_a_graph_in_an_exported_program(mask: weft.Mask | None) -> None:
             torch.testing.assert_close(found, expected)
 
 
+def test_an_exported_graph_is_of_any_length() -> None:
+    A = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+
+    class Graph(torch.nn.Module):
+        def forward(self, tokens: Tensor) -> tuple[Tensor | None, ...]:
+            options: Any = {"score": weft.Bilinear(A), "softcap": 5.0, "sinks": torch.zeros(2)}
+            three = (tokens, tokens, tokens)
+            output, graph = weft.attend(*three, keep=weft.Top(3), received=True, **options)
+            _, weights = weft.attend(*three, keep=weft.All(), **options)
+            return output, graph.keys, graph.entropy, graph.received, weights
+
+    generator = torch.Generator().manual_seed(0)
+    length = torch.export.Dim("length", min=5, max=64)
+    given = (torch.randn(1, 2, 6, 4, generator=generator),)
+    program = torch.export.export(Graph(), given, dynamic_shapes=({2: length},))
+    longer = torch.randn(1, 2, 31, 4, generator=generator)
+    for found, expected in zip(program.module()(longer), Graph()(longer), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_graph_on_meta_has_its_shapes() -> None:
     tokens = torch.empty(2, 3, 5, 4, device="meta")
     output, graph = weft.attend(tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(2))

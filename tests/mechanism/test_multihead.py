@@ -155,23 +155,47 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
     assert torch.equal(deepcopy(other)(tokens), layer(tokens))
 
 
-@pytest.mark.parametrize("relative", ("none", "rotary"))
-def test_an_exported_layer_takes_any_length(relative: RelativeKind) -> None:
-    class Causal(nn.Module):
+@pytest.mark.parametrize("mask", (None, weft.causal(), weft.window(3, 2)), ids=str)
+@pytest.mark.parametrize("relative", RELATIVES)
+def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.Mask | None) -> None:
+    class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = MultiHeadAttention(8, 2, relative=relative)
 
-        def forward(self, tokens: Tensor) -> Tensor:
-            result: Tensor = self.layer(tokens, mask=weft.causal())
+        def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+            real = weft.padding(lengths)
+            result: Tensor = self.layer(tokens, mask=real if mask is None else mask & real)
             return result
 
     torch.manual_seed(0)
-    module, tokens = Causal(), torch.randn(2, 5, 8)
-    length = torch.export.Dim("length", min=2, max=64)
-    program = torch.export.export(module, (tokens,), dynamic_shapes={"tokens": {1: length}})
-    longer = torch.randn(2, 11, 8)
-    torch.testing.assert_close(program.module()(longer), module(longer))
+    module = Masked()
+    batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(
+        module,
+        (torch.randn(2, 5, 8), torch.tensor([5, 3])),
+        dynamic_shapes={"tokens": {0: batch, 1: length}, "lengths": {0: batch}},
+    )
+    longer, lengths = torch.randn(3, 23, 8), torch.tensor([23, 2, 9])
+    torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
+
+
+@pytest.mark.parametrize("relative", ("none", "rotary"))
+def test_a_compiled_step_is_compiled_for_any_length(relative: RelativeKind) -> None:
+    torch.manual_seed(0)
+    layer, tokens = layer_of(8, 2, relative=relative), random(1, 14, 8)
+
+    @torch.compile(backend="eager")
+    def step(token: Tensor, cache: KeyValueCache) -> Tensor:
+        output: Tensor = layer(token, mask=weft.causal(offset=cache.length), cache=cache)
+        return output
+
+    cache = KeyValueCache()
+    with torch.no_grad():
+        steps = [step(token, cache) for token in tokens[:, :6].split(1, 1)]
+        with torch.compiler.set_stance("fail_on_recompile"):
+            steps += [step(token, cache) for token in tokens[:, 6:].split(1, 1)]
+        torch.testing.assert_close(torch.cat(steps, 1), layer(tokens, mask=weft.causal()))
 
 
 class TestCache:

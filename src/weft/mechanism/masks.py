@@ -34,6 +34,7 @@ __all__ = [
     "Window",
     "as_mask",
     "causal",
+    "ends_before",
     "lengths_of",
     "padding",
     "window",
@@ -70,7 +71,7 @@ class Window(Mask):
         """See Mask.block."""
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + self.offset
         key = torch.arange(keys, device=device)[None, :]
-        allowed = torch.ones(len(rows), keys, dtype=torch.bool, device=device)
+        allowed = torch.ones(rows.stop - rows.start, keys, dtype=torch.bool, device=device)
         if self.left is not None:
             allowed &= key >= position - self.left
         if self.right is not None:
@@ -87,6 +88,19 @@ class Window(Mask):
     def transposed(self, queries: int, keys: int) -> Mask:
         """See Mask.transposed."""
         return Window(self.right, self.left, -self.offset)
+
+
+def ends_before(mask: Mask | Tensor, position: int) -> bool:
+    """Whether the window of a mask ends before some position for the first query.
+
+    >>> ends_before(causal() & padding([5]), 4), ends_before(causal(offset=4), 4)
+    (True, False)
+    """
+    if isinstance(mask, Both):
+        return ends_before(mask.first, position) or ends_before(mask.second, position)
+    if not isinstance(mask, Window) or mask.right is None:
+        return False
+    return mask.offset + mask.right < position
 
 
 class Padding(Mask):

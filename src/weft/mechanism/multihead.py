@@ -19,7 +19,7 @@ from weft.mechanism.attention_layer import AttentionLayer, LayerKind, RelativeKi
 from weft.mechanism.constants import WithConstants
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
-from weft.mechanism.masks import Mask
+from weft.mechanism.masks import Mask, ends_before
 from weft.mechanism.positions import ALiBi, Relative, Shaw, alibi_slopes, checked_base, rotary
 from weft.mechanism.shapes import (
     chosen,
@@ -164,11 +164,14 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             queries_from: (batch, queries, width).
             keys_from: (batch, keys, source_width); None: self-attention.
             values_from: likewise; None: as keys_from.
-            mask: as in `weft.attention`.
+            mask: as in `weft.attention`. After keys of a cache the first query is at position
+                ``cache.length``: ``causal(offset=cache.length)``.
             cache: keys and values of earlier calls. In self-attention the new ones are appended;
                 otherwise a full cache is used as it is and keys_from is not looked at.
 
         Returns: (batch, queries, width).
+        Raises: InputError, ShapeError: inputs that do not fit, or a window that ends before the
+            positions of the queries.
         """
         self_attention = keys_from is None
         self._check("queries_from", queries_from, self.width)
@@ -180,6 +183,13 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
         values_from = keys_from if values_from is None else values_from
         # The position of the first query among the keys: they follow what the cache holds.
         offset = cache.length if cache is not None and self_attention else 0
+        # (A window that ends just before each query is one that may be meant.)
+        if offset > 1 and mask is not None and ends_before(mask, offset - 1):
+            raise InputError(
+                f"MultiHeadAttention: the cache holds {offset} positions, and the mask hides the "
+                "new ones from themselves. Give the position of the first query, as in "
+                "causal(offset=cache.length)."
+            )
 
         if (
             not self_attention

@@ -70,7 +70,8 @@ def last_queries(received: bool | LastQueries, operation: str) -> int | None:
 
 def in_window(rows: range, queries: int, last: int) -> slice:
     """Those of some rows that are among the last queries."""
-    return slice(min(max(queries - last - rows.start, 0), len(rows)), len(rows))
+    count = rows.stop - rows.start
+    return slice(min(max(queries - last - rows.start, 0), count), count)
 
 
 def of_rows(weights: Weights, rows: range, queries: int, last: int | None) -> Received:

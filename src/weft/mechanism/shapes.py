@@ -62,10 +62,15 @@ def whole_number(
     >>> whole_number("window", "offset", np.int64(3))
     3
     """
-    try:
-        whole = None if isinstance(number, bool) else operator.index(number)
-    except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
-        whole = None
+    whole: int | None
+    if type(number) is int:
+        # operator.index would make a program that is compiled for any number one for this number.
+        whole = number
+    else:
+        try:
+            whole = None if isinstance(number, bool) else operator.index(number)
+        except (TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+            whole = None
     if whole is None or whole < least or (most is not None and whole > most):
         no_bound = most is None or (most == FARTHEST and least > -FARTHEST)
         bounds = f"{least:,} or more" if no_bound else f"from {least:,} to {most:,}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from weft.mechanism.shapes import (
 )
 
 __all__ = [
+    "all_rows",
     "block_scores",
     "blocks",
     "in_float",
@@ -62,13 +63,38 @@ def in_float(call: AttentionCall) -> AttentionCall:
     )
 
 
+class _AllRows:
+    """All queries of a program that is exported for any length: a range whose end is no number.
+
+    Masks and positions that ask for ``len(rows)`` make it a program for one length.
+    """
+
+    start = 0
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+
+    def __len__(self) -> int:
+        return int(self.stop)
+
+
+def all_rows(queries: Queries) -> range:
+    """All queries as one range, also where a program is exported for any length."""
+    count = queries.shape[2]
+    return range(count) if type(count) is int else cast(range, _AllRows(count))
+
+
 def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
     """The queries, in blocks of BLOCK_CELLS or one row.
 
     cells_per_row: numbers that a query of one head costs.
     """
     batch, heads, count, _ = queries.shape
+    if torch.compiler.is_exporting() and any(type(size) is not int for size in queries.shape):
+        return [all_rows(queries)]  # as many blocks as there are would be a number too
     size = max(1, BLOCK_CELLS // max(1, batch * heads * cells_per_row))
+    if 0 < count <= size:  # (a program that is compiled for any length asks no more of it)
+        return [all_rows(queries)]
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

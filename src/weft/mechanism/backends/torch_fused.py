@@ -116,7 +116,7 @@ def fused(call: AttentionCall) -> Tensor:
     ) -> Tensor:
         added: Tensor | None = None
         if not plain:
-            added = queries.new_zeros(1, 1, len(rows), keys.shape[2])
+            added = queries.new_zeros(1, 1, queries.shape[2], keys.shape[2])
             if call.relative is not None:
                 relative_bias = call.relative.bias(rows, keys.shape[2], queries.device)
                 if relative_bias is not None:

@@ -21,6 +21,7 @@ from weft.mechanism.autocast import in_own_types
 from weft.mechanism.backends.recomputed import applied
 from weft.mechanism.backends.rows import PER_ROW, Rows
 from weft.mechanism.backends.torch_blocks import (
+    all_rows,
     block_scores,
     blocks,
     in_float,
@@ -161,7 +162,7 @@ def attend_all(call: AttentionCall) -> tuple[Output, Weights]:
     call = in_float(call)
     keys = repeat_kv_heads(call.keys, call.heads)
     values = repeat_kv_heads(call.values, call.heads)
-    output, weights = _dense_rows(call, call.queries, keys, values, range(call.queries.shape[2]))
+    output, weights = _dense_rows(call, call.queries, keys, values, all_rows(call.queries))
     return output.to(dtype), weights.to(dtype)
 
 
