@@ -12,7 +12,7 @@ from PIL import Image
 from weft.analysis.image_map import ImageMap
 from weft.errors import InputError
 from weft.pictures import save_picture, word_map
-from weft.pictures.palette import Theme
+from weft.pictures.palette import Theme, palette
 
 
 def seen(weights: torch.Tensor) -> ImageMap:
@@ -45,3 +45,15 @@ def test_an_image_of_another_size_is_refused() -> None:
 def test_a_map_without_weight_is_drawn(tmp_path: Path) -> None:
     save_picture(word_map(seen(torch.zeros(4, 6))), tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("far", [1.0, 1.5])
+def test_an_even_row_has_the_middle_colour_and_not_the_strongest(far: float) -> None:
+    """Of pixels of one weight none stands out, and a little more is little more colour."""
+    weights = torch.ones(4, 6, dtype=torch.float64)
+    weights[0, 0] = far
+    axes = word_map(seen(weights)).axes[0]
+    (drawn,) = (np.asarray(image.get_array()) for image in axes.get_images())
+    times = (weights / weights.mean()).numpy()
+    expected = np.asarray(palette("light").weight(np.sqrt(times / 4)))[..., :3]
+    np.testing.assert_allclose(drawn, expected, atol=0.01)

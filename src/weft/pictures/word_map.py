@@ -21,6 +21,8 @@ _NARROW = 4.2
 #: How much of the colours over a picture is its own light and dark; and how far the ramp goes
 #: there, of which the rest would hide it.
 _KEPT, _REACH = 0.45, 0.62
+#: Times the mean that the colours reach at least: an even row has the middle colour everywhere.
+_REACHED = 4.0
 
 
 def word_map(
@@ -34,7 +36,8 @@ def word_map(
     """The map of a word over an image: the weights in colour, the picture in their light and dark.
 
     The colour of a pixel is how many times its weight is that of an even spread of the row's mass
-    over the picture, so that 1 is the mean of all pixels.
+    over the picture, so that 1 is the mean of all pixels. The strongest colour is that of the
+    largest weight, or of 4 where none is that far above the mean.
 
     Args:
         seen: of `weft.Trace.image_map`.
@@ -53,7 +56,7 @@ def word_map(
         )
     total = float(weights.sum())
     times = weights * (weights.size / total) if total > 0 else weights
-    norm = PowerNorm(0.5, 0.0, max(float(times.max()), 1.0))
+    norm = PowerNorm(0.5, 0.0, max(float(times.max()), _REACHED))
     colours = palette(theme)
     scale = _LONG / max(rows, columns)
     high, wide = rows * scale, columns * scale
@@ -100,9 +103,8 @@ def _scale(figure: Figure, norm: PowerNorm, colours: Palette, light: float | Non
     shown = LinearSegmentedColormap.from_list("weft-shaded", cells, 256)
     axes.pcolormesh(along, [0, 1], middles[None], cmap=shown, vmin=0, vmax=1, rasterized=True)
     bare(axes, colours)
-    most = float(norm.vmax or 1.0)
-    ticks = [0.0, *([1.0] if most > 1.5 else []), most / 4, most]
-    ticks = sorted({tick for tick in ticks if tick in (0.0, 1.0, most) or tick > 2.5})
+    most = float(norm.vmax or _REACHED)
+    ticks = [0.0, 1.0, *([most / 4] if most > 10 else []), most]
     axes.set_xticks([float(norm(tick)) for tick in ticks], [f"{tick:.3g}" for tick in ticks])
     axes.tick_params(axis="x", length=2, width=0.5, pad=1.5, labelsize=6.5, color=colours.faint,
                      labelcolor=colours.faint)  # fmt: skip
