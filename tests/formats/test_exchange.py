@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -8,39 +7,17 @@ import networkx
 import numpy as np
 import pandas
 import pytest
-import scipy.sparse
 import torch
 
 import weft
-from weft.formats.exchange import (
-    export_layer,
-    to_networkx,
-    to_numpy,
-    to_scipy,
-    write_graphml,
-    write_trace_parquet,
-)
+from weft.formats.exchange import to_networkx, write_graphml, write_trace_parquet
 from weft.jobs.export import export_trace
 
 
-def test_every_format_holds_the_same_weights(pair_trace, tmp_path) -> None:
+def test_graphml_holds_the_weights(pair_trace, tmp_path) -> None:
     layer, head = pair_trace.layer("cross", 0), 2
     dense = layer.graph.dense().numpy()[head]
-    assert np.array_equal(to_numpy(layer, head), dense)
-    assert np.array_equal(to_scipy(layer, head).toarray(), dense)
-    assert to_numpy(layer).shape == (4, 4, 7)
-
-    for name in ("head.npy", "head.npz", "head.parquet", "head.graphml"):
-        export_layer(layer, tmp_path / name, head)
-    assert np.array_equal(np.load(tmp_path / "head.npy"), dense)
-    assert np.array_equal(scipy.sparse.load_npz(tmp_path / "head.npz").toarray(), dense)
-
-    table = pandas.read_parquet(tmp_path / "head.parquet")
-    assert set(table["head"]) == {head}
-    pivoted = table.pivot(index="query", columns="key", values="weight").to_numpy()
-    assert np.array_equal(pivoted, dense)
-    assert table["key_token"][0] == layer.key_tokens[table["key"][0]]
-
+    write_graphml(layer, head, tmp_path / "head.graphml")
     graph = networkx.read_graphml(tmp_path / "head.graphml")
     assert graph.is_directed()
     # An edge leads from the query to the key.
@@ -49,21 +26,17 @@ def test_every_format_holds_the_same_weights(pair_trace, tmp_path) -> None:
     assert graph.nodes["key3"]["token"] == layer.key_tokens[3]
 
 
-def test_a_whole_layer_as_npz(pair_trace, tmp_path) -> None:
-    layer = pair_trace.layer("decoder", 0)
-    export_layer(layer, tmp_path / "layer.npz")
-    with np.load(tmp_path / "layer.npz", allow_pickle=False) as found:
-        assert np.array_equal(found["weights"], layer.graph.weights.numpy())
-        assert np.array_equal(found["lse"], layer.graph.lse.numpy())
-        assert json.loads(str(found["key_tokens"])) == layer.key_tokens
-
-
 def test_all_layers_in_one_table(pair_trace, tmp_path) -> None:
     write_trace_parquet(pair_trace, tmp_path / "all.parquet")
     table = pandas.read_parquet(tmp_path / "all.parquet")
     plain = pair_trace.to_pandas()
     assert table[list(plain.columns)].equals(plain)
     assert list(table["kind"].unique()) == ["encoder", "decoder", "cross"]
+    head = table[(table["layer"] == 2) & (table["head"] == 1)]
+    pivoted = head.pivot(index="query", columns="key", values="weight").to_numpy()
+    layer = pair_trace.layers[2]
+    assert np.array_equal(pivoted, layer.graph.dense().numpy()[1])
+    assert all(layer.key_tokens[row.key] == row.key_token for row in head.itertuples())
 
 
 def test_networkx_nodes_carry_their_tokens(pair_trace) -> None:
@@ -83,31 +56,15 @@ def test_two_sequences_of_one_length_have_nodes_of_their_own(translator, tmp_pat
     assert [nodes[f"key{i}"]["token"] for i in range(4)] == ["#3", "#9", "#9", "#2"]
 
 
-def test_hostile_tokens_survive_every_format(make_trace, hostile_tokens, tmp_path) -> None:
-    layer = make_trace(hostile_tokens).layers[0]
-    write_graphml(layer, 0, tmp_path / "a.graphml")
+def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_path) -> None:
+    trace = make_trace(hostile_tokens)
+    write_graphml(trace.layers[0], 0, tmp_path / "a.graphml")
     graph = networkx.read_graphml(tmp_path / "a.graphml")
     assert graph.nodes["0"]["token"] == "<script>alert(1)</script>"
     assert graph.nodes["7"]["token"] == "␀␇␛[31m"
-    export_layer(layer, tmp_path / "a.npz")
-    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
-        assert json.loads(str(found["query_tokens"])) == hostile_tokens
-    export_layer(layer, tmp_path / "a.parquet")
+    write_trace_parquet(trace, tmp_path / "a.parquet")
     table = pandas.read_parquet(tmp_path / "a.parquet")
     assert table.loc[table["query"] == 8, "query_token"].iloc[0] == "x" * 100_000
-
-
-def test_wrong_requests(pair_trace, tmp_path) -> None:
-    layer = pair_trace.layers[0]
-    with pytest.raises(weft.InputError, match=r"ends in \.graphml, \.parquet, \.npy, \.npz"):
-        export_layer(layer, tmp_path / "a.xlsx")
-    with pytest.raises(weft.InputError, match="this format holds one head"):
-        export_layer(layer, tmp_path / "a.graphml")
-    with pytest.raises(weft.InputError, match="head 4; the layer has heads 0 to 3"):
-        export_layer(layer, tmp_path / "a.npy", 4)
-    with pytest.raises(weft.DataError, match="cannot write"):
-        export_layer(layer, tmp_path / "missing" / "a.npy", 0)
-    assert not list(tmp_path.iterdir())
 
 
 def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) -> None:
