@@ -113,6 +113,9 @@ def test_every_verb_takes_the_file(tmp_path: Path, weft_main: Command) -> None:
         ({"rope.scaling.type": "yarn"}, "does not read the setting rope.scaling.type = yarn"),
         ({"rope.scaling.factor": 4.0}, "the setting rope.scaling.factor = 4"),
         ({"attention.sliding_window": 16.0}, "the setting attention.sliding_window = 16"),
+        ({"attention.scale": 0.5}, "the setting attention.scale = 0.5"),
+        ({"attention.causal": False}, "the setting attention.causal = 0"),
+        ({"rotary": 8}, r"all of its sizes: .*k_proj.* is \(32, 64\), the model's is \(16, 64\)"),
     ],
 )
 def test_what_transformers_would_pass_over_is_refused(
@@ -120,6 +123,30 @@ def test_what_transformers_would_pass_over_is_refused(
 ) -> None:
     with pytest.raises(weft.InputError, match=message):
         load_pretrained(write_llama(tmp_path / "s.gguf", small_llama(), **settings))
+
+
+def test_a_part_of_the_depth_that_is_turned_is_refused(tmp_path: Path) -> None:
+    """Transformers turns all of it, whatever a file of this architecture says."""
+    torch.manual_seed(0)
+    config = small_llama().config.to_dict()
+    model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**config))
+    options: dict[str, Any] = {"architecture": "qwen2"}
+    loaded, _ = load_pretrained(write_llama(tmp_path / "q.gguf", model, **options))
+    torch.testing.assert_close(loaded.state_dict(), model.model.state_dict())
+    with pytest.raises(weft.InputError, match=r"the setting rope\.dimension_count = 8"):
+        load_pretrained(write_llama(tmp_path / "half.gguf", model, rotary=8, **options))
+
+
+def test_settings_under_another_name_are_read(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = small_llama().config.to_dict()
+    model = transformers.NemotronForCausalLM(transformers.NemotronConfig(**config))
+    options: dict[str, Any] = {"architecture": "nemotron", "rotary": 8}
+    loaded, _ = load_pretrained(write_llama(tmp_path / "n.gguf", model, **options))
+    torch.testing.assert_close(loaded.state_dict(), model.model.state_dict())
+    model.config.norm_eps = 1e-3
+    with pytest.raises(weft.InputError, match="does not read the setting attention"):
+        load_pretrained(write_llama(tmp_path / "e.gguf", model, **options))
 
 
 def test_a_tensor_that_is_left_out_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from weft.errors import DataError, InputError, optional_package
+from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.gguf import GgufFile, read_gguf
 from weft.tracing.memory import check_memory
 
@@ -26,13 +27,23 @@ __all__ = ["load_gguf"]
 #: Settings of a file that change what the model computes, and what Transformers calls them.
 _SETTINGS = {
     "rope.freq_base": ("rope_theta",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": (
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_epsilon",
+        "norm_eps",
+    ),
+    "attention.causal": (),
+    "attention.scale": (),
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
     "rope.scaling.factor": ("factor",),
 }
+
+#: Values that change nothing: a factor of 1, queries that look back, the usual scale.
+_NEUTRAL = {"rope.scaling.factor": 1, "attention.causal": True, "attention.scale": 0}
 
 #: Their output layer stands in the file although it is the embedding again.
 _TIED = ("falcon", "bloom")
@@ -76,7 +87,8 @@ def load_gguf(
             dtype=torch.float32, **options,
         )  # fmt: skip
     _describe(loaded, file)
-    if not report["missing_keys"] and not report["mismatched_keys"]:
+    _check_shapes(file, report, library)
+    if not report["missing_keys"]:
         _check_all_read(file, loaded, library)
     return loaded if predicting else loaded.base_model, tokenizer, report
 
@@ -107,7 +119,7 @@ def _check_settings(file: GgufFile, config: Any, library: Any) -> None:
     unread = []
     for name, titles in _SETTINGS.items():
         value = file.metadata.get(f"{file.architecture}.{name}")
-        if value is None or isinstance(value, str) or (name.endswith("factor") and value == 1):
+        if value is None or isinstance(value, str) or value == _NEUTRAL.get(name):
             continue
         if name == "attention.sliding_window" and value >= config.max_position_embeddings:
             continue
@@ -117,10 +129,31 @@ def _check_settings(file: GgufFile, config: Any, library: Any) -> None:
             for other in read
         ):
             unread.append(f"{name} = {value:g}")
+    turned = file.metadata.get(f"{file.architecture}.rope.dimension_count")
+    if turned is not None and turned not in _turned(config, flat):
+        unread.append(f"rope.dimension_count = {turned}")
     if scaled not in ("none", "") and flat.get("rope_type", "default") == "default":
         unread.append(f"rope.scaling.type = {scaled[:40]}")
     if unread:
         raise _not_read(file, library, f"the setting {unread[0]}")
+
+
+def _turned(config: Any, rope: JsonMapping) -> tuple[int | None, int]:
+    """How many numbers of each query and key a configuration turns by their position."""
+    depth = getattr(config, "head_dim", None)
+    if depth is None:
+        depth = config.hidden_size // config.num_attention_heads
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    return getattr(config, "rotary_dim", None), int(depth * (1.0 if part is None else part))
+
+
+def _check_shapes(file: GgufFile, report: JsonObject, library: Any) -> None:
+    """Raise where a weight of a sound file has not the shape that Transformers makes of it."""
+    for name, saved, expected in sorted(report["mismatched_keys"]):
+        raise _not_read(
+            file, library, f"all of its sizes: {name} is {tuple(saved)}, the model's is "
+            f"{tuple(expected)}",
+        )  # fmt: skip
 
 
 def _check_all_read(file: GgufFile, model: nn.Module, library: Any) -> None:
