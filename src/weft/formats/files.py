@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -27,6 +28,7 @@ __all__ = [
     "cannot_read",
     "check_file",
     "disk_errors",
+    "file_digest",
     "finite",
     "is_there",
     "not_utf8",
@@ -287,6 +289,12 @@ def is_there(path: Path | str, what: str = "file") -> bool:
     except OSError as error:
         raise cannot_read(path, what, error) from error
     return True
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path | str, what: str = "file") -> Any:

@@ -9,14 +9,13 @@ A folder without checkpoint.json was not finished, and is no checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft.errors import DataError
-from weft.formats.files import JsonObject, read_json, sync, write_json
+from weft.formats.files import JsonObject, file_digest, read_json, sync, write_json
 
 __all__ = ["Shards", "latest_shards"]
 
@@ -73,7 +72,7 @@ class Shards:
             raise self._damaged(f"{sorted(strangers)[0]} is not one of its files")
         for name in sorted(digests)[part::parts]:
             try:
-                digest = digest_of(self.path / Path(name).name)
+                digest = file_digest(self.path / Path(name).name)
             except OSError as error:
                 raise self._damaged(f"{name} cannot be read") from error
             if digest != digests[name]:
@@ -97,15 +96,9 @@ class Shards:
         )
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def digests_of(paths: Sequence[Path]) -> dict[str, str]:
     """SHA-256 of files by their names."""
-    return {path.name: digest_of(path) for path in paths}
+    return {path.name: file_digest(path) for path in paths}
 
 
 def latest_shards(folder: Path) -> Shards | None:

@@ -27,7 +27,6 @@ __all__ = [
     "TensorFile",
     "edge_table",
     "edge_tables",
-    "file_digest",
     "key_table",
     "received_table",
     "row_table",
@@ -160,12 +159,6 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
             "received_last": pa.array(_numbers(last)),
         }
     )
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Hashing:

@@ -17,11 +17,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import JsonMapping, JsonObject, cannot_read, check_file, is_there, read_json
+from weft.formats.files import (
+    JsonMapping,
+    JsonObject,
+    cannot_read,
+    check_file,
+    file_digest,
+    is_there,
+    read_json,
+)
 from weft.formats.folders import AGAIN, check_there
 from weft.formats.manifest import manifest_problem
 from weft.formats.terms import TENSORS, Terms
-from weft.formats.trace_files import FRACTIONS, STORED_TYPES, file_digest
+from weft.formats.trace_files import FRACTIONS, STORED_TYPES
 from weft.formats.trace_writer import (
     EDGE_COLUMNS,
     EDGES,

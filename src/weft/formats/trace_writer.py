@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.formats.files import JsonMapping, JsonObject
+from weft.formats.files import JsonMapping, JsonObject, file_digest
 from weft.formats.folders import atomic_folder
 from weft.formats.terms import Terms
 from weft.formats.trace_files import (
@@ -39,7 +39,6 @@ from weft.formats.trace_files import (
     TableFile,
     TensorFile,
     edge_tables,
-    file_digest,
     key_table,
     received_table,
     row_table,
