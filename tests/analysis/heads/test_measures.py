@@ -371,3 +371,64 @@ def test_under_a_mask_of_cells_that_was_not_kept_bounds_hold(seed: int) -> None:
             assert (found.score <= true + 1e-6).all() and (true <= found.upper + 1e-6).all()
             if kept == 9:
                 assert torch.allclose(found.score, true) and torch.allclose(found.upper, true)
+
+
+def test_weights_given_without_a_mask_may_look_where_some_head_does() -> None:
+    """A padded text: no head looks at its last two keys, so no row could have looked there."""
+    weights = torch.full((2, 6, 6), 0.1 / 3)
+    weights[..., 4:] = 0
+    for query in range(6):
+        weights[0, query, min(max(query - 1, 0), 3)] = 0.9
+    weights[1, :, :4] = 0.25
+    weights[1, 2, :4] = torch.tensor([1.0, 0, 0, 0])  # too small for float16 elsewhere
+    weights /= weights.sum(-1, keepdim=True)
+    layer = weft.from_weights(weights, kind="encoder").layers[0]
+    previous = measures.previous_token(layer)
+    assert previous.rows.tolist() == [4, 4]  # those of rows 1 to 4
+    assert torch.allclose(previous.score, torch.tensor([0.9, 0.75 * 0.25]).double(), atol=1e-6)
+    assert torch.allclose(previous.null, torch.full((2,), 0.25).double())
+    assert measures.next_token(layer).rows.tolist() == [3, 3]
+
+
+def test_cells_that_some_head_looks_at_need_not_lie_side_by_side() -> None:
+    """As in Longformer: the first token and the neighbours, and nobody may look elsewhere."""
+    i = torch.arange(9)
+    cells = ((i[:, None] - i).abs() <= 1) | (i == 0) | (i[:, None] == 0)
+    weights = torch.where(cells, torch.rand(2, 9, 9, generator=torch.Generator().manual_seed(1)), 0)
+    weights /= weights.sum(-1, keepdim=True)
+    layer = weft.from_weights(weights, kind="encoder").layers[0]
+    found = measures.local_window(layer, reach=2)
+    assert torch.allclose(
+        found.score, (weights * ((i[:, None] - i).abs() <= 2)).sum(-1).mean(-1).double()
+    )
+    sizes = (cells & ((i[:, None] - i).abs() <= 2)).sum(-1)
+    assert torch.allclose(found.null, (sizes / cells.sum(-1)).mean().double().expand(2))
+
+
+@pytest.mark.parametrize(("measure", "key"), [("previous", -1), ("same", 0), ("first", None)])
+def test_a_head_by_hand_that_looks_at_one_key_has_its_role(measure: str, key: int | None) -> None:
+    """Rows with one key each tell of no mask; none looks ahead, so it is taken as causal."""
+    place = torch.arange(12)
+    weights = torch.eye(12)[(place + key).clamp(min=0) if key is not None else place * 0][None]
+    (head,) = weft.from_weights(weights).heads().to_dict("records")
+    assert (head["role"], head["score"]) == (measure, 1.0)
+    rows = torch.arange(2 if measure == "previous" else 1, 13, dtype=torch.float64)
+    assert head["null"] == pytest.approx(float((1 / rows).mean()))
+
+
+def test_bounds_hold_of_given_weights_whose_mask_is_not_known() -> None:
+    generator = torch.Generator().manual_seed(4)
+    cells = torch.rand(8, 8, generator=generator) < 0.6
+    weights = torch.rand(2, 8, 8, generator=generator) * cells
+    weights /= weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    for kept in range(8):
+        layer = weft.from_weights(weights, mask=cells, kind="encoder", keep=weft.Top(kept)).layers[
+            0
+        ]
+        for found, offset in (
+            (measures.previous_token(layer), -1),
+            (measures.same_token(layer), 0),
+            (measures.next_token(layer), 1),
+        ):
+            true = weights.diagonal(offset, 1, 2)[:, cells.diagonal(offset)].mean(-1).double()
+            assert (found.score <= true + 1e-6).all() and (true <= found.upper + 1e-6).all()

@@ -132,12 +132,16 @@ class LayerWeights:
 
     @property
     def _hidden(self) -> bool:
-        """Whether a mask that is no range of keys, and not kept, hides some."""
-        terms = self.layer.terms
-        return not self.allowed.known and terms is not None and not terms.mask_known
+        """Whether a mask that is no range of keys, and not known, may hide some."""
+        return not self.allowed.known and self.allowed.cells is None
 
     def sizes(self, pattern: Pattern) -> Tensor:
         """How many keys of its set each row may look at, or, where not `certain`, at most."""
+        cells = self.allowed.cells
+        if cells is not None:
+            queries, keys = cells.shape
+            of_heads = members(pattern, range(queries), keys, self.layer.heads)
+            return torch.stack([(member & cells).sum(-1) for member in of_heads])
         sizes = pattern.sizes(self.allowed)
         if not self._hidden:
             return sizes

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.formats.trace import TraceLayer
+from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.score_terms import ranges_of
 
 __all__ = [
@@ -37,19 +38,25 @@ class Allowed:
     first, end   (queries,): keys first_i to end_i - 1
     count        (heads, queries): how many they are
     known        whether the ranges are the true ones. If not they are wider, and only `count` is
+    cells        (queries, keys), bool: which keys they are, where these are not side by side and
+                 are known all the same; else None
     """
 
     first: Tensor
     end: Tensor
     count: Tensor
     known: bool
+    cells: Tensor | None = None
 
 
 def allowed_keys(layer: TraceLayer) -> Allowed:
     """The keys that each query of a layer may look at.
 
-    Where the trace does not say, a window is looked for that explains how many keys each row may
-    look at and has every kept edge in it.
+    Where the trace does not say, as of weights that were given without a mask, they are the keys
+    that some head of the layer looks at, if every edge was kept. Where no query looks at two keys,
+    which tells of no mask: all, or all up to the query where none looks ahead. Of a graph that
+    lacks edges, a window is looked for that explains how many keys each row may look at and has
+    every kept edge in it.
     """
     graph = layer.graph
     _, queries, keys = graph.shape
@@ -64,8 +71,12 @@ def allowed_keys(layer: TraceLayer) -> Allowed:
     causal = torch.zeros_like(position), position + 1
     if layer.mask == "causal":
         return Allowed(*causal, count, True)
+    if layer.terms is None:
+        looked_at = _looked_at(graph)
+        if looked_at is not None:
+            return looked_at
     same_for_heads = bool((count == count[:1]).all())
-    if queries == keys and queries and same_for_heads:
+    if queries == keys and graph.k and queries and same_for_heads:
         of_row = count[0]
         reach = (int(of_row.max()) - 1) // 2
         both_sides = (position - reach).clamp(min=0), (position + reach + 1).clamp(max=keys)
@@ -75,6 +86,33 @@ def allowed_keys(layer: TraceLayer) -> Allowed:
             if fits and bool((inside | (graph.keys < 0)).all()):
                 return Allowed(first, end, count, True)
     return Allowed(*whole, count, False)
+
+
+def _looked_at(graph: AttentionGraph) -> Allowed | None:
+    """The keys that some head looks at, of a graph that keeps every edge.
+
+    None: it does not keep every edge.
+    """
+    heads, queries, keys = graph.shape
+    there = graph.keys >= 0
+    if bool((graph.count > there.sum(-1)).any()):
+        return None
+    cells = torch.zeros(queries, keys + 1, dtype=torch.bool)
+    rows = torch.arange(queries)[:, None].expand(heads, queries, graph.k)
+    cells[rows, torch.where(there, graph.keys, keys).long()] = True
+    cells = cells[:, :-1]
+    if not bool((cells.sum(-1) > 1).any()):
+        ahead = queries != keys or bool(cells.triu(1).any())
+        cells = torch.ones_like(cells) if ahead else torch.ones_like(cells).tril()
+    count = cells.sum(-1)
+    of_heads = count.expand(heads, queries)
+    first = cells.byte().argmax(-1) if keys else count
+    end = first + count
+    place = torch.arange(keys)
+    inside = (place >= first[:, None]) & (place < end[:, None])
+    if torch.equal(inside, cells):
+        return Allowed(first, end, of_heads, True)
+    return Allowed(torch.zeros_like(first), torch.full_like(first, keys), of_heads, False, cells)
 
 
 @dataclass(frozen=True, eq=False)
