@@ -110,14 +110,21 @@ def _edges_of_head(layer: int, head: int, *tensors: Tensor) -> pa.Table:
     )
 
 
+def _places(layer: int, head: str, position: str, numbers: Tensor) -> dict[str, pa.Array]:
+    """The columns that say where numbers of (heads, positions) stand, row by row."""
+    heads, length = numbers.shape
+    return {
+        "layer": pa.array(np.full(heads * length, layer, np.int16)),
+        head: pa.array(np.repeat(np.arange(heads, dtype=np.int16), length)),
+        position: pa.array(np.tile(np.arange(length, dtype=np.int32), heads)),
+    }
+
+
 def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
     """The rows of a graph, as they lie in rows.parquet."""
-    heads, queries = graph.lse.shape
     return pa.table(
         {
-            "layer": pa.array(np.full(heads * queries, layer, np.int16)),
-            "head": pa.array(np.repeat(np.arange(heads, dtype=np.int16), queries)),
-            "query": pa.array(np.tile(np.arange(queries, dtype=np.int32), heads)),
+            **_places(layer, "head", "query", graph.lse),
             "lse": pa.array(_numbers(graph.lse)),
             "entropy": pa.array(_numbers(graph.entropy)),
             "rest": pa.array(_numbers(graph.rest)),
@@ -128,15 +135,8 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
 
 def key_table(layer: int, value_norms: Tensor) -> pa.Table:
     """The norms of a layer's values, as they lie in keys.parquet."""
-    kv_heads, keys = value_norms.shape
-    return pa.table(
-        {
-            "layer": pa.array(np.full(kv_heads * keys, layer, np.int16)),
-            "kv_head": pa.array(np.repeat(np.arange(kv_heads, dtype=np.int16), keys)),
-            "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), kv_heads)),
-            "value_norm": pa.array(_numbers(value_norms)),
-        }
-    )
+    places = _places(layer, "kv_head", "key", value_norms)
+    return pa.table({**places, "value_norm": pa.array(_numbers(value_norms))})
 
 
 def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
@@ -146,14 +146,11 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
     """
     if graph.received is None or graph.received_most is None:
         raise ValueError("a graph that does not know what its keys receive")
-    heads, keys = graph.received.shape
     last = graph.received_last
     last = torch.full_like(graph.received, torch.nan) if last is None else last
     return pa.table(
         {
-            "layer": pa.array(np.full(heads * keys, layer, np.int16)),
-            "head": pa.array(np.repeat(np.arange(heads, dtype=np.int16), keys)),
-            "key": pa.array(np.tile(np.arange(keys, dtype=np.int32), heads)),
+            **_places(layer, "head", "key", graph.received),
             "received": pa.array(_numbers(graph.received)),
             "received_most": pa.array(_numbers(graph.received_most)),
             "received_last": pa.array(_numbers(last)),

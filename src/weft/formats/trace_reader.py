@@ -188,33 +188,18 @@ class StoredLayer:
         if said is None:
             return Received()
         heads, _, length = self.entry["shape"]
-        names = Received._fields
         with self._reading(RECEIVED):
-            table = self._table(RECEIVED, RECEIVED_COLUMNS, heads * length)
-            places = table["head"] * np.int64(length) + table["key"]
-            if not np.array_equal(places, np.arange(heads * length)):
-                raise ValueError("its rows are not those of every head and key")
-            found = Received(
-                *(torch.from_numpy(table[name].reshape(heads, length).copy()) for name in names)
-            )
+            found = Received(**self._by_place(RECEIVED, RECEIVED_COLUMNS, heads, length))
         return found if said["last"] else found._replace(received_last=None)
 
     def _rows(self) -> dict[str, Tensor]:
         heads, queries, length = self.entry["shape"]
         with self._reading(ROWS):
-            rows = self._table(ROWS, ROW_COLUMNS, heads * queries)
-            if not np.array_equal(
-                rows["head"] * np.int64(queries) + rows["query"], np.arange(heads * queries)
-            ):
-                raise ValueError("its rows are not those of every head and query")
-            totals = {
-                name: torch.from_numpy(rows[name].reshape(heads, queries).copy())
-                for name in ("lse", "entropy", "rest", "count")
-            }
-            if len(rows["count"]) and not 0 <= rows["count"].min() <= rows["count"].max() <= length:
+            totals = self._by_place(ROWS, ROW_COLUMNS, heads, queries)
+            count = totals["count"]
+            if count.numel() and not 0 <= int(count.min()) <= int(count.max()) <= length:
                 raise ValueError(f"a count of keys is not in 0 to {length}")
-        totals["count"] = totals["count"].long()
-        return totals
+        return totals | {"count": count.long()}
 
     def queries_keys(self) -> tuple[Tensor, Tensor] | None:
         """See LayerData."""
@@ -222,7 +207,17 @@ class StoredLayer:
             return None
         heads, queries, length = self.entry["shape"]
         with self._reading(QUERIES_KEYS):
-            from_queries, from_keys = self._stored(heads, queries, length)
+            from_queries, from_keys = self._tensors(["queries", "keys"]).values()
+            if (
+                from_queries.ndim != 3
+                or from_queries.shape[:2] != (heads, queries)
+                or from_keys.ndim != 3
+                or from_keys.shape[1] != length
+                or not from_keys.shape[0]
+                or heads % from_keys.shape[0]
+                or {from_queries.dtype, from_keys.dtype} - set(STORED_TYPES.values())
+            ):
+                raise ValueError("queries and keys do not fit the layer")
         return from_queries, from_keys
 
     def terms(self) -> Terms | None:
@@ -257,31 +252,13 @@ class StoredLayer:
             return None
         length = self.entry["shape"][2]
         with self._reading(KEYS):
-            rows = self._table(KEYS, KEY_COLUMNS, kv_heads * length)
-            places = rows["kv_head"] * np.int64(length) + rows["key"]
-            if not np.array_equal(places, np.arange(kv_heads * length)):
-                raise ValueError("its rows are not those of every kv head and key")
-            return torch.from_numpy(rows["value_norm"].reshape(kv_heads, length).copy())
+            return self._by_place(KEYS, KEY_COLUMNS, kv_heads, length)["value_norm"]
 
     def _tensors(self, names: list[str]) -> dict[str, Tensor]:
         """Tensors of this layer."""
         path = self._verified(QUERIES_KEYS)
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(f"layers.{self.number}.{name}") for name in names}
-
-    def _stored(self, heads: int, queries: int, length: int) -> tuple[Tensor, Tensor]:
-        from_queries, from_keys = self._tensors(["queries", "keys"]).values()
-        if (
-            from_queries.ndim != 3
-            or from_queries.shape[:2] != (heads, queries)
-            or from_keys.ndim != 3
-            or from_keys.shape[1] != length
-            or not from_keys.shape[0]
-            or heads % from_keys.shape[0]
-            or {from_queries.dtype, from_keys.dtype} - set(STORED_TYPES.values())
-        ):
-            raise ValueError("queries and keys do not fit the layer")
-        return from_queries, from_keys
 
     def _verified(self, name: str) -> Path:
         """The path of a file that is there, can be read, and is as it was written."""
@@ -313,6 +290,20 @@ class StoredLayer:
         if len(table) != rows:
             raise ValueError(f"it has {len(table)} rows of this layer, expected {rows}")
         return {name: table.column(name).to_numpy() for name in columns}
+
+    def _by_place(
+        self, name: str, columns: tuple[str, ...], heads: int, length: int
+    ) -> dict[str, Tensor]:
+        """The numbers of a table with a row for every head and position, each (heads, length)."""
+        table = self._table(name, columns, heads * length)
+        _, head, position, *numbers = columns
+        places = table[head] * np.int64(length) + table[position]
+        if not np.array_equal(places, np.arange(heads * length)):
+            raise ValueError(f"its rows are not those of every {head} and {position}")
+        return {
+            column: torch.from_numpy(table[column].reshape(heads, length).copy())
+            for column in numbers
+        }
 
     def verify(self, name: str) -> None:
         """Raise a DataError unless a file of the trace is as it was written."""
