@@ -346,3 +346,18 @@ def test_a_policy_that_writes_into_what_it_is_given_changes_no_other() -> None:
     lost, lost_beside = (of.table().set_index("policy")["lost"] for of in (alone, beside))
     expected = pytest.approx(lost[["h2o", "observed"]].tolist(), abs=1e-6)
     assert lost_beside[["h2o", "observed"]].tolist() == expected
+
+
+def test_budgets_may_be_numbers_of_numpy() -> None:
+    zeros = torch.zeros(1, 2, 12, 4)
+    trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
+    budgets = [*np.arange(2, 5, 2), np.float32(0.25), np.float64(1.0)]
+    found = evict(trace, budgets=budgets, policies=["tova"], prompt=8)
+    assert (found.budgets, found.shares) == ((2, 4, 2, 8), (0.25, 0.5, 0.25, 1.0))
+
+
+def test_a_text_of_one_token_has_no_prompt() -> None:
+    zeros = torch.zeros(1, 2, 1, 4)
+    trace = weft.from_queries_keys(zeros, zeros, mask=weft.causal(), kind="decoder")
+    with pytest.raises(InputError, match="a text of one token; expected 2 or more"):
+        evict(trace)

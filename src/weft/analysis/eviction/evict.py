@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -275,7 +276,7 @@ def evict(
         (*(rule.name for rule in rules), *(() if each_step else (BEST_SET,))),
         tuple(sizes),
         tuple(
-            budget if isinstance(budget, float) and budget <= 1 else size / length
+            size / length if isinstance(budget, Integral) or budget > 1 else float(budget)
             for budget, size in zip(budgets, sizes, strict=True)
         ),
         length,
@@ -296,6 +297,11 @@ def prompt_of(trace: TraceData, layer: TraceLayer, asked: int | None) -> int:
         generated = trace.positions.get(layer.keys_from, {}).get("generated", [])
         asked = generated.index(True) if True in generated else int(_PROMPT * length)
     if not 0 < asked < length:
+        if length < 2:
+            raise InputError(
+                "evict: a text of one token; expected 2 or more: losses are those of the queries "
+                "after the prompt. Trace a longer text, or a generation."
+            )
         raise InputError(
             f"evict: a prompt of {asked:,} of {length:,} tokens; expected 1 to {length - 1:,}: "
             "losses are those of the queries after it. Trace a longer text, or a generation."
@@ -311,8 +317,9 @@ def keys_of(budget: float, prompt: int) -> int:
 
     Raises: InputError: no key, or more than the prompt has.
     """
-    number = not isinstance(budget, bool) and isinstance(budget, int | float)
-    if number and 0 < budget <= 1 and isinstance(budget, float):
+    # NumPy's numbers too, as of numpy.arange.
+    number = not isinstance(budget, bool) and isinstance(budget, Real)
+    if number and 0 < budget <= 1 and not isinstance(budget, Integral):
         # Not one key less where the product is a little too small.
         return max(1, int(budget * prompt + 1e-9))
     if number and 1 <= budget <= prompt and int(budget) == budget:
