@@ -173,7 +173,7 @@ def test_bad_input_is_one_line(
     result = weft_main("align", run, *texts, "--heads", "3.0", *out)
     assert (result.code, (tmp_path / "out").exists()) == (2, False)
     last = result.err.splitlines()[-1]
-    assert "no head 3.0; the model has 1 layers of cross-attention" in last
+    assert "no head 3.0; the model has 1 layer of cross-attention" in last
     (tmp_path / "three").write_text("0-0\n1-1\n0-0\n")
     line = weft_main("align", run, *texts, "--gold", tmp_path / "three", *out).one_line()
     assert "has 3 lines, " in line

@@ -58,6 +58,7 @@ def test_filters_and_order(weft_main: Command, traces: Path) -> None:
     none = weft_main("heads", trace, "--role", "induction")
     assert none.code == 0
     assert none.out.startswith("No head has such a role.\n0 of 2 heads")
+    assert weft_main("heads", trace, "--all", "--limit", 0).out.startswith("0 of 2 heads")
 
 
 def test_clusters_and_needle(weft_main: Command, traces: Path) -> None:

@@ -21,11 +21,16 @@ _LAST = ("broad", "entropy", "distance")
 
 
 def print_head_table(
-    paths: Sequence[Path], table: HeadTable, every: bool, as_csv: bool, as_json: bool
+    paths: Sequence[Path],
+    table: HeadTable,
+    every: bool,
+    limit: int | None,
+    as_csv: bool,
+    as_json: bool,
 ) -> None:
     """Print a row for each head, and how many heads have each role.
 
-    every: with all measures.
+    every: with all measures. limit: rows that were asked for at most.
     """
     from weft.analysis.heads.roles import MEASURES
 
@@ -42,7 +47,7 @@ def print_head_table(
             left=("role", "source"),
             may_go=() if every else (*_FIRST[4:], *_LAST, "source"),
         )
-    else:
+    elif limit != 0:
         print(f"No head has {'a role but broad' if table.left_out else 'such a role'}.")
     roles = ", ".join(f"{count} {name}" for name, count in table.roles.items())
     texts = f"{table.texts} text{'s' if table.texts != 1 else ''}, {table.tokens:,} tokens"

@@ -58,6 +58,11 @@ class Request:
                 f"--n-best {self.n_best}: a beam of {self.search.beam} holds no more than "
                 f"{self.search.beam}. Give --beam {self.n_best}, or a smaller --n-best."
             )
+        if self.heads == "best":
+            raise InputError(
+                "--heads best: the best heads are chosen against gold links, by weft align. Take "
+                "those that it names, as 0.1,3.2:write, or agreement."
+            )
         if self.heads not in ("all", "none"):
             _ = AlignmentOptions(self.heads, self.method)
 

@@ -140,6 +140,10 @@ def test_hostile_tokens(make_trace, hostile_tokens) -> None:
         ("select * from tmp_path", "does not exist"),
         ("select cast('a' as int)", "Could not convert string 'a'"),
         ("select error('boom') from edges", "boom"),
+        ("select foo(1)", r'Did you mean "floor"\? The views are'),
+        # What DuckDB advises is refused too.
+        ("select st_area(1)", r"exists in the spatial extension\. The views are"),
+        ("select (select * from range(2))", r"can only return a single row\.$"),
     ],
 )
 def test_what_is_no_question_is_one_clear_line(make_trace, tmp_path, query, said) -> None:

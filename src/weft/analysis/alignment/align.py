@@ -195,8 +195,8 @@ def check_heads(named: Sequence[AligningHead], every: Sequence[AligningHead]) ->
         layers = 1 + max(head.layer for head in every)
         count = sum(head.layer == 0 and head.step == every[0].step for head in every)
         raise InputError(
-            f"align: no head {missing[0]}; the model has {layers} layers of cross-attention, "
-            f"from 0, the first with {count} heads, from 0."
+            f"heads: no head {missing[0]}; the model has {layers} layer{'s' * (layers > 1)} of "
+            f"cross-attention, from 0, the first with {count} heads, from 0."
         )
 
 

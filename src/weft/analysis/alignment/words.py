@@ -61,7 +61,7 @@ class AligningHead(NamedTuple):
         parts = _HEAD.fullmatch(name.strip()) if isinstance(name, str) else None
         if parts is None:
             raise InputError(
-                f"align: head {name!r:.40}; expected LAYER.HEAD, as 0.1, the layer counted among "
+                f"heads: {name!r:.40}; expected LAYER.HEAD, as 0.1, the layer counted among "
                 "those of cross-attention, or 0.1:write for the step that writes the word."
             )
         return cls(int(parts[1]), int(parts[2]), "write" if parts[3] == "write" else "read")

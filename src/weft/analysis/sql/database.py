@@ -5,6 +5,7 @@ Nothing here loads torch: a process that only answers questions starts at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,6 +191,10 @@ def _name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+#: Statements that DuckDB's errors advise.
+_SETTINGS = re.compile(r"\b(SET|INSTALL) \w")
+
+
 @contextmanager
 def one_line() -> Iterator[None]:
     """DuckDB's errors, which draw an arrow under the query, as one line."""
@@ -205,10 +210,14 @@ def one_line() -> Iterator[None]:
         # Without the copy of the query, and without where in DuckDB it was.
         text = str(error).split("\nLINE ")[0].split("\n\nStack Trace")[0]
         _, _, rest = text.partition("Error: ")
-        message = " ".join((rest or text).split()).rstrip(" .!")
+        first, *others = " ".join((rest or text).split()).split(". ")
+        # Without advice on settings and extensions, which a query may not change.
+        message = ". ".join([first, *(part for part in others if not _SETTINGS.search(part))])
+        message = message.rstrip(" .!")
         if isinstance(error, duckdb.IOException) or "No magic bytes" in message:
             raise DataError(f"query: cannot read the trace: {message}. Trace it again.") from None
         # Of a question that was understood, other names do not help.
         misread = (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException)
         advice = f" The views are {', '.join(VIEWS)}." if isinstance(error, misread) else ""
-        raise InputError(f"query: {message}.{advice}") from None
+        end = "" if message.endswith("?") else "."
+        raise InputError(f"query: {message}{end}{advice}") from None

@@ -26,4 +26,4 @@ def heads(
         return
     with working("measuring heads"):
         table = head_table(paths, choice, exact=exact, reach=reach, alpha=alpha, least=least)
-    print_head_table(paths, table, every, as_csv, as_json)
+    print_head_table(paths, table, every, limit, as_csv, as_json)
