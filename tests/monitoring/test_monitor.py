@@ -6,6 +6,7 @@ import copy
 import math
 import shutil
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,13 +254,22 @@ def test_what_fails_while_it_trains_is_warned_of_once(
 
 
 def test_a_model_that_is_not_called_is_not_measured(tmp_path: Path, gpt2: Any) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    class Loss(Tensor):
+        def detach(self) -> Tensor:
+            value = torch.ones(())
+            kept.append(weakref.ref(value))
+            return value
+
     with (
         pytest.warns(UserWarning, match="was not called, or is compiled.* Give probe="),
         weft.monitor(gpt2(), tmp_path / "run") as monitor,
     ):
         for _ in range(5):
-            monitor.step(1.0)
+            monitor.step(Loss())
     assert not (tmp_path / "run" / "run.json").exists()
+    assert len(kept) == 5 and not any(loss() is not None for loss in kept)
 
 
 def test_large_matrices_are_pictures(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:

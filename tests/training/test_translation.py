@@ -100,5 +100,17 @@ def test_lines_that_cannot_be_read_come_after_those_before_them(model: Transform
     assert len(found) == 3
 
 
+def test_spaces_around_a_line_are_none_of_it_as_in_the_texts_that_were_learned(
+    model: Transformer,
+) -> None:
+    texts = ["  bad cab \t", "   ", "\t", "bad cab"]
+    (found,) = translated_windows(model, WORDS, texts, SEARCH, 9)
+    assert [line.source for line in found] == ["bad cab", "", "", "bad cab"]
+    assert [line.hypotheses for line in found[1:3]] == [[], []]
+    assert found[0].hypotheses == found[3].hypotheses
+    first, *blank, last = translate(model, WORDS, texts, beam=3)
+    assert (blank, first) == (["", ""], last)
+
+
 def test_nothing_to_translate(model: Transformer) -> None:
     assert list(translated_windows(model, WORDS, [], SEARCH, 4)) == []

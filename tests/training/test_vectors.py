@@ -37,6 +37,16 @@ def test_a_matrix_and_its_words_in_a_file_beside_it_or_inside(tmp_path: Path) ->
         assert not given.matrix[given.vocabulary.pad].any()
 
 
+@pytest.mark.parametrize("end", ["", "\r\n"])
+def test_words_in_lines_of_windows(tmp_path: Path, end: str) -> None:
+    save_file({"vectors": MATRIX}, tmp_path / "x.safetensors")
+    (tmp_path / "x.txt").write_bytes(("\r\n".join(WORDS) + end).encode())
+    vocabulary = read_vectors(tmp_path / "x.safetensors").vocabulary
+    assert vocabulary.token_strings(vocabulary.encode("It's a Good film")) == [
+        "it's", "<unk>", "good", "film",
+    ]  # fmt: skip
+
+
 def test_the_embeddings_of_a_pretrained_model() -> None:
     folder = minilm()
     given = read_vectors(folder)

@@ -267,6 +267,7 @@ class Monitor:
             # Not as a number: a device need not be waited for.
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
         if self._probe is None:
+            self._losses.clear()  # which nobody is told of
             self._say_once(
                 "no probe",
                 f"the {type(self._model).__name__} was not called, or is compiled, so that its "

@@ -95,7 +95,7 @@ class TrainingConfig(Section):
     betas: tuple[_Decay, _Decay] = (0.9, 0.98)
     epsilon: float = Field(1e-9, ge=1.2e-38)  # less is 0 in float32
     weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(1.0, gt=0, description="of the whole gradient")
+    clip_norm: float | None = Field(1.0, ge=0, description="of the whole gradient; 0: no limit")
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     average: float = Field(
         0.0, ge=0, lt=1, description="decay of a running mean of the weights, which is then used"

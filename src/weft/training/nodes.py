@@ -89,8 +89,9 @@ class NodeData:
                 raise InputError(f"{source}: no node is in {name!r}. Choose some to {name} on.")
         for name, chosen in self.splits.items():
             if int(chosen.min()) < 0 or int(chosen.max()) >= self.nodes:
+                wrong = int(chosen[(chosen < 0) | (chosen >= self.nodes)][0])
                 raise InputError(
-                    f"{source}: {name!r} names node {int(chosen.max())}; there are {self.nodes} "
+                    f"{source}: {name!r} names node {wrong}; there are {self.nodes} "
                     "nodes. Give numbers from 0."
                 )
             if bool((self.labels[chosen] == UNKNOWN).any()):
@@ -260,5 +261,6 @@ def _read_folder(path: Path) -> NodeData:
 
 
 def _table(path: Path) -> list[list[str]]:
-    lines = read_text(path, "table").splitlines()
+    # Not by splitlines, which ends a line at signs that may be in a name.
+    lines = [line.removesuffix("\r") for line in read_text(path, "table").split("\n")]
     return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]

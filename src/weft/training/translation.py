@@ -44,7 +44,7 @@ class TranslatedLine:
     """A line and what was written for it.
 
     number: of the line, from 1.
-    source: the line.
+    source: the line, without spaces around it: so the texts were that were learned.
     ids: its tokens, without the end token.
     hypotheses: the best first; none of a line without tokens.
     """
@@ -70,14 +70,14 @@ def translate(
     Args:
         model: a Transformer.
         vocabulary: its tokens.
-        texts: sources; an empty one gives an empty translation.
+        texts: sources, read without spaces around them; an empty one gives an empty translation.
         beam, length_penalty, batch_tokens: see `Search`.
         progress: see `hypotheses_of`.
 
     Returns: one translation a text, in their order.
     """
     search = Search(beam, length_penalty, batch_tokens)
-    encoded = vocabulary.encode_all(texts)
+    encoded = vocabulary.encode_all([text.strip() for text in texts])
     ranked = hypotheses_of(model, vocabulary, encoded, search, progress)
     return [vocabulary.decode(best[0].tokens) if best else "" for best in ranked]
 
@@ -136,7 +136,7 @@ def translated_windows(
     Args:
         model: a Transformer.
         vocabulary: its tokens.
-        lines: sources.
+        lines: sources, read without spaces around them.
         search: how.
         window: lines at once.
 
@@ -170,10 +170,10 @@ def translated_windows(
 
 
 def _read(lines: Iterator[str], count: int) -> tuple[list[str], WeftError | None]:
-    """So many lines, fewer at the end; and why no more could be read."""
+    """So many lines, fewer at the end, as they were learned; and why no more could be read."""
     texts: list[str] = []
     try:
-        texts.extend(islice(lines, count))
+        texts.extend(line.strip() for line in islice(lines, count))
     except WeftError as error:
         return texts, error
     return texts, None

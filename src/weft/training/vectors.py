@@ -92,8 +92,8 @@ def _of_file(path: Path) -> GivenVectors:
     if "words" in metadata:
         words = parse_json(metadata["words"], path, "list of words")
     else:
-        words = read_text(path.with_suffix(".txt"), "list of words").split("\n")
-        words = words[:-1] if words[-1] == "" else words
+        lines = read_text(path.with_suffix(".txt"), "list of words").removesuffix("\n").split("\n")
+        words = [line.removesuffix("\r") for line in lines]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{path}: its words are no list of strings.")
     if len(words) != len(matrix):

@@ -131,6 +131,7 @@ def test_inductive_training_does_not_see_other_nodes(tmp_path: Path) -> None:
         ({"y": np.arange(20) / 10}, "'y' is float64; expected whole numbers"),
         ({"val": None}, "no node is in 'valid'"),
         ({"test": np.array([20])}, "'test' names node 20"),
+        ({"test": np.array([15, -1])}, "'test' names node -1"),
         ({"test": np.array([9, 2])}, "node 2 is in 'train' and in 'test'"),
         ({"test": np.array([9, 13])}, "node 13 is in 'valid' and in 'test'"),
         ({"train": None, "train_mask": np.ones(3, dtype=bool)}, "a mask of shape (3,)"),
@@ -164,6 +165,16 @@ def test_bad_folders_are_one_line(tmp_path: Path, nodes: str, edges: str, messag
     with pytest.raises(weft.WeftError) as caught:
         read_nodes(tmp_path)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_with_signs_that_end_a_line_elsewhere_and_lines_of_windows(tmp_path: Path) -> None:
+    nodes = "a\u2028b\tx\ttrain\t1\r\nc\x85\ty\ttrain\t2\r\nd\tx\tvalid\t3\r\n"
+    (tmp_path / "nodes.tsv").write_bytes(nodes.encode())
+    (tmp_path / "edges.tsv").write_bytes("a\u2028b\tc\x85\r\nc\x85\td\r\n".encode())
+    graph = read_nodes(tmp_path)
+    assert graph.names == ["a\u2028b", "c\x85", "d"]
+    assert graph.features.tolist() == [[1.0], [2.0], [3.0]]
+    assert graph.edge_index.tolist() == [[0, 1], [1, 2]]
 
 
 def test_no_file_and_no_archive(tmp_path: Path) -> None:
