@@ -79,3 +79,12 @@ def test_of_two_tokens_and_one_edge_of_each_the_rank_is_between_its_bounds(rows)
     exact = float((-(share * share.log()).sum()).exp())
     rank = energy_rank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
     assert float(rank.lower[0]) - 1e-5 <= exact <= float(rank.upper[0]) + 1e-5
+
+
+@pytest.mark.parametrize("length", range(1, 12))
+def test_the_lower_end_is_never_above_the_upper(length: int) -> None:
+    """Of one direction, whose entropy of 0 is rounded to either side."""
+    alike = weft.AttentionMatrix(torch.zeros(1, length, 2), torch.zeros(1, length, 2))
+    rank = energy_rank(alike)
+    assert bool((rank.lower <= rank.upper).all())
+    assert float(rank.upper) == pytest.approx(1, abs=1e-6)

@@ -109,7 +109,8 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
     else:
         mass = source.sum_of_squares().sum(-1)
     there = (mass > 0).float()
-    return Interval(lower.exp().float() * there, upper.exp().float() * there)
+    # Of a flat spectrum both ends are one number, rounded twice.
+    return Interval(torch.minimum(lower, upper).exp().float() * there, upper.exp().float() * there)
 
 
 def _of_matrix(source: AttentionMatrix, leading: int, seed: int) -> list[tuple[float, float]]:
