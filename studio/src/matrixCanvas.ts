@@ -24,8 +24,8 @@ export interface Cell {
 export interface Extent {
   width: number;
   height: number;
-  /** Room for the names of rows and columns. */
-  margin: { left: number; top: number };
+  /** Room for the names of rows and columns; right, for the end of the last one, which leans. */
+  margin: { left: number; top: number; right: number };
 }
 
 /** Pixels of a cell, at most: as one zooms in, and of a small matrix that fills the stage. */
@@ -38,7 +38,7 @@ export const TOKENS_FROM = 11;
 export const FONT = "'Inter', system-ui, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif";
 
 export const plot = ({ width, height, margin }: Extent) => ({
-  wide: Math.max(width - margin.left - 12, 1),
+  wide: Math.max(width - margin.left - margin.right, 1),
   high: Math.max(height - margin.top - 12, 1),
 });
 
@@ -49,6 +49,7 @@ export function marginOf(layer: Layer): Extent["margin"] {
   return {
     left: Math.max(74, Math.min(longest(layer.queryTokens) * 8 + 22, 128)),
     top: 38 + Math.min(longest(layer.keyTokens) * 5 + 12, 62),
+    right: Math.min(longest(layer.keyTokens.slice(-1)) * 5 + 6, 58),
   };
 }
 

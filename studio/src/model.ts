@@ -203,6 +203,8 @@ export interface Sums {
   valued: ((head: number) => Float32Array) | null;
   /** By key: what it gets when weights are weighed by the norms of the values. */
   given: ((head: number) => Float32Array) | null;
+  /** By head the logit of its sink; null: it has none. */
+  sinks: Float32Array | null;
 }
 
 /** A row of one head, as the threads show it. */
@@ -306,12 +308,15 @@ export class Example {
       const keys = heads * columns;
       const by = (array: Float32Array, length: number) => (head: number) =>
         array.subarray(head * length, (head + 1) * length);
-      if (!layer.values) return { received: by(all, columns), valued: null, given: null };
+      const end = layer.values ? 2 * keys + heads * rows : keys;
+      const sinks = all.length > end ? all.subarray(end) : null;
+      const received = by(all, columns);
+      if (!layer.values) return { received, valued: null, given: null, sinks };
       const [valued, given] = [
         all.subarray(keys, keys + heads * rows),
-        all.subarray(keys + heads * rows),
+        all.subarray(keys + heads * rows, end),
       ];
-      return { received: by(all, columns), valued: by(valued, rows), given: by(given, columns) };
+      return { received, valued: by(valued, rows), given: by(given, columns), sinks };
     });
   }
 

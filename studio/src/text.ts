@@ -10,8 +10,10 @@ export function visible(token: string, limit = 60): string {
   const cut = letters.length > limit || token.length > 2 * limit;
   const shown = letters.slice(0, limit);
   const start = shown.findIndex((c) => c !== " ");
+  // Spaces before a cut are not at the end, unless nothing else follows.
+  const more = cut && /[^ ]/.test(token.slice(shown.join("").length));
   let end = shown.length;
-  while (end > 0 && shown[end - 1] === " ") end--;
+  while (!more && end > 0 && shown[end - 1] === " ") end--;
   return (
     shown
       .map((c, place) => {

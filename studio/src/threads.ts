@@ -15,7 +15,7 @@ export interface Presented {
   hidden: number;
   /** What is on no thread: edges past the chosen share, and what the trace did not keep. */
   rest: number;
-  /** What is on no key: a sink has it. Not known, and 0, where some key is not kept. */
+  /** What is on no key: a sink has it. */
   sink: number;
   /** Whether every key that the row may look at is kept. */
   whole: boolean;
@@ -33,6 +33,8 @@ export interface Choice {
   values: Float32Array | null;
   /** What the row's weights by these norms sum to, over all keys; null: not known. */
   valued: number | null;
+  /** The logit of the head's sink; null: it has none, or it is not known. */
+  sink: number | null;
 }
 
 /** What several heads give to one place, on average. */
@@ -52,13 +54,21 @@ export interface Mean {
 export const sinksOf = (layer: Pick<Layer, "columns" | "separators">) =>
   new Set(layer.columns ? [0, ...layer.separators] : []);
 
+/** What a sink has of a row: e^(its logit − lse), or what all keys leave. */
+function takenBySink(row: Row, logit: number | null): number {
+  if (!row.count) return 0;
+  if (row.edges.length < row.count) return logit === null ? 0 : Math.exp(logit - row.lse);
+  const weights = row.edges.reduce((total, edge) => total + edge.weight, 0);
+  return Math.max(1 - weights, 0) || 0;
+}
+
 /** Which edges of a row are drawn, and what is left to a stub. */
-export function present(row: Row, { share, sinks, values, valued }: Choice): Presented {
+export function present(row: Row, choice: Choice): Presented {
+  const { share, sinks, values, valued } = choice;
   let threads: Thread[] = row.edges.map((edge) => ({ ...edge, share: edge.weight }));
   const whole = row.edges.length >= row.count;
   const kept = new Map(threads.map((thread) => [thread.key, thread]));
-  const weights = row.edges.reduce((total, edge) => total + edge.weight, 0);
-  const sink = whole && row.count ? Math.max(1 - weights, 0) || 0 : 0;
+  const sink = takenBySink(row, choice.sink);
   if (values) {
     const sum = threads.reduce((total, thread) => total + thread.weight * values[thread.key], 0);
     // What was not kept has at most the largest norm.

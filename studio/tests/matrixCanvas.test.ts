@@ -3,6 +3,7 @@ import {
   cellAt,
   held,
   levelOf,
+  marginOf,
   plot,
   showing,
   turnOf,
@@ -11,12 +12,20 @@ import {
 } from "../src/matrixCanvas";
 import type { Layer } from "../src/model";
 
-const extent = { width: 512, height: 262, margin: { left: 100, top: 50 } };
+const extent = { width: 512, height: 262, margin: { left: 100, top: 50, right: 12 } };
 const layer = { rows: 1000, columns: 400 } as Layer;
 
 test("the plot is what the margins leave", () => {
   expect(plot(extent)).toEqual({ wide: 400, high: 200 });
   expect(plot({ ...extent, width: 10, height: 10 })).toEqual({ wide: 1, high: 1 });
+});
+
+test("the name of the last column has room beside the plot", () => {
+  const named = (last: string) =>
+    marginOf({ queryTokens: ["a"], keyTokens: ["a long first one", last] } as Layer).right;
+  // Slanted it is seven tenths as wide, and begins in the middle of its column.
+  expect(named("[SEP]")).toBeGreaterThanOrEqual(5 * 7 * Math.SQRT1_2 - 8);
+  expect([named("."), named("x".repeat(99))]).toEqual([21, 58]);
 });
 
 test("the whole is in sight at the zoom of its tighter side", () => {

@@ -80,6 +80,9 @@ describe("tokens", () => {
     const shown = ["∅", "␣a b␣", "⏎", "⇥", "␀", "‹200B›", "⍽"];
     expect(tokens.map((token) => visible(token))).toEqual(shown);
     expect(visible("abcdef", 3)).toBe("abc…");
+    // A space where a token is cut stands between two words; only those at its end are marked.
+    expect(visible("the cat", 4)).toBe("the …");
+    expect(visible("the    ", 4)).toBe("the␣…");
   });
 
   test("in flowing text", () => {

@@ -13,7 +13,7 @@ import {
   type Choice,
 } from "../src/threads";
 
-const all: Choice = { share: 1, sinks: null, values: null, valued: null };
+const all: Choice = { share: 1, sinks: null, values: null, valued: null, sink: null };
 
 /** A row of weights on keys 0, 1, ...; count: how many keys it may look at. */
 function rowOf(weights: number[], count = weights.length): Row {
@@ -44,7 +44,10 @@ describe("present", () => {
     expect(threads.map(({ key }) => key)).toEqual([1]);
     expect(rest).toBeCloseTo(0.3);
     expect(sink).toBeCloseTo(0.4);
-    // Of a row that is not whole nobody knows.
+    // Of a row that is not whole the sink's logit tells; without it nobody knows.
+    const known = present(rowOf([0.1, 0.3, 0.2], 4), { ...all, sink: Math.log(0.25) });
+    expect(known.sink).toBeCloseTo(0.25);
+    expect(known.rest).toBeCloseTo(0.15);
     expect(present(rowOf([0.1, 0.3, 0.2], 4), all)).toMatchObject({ sink: 0 });
   });
 

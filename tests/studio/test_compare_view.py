@@ -14,15 +14,16 @@ from weft.studio.serving import Viewer
 from weft.traces import Trace
 
 READY = ".stage.compare[aria-busy=false]"
-#: The colour of a canvas at the middle of a cell, when the whole of a matrix is in sight.
+#: The colour of a canvas at the middle of a cell, when the whole of a matrix is in sight; short
+#: names of columns have 21 pixels beside it.
 PIXEL = """([number, row, column, rows]) => {
     const canvas = document.querySelectorAll(".pair-canvas canvas")[number];
     const ratio = canvas.width / canvas.clientWidth;
     const left = number && canvas.parentElement.parentElement.matches(".beside") ? 12
-        : canvas.clientWidth - 12 - side();
+        : canvas.clientWidth - 21 - side();
     function side() {
         const last = [...document.querySelectorAll(".pair-canvas canvas")].at(-1);
-        return last.clientWidth - 24;
+        return last.clientWidth - 12 - 21;
     }
     const top = canvas.clientHeight - 12 - Math.min(side(), 1e9);
     const zoom = side() / rows;

@@ -168,7 +168,7 @@ def stage_place(stage: np.ndarray, length: int) -> tuple[float, float, float]:
     longest = max(len(f"t{length - 1}"), 3)
     left = max(74, min(longest * 8 + 22, 128))
     top = 38 + min(longest * 5 + 12, 62)
-    high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - 12
+    high, wide = stage.shape[0] - top - 12, stage.shape[1] - left - min(longest * 5 + 6, 58)
     return left, top, min(wide / length, high / length, 240)
 
 

@@ -1,11 +1,15 @@
-"""The matrix under two fingers, and in a narrow window."""
+"""The matrix under two fingers, in a narrow window, and with numbers in its cells."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
+from tests.studio.test_sound_axes import WRITTEN
+from tests.studio.windows import until
 
+import weft
 from weft.studio.page import collect
 
 WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
@@ -122,6 +126,23 @@ def test_the_buttons_cover_no_cell_and_no_name(studio, make_trace, width: int, l
         return new Set(new Uint32Array(data.buffer)).size;
     }"""
     assert page.evaluate(covered) == 1  # the ground alone
+
+
+@pytest.mark.parametrize(("kept", "numbers"), [(6, 36), (3, 0)])
+def test_a_page_has_numbers_in_its_cells_where_every_edge_was_kept(
+    studio, kept: int, numbers: int
+) -> None:
+    # Where some were not, the page's exact picture is shown, which knows no numbers.
+    queries, keys = torch.randn(2, 1, 1, 6, 8, generator=torch.Generator().manual_seed(0))
+    trace = weft.from_queries_keys(queries, keys, tokens=list("abcdef"), keep=weft.Top(kept))
+    page = studio.file(collect([trace]), "#view=matrix")
+    page.locator(".panel", has_text="The whole:").wait_for()
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    page.evaluate(WRITTEN)
+    page.keyboard.press("l")
+    until(page, lambda: page.evaluate("written.filter(([text]) => text === 'f').length >= 2"))
+    found = page.evaluate("written.filter(([text]) => text.includes('.')).map(([text]) => text)")
+    assert len(found) >= numbers and bool(found) == bool(numbers)
 
 
 def test_what_is_asked_of_a_head_that_is_left_is_called_off(studio, serving, long_trace) -> None:

@@ -154,8 +154,10 @@ def visible(token: str, limit: int = 32) -> str:
         return "∅"
     # A long token is cut first, so that a million characters cost no more than a few.
     cut = len(token) > limit
-    token = token[: limit - 1] if cut else token
-    start, end = len(token) - len(token.lstrip(" ")), len(token.rstrip(" "))
+    rest, token = (token[limit - 1 :], token[: limit - 1]) if cut else ("", token)
+    start = len(token) - len(token.lstrip(" "))
+    # Spaces before a cut are not at the end, unless nothing else follows.
+    end = len(token) if rest.strip(" ") else len(token.rstrip(" "))
     shown = []
     for place, character in enumerate(token):
         if character == " ":

@@ -169,7 +169,9 @@ class Example:
         with self._summing:
             if number not in self._sums:
                 arrays, norms = self.layers[number], self._norms(number)
-                self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms)
+                terms = self.trace.layers[number].terms
+                sinks = None if terms is None else terms.sinks
+                self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms, sinks)
         return self._sums[number]
 
     def sums_take_long(self, number: int) -> bool:

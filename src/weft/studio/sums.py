@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from scipy import sparse
+from torch import Tensor
 
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.studio.arrays import Array, LayerArrays
@@ -13,16 +14,23 @@ __all__ = ["layer_sums"]
 
 
 @torch.no_grad()
-def layer_sums(arrays: LayerArrays, matrix: AttentionMatrix | None, norms: Array | None) -> bytes:
+def layer_sums(
+    arrays: LayerArrays,
+    matrix: AttentionMatrix | None,
+    norms: Array | None,
+    sinks: Tensor | None = None,
+) -> bytes:
     """Sums over the weights P of each head, float32, little-endian, one after the other:
 
     received (heads, keys)     sum_i P_ij: what a key gets from all queries
     valued (heads, queries)    sum_j P_ij |v_j|
     given (heads, keys)        sum_i P_ij |v_j| / valued_i: what it gets when weighed by |v|
+    sinks (heads,)             logits of sinks, where there are some: e^(sink - lse_i) of row i
 
     Args:
         arrays: the kept edges, which are all of them where there is no matrix.
-        norms: |v|, (heads, keys); None: `received` is all.
+        norms: |v|, (heads, keys); None: `valued` and `given` are left out.
+        sinks: logits, (heads,); None: `sinks` is left out.
     """
     heads, queries, length = arrays.heads, arrays.queries, arrays.length
     known = arrays.received
@@ -40,7 +48,9 @@ def layer_sums(arrays: LayerArrays, matrix: AttentionMatrix | None, norms: Array
                 1, valued[head], out=np.zeros(queries, np.float32), where=valued[head] > 0
             )
             given[head] = norms[head] * (whole.T @ inverse)
-    parts = (received,) if norms is None else (received, valued, given)
+    parts = [received] if norms is None else [received, valued, given]
+    if sinks is not None:
+        parts.append(sinks.float().numpy())
     return b"".join(part.astype("<f4").tobytes() for part in parts)
 
 
