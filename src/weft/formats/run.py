@@ -31,6 +31,7 @@ from typing import Any
 
 from weft.errors import DataError, InputError
 from weft.formats.files import (
+    MARK,
     NOT_WRITABLE,
     JsonObject,
     is_there,
@@ -104,8 +105,7 @@ class RunFolder:
         if shards is None:
             return self.checkpoint
         # A process was killed between writing the one and removing the other.
-        file_step = _step_of(read_notes(self.checkpoint, "checkpoint"), self.checkpoint)
-        return shards if _step_of(shards.notes(), shards.path) > file_step else self.checkpoint
+        return max(self.checkpoint, shards, key=_step_of)
 
     @property
     def best(self) -> Path:
@@ -163,13 +163,7 @@ class RunFolder:
         _refuse_something_else(path)
         if path.exists():
             remove_leftovers(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            folder.history.mkdir(exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"cannot make {path}: {reason_of(error)}. Choose another folder with --run."
-            ) from error
+        _make(path, folder.history)
         write_json(path / "config.json", config)
         folder.set_state("training")
         return folder
@@ -197,11 +191,7 @@ class RunFolder:
     def steps_done(self) -> int:
         """Steps of the training at its last checkpoint."""
         last = self.last_checkpoint()
-        if last is None:
-            return 0
-        if isinstance(last, Shards):
-            return _step_of(last.notes(), last.path)
-        return _step_of(read_notes(last, "checkpoint"), last)
+        return 0 if last is None else _step_of(last)
 
     def extend(self, config: JsonObject, completed: Completed) -> None:
         """Let the run go on to the ends of this configuration, where they are not the run's yet.
@@ -224,12 +214,7 @@ class RunFolder:
         """
         if not (path / "run.json").exists():
             _refuse_something_else(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"cannot make {path}: {reason_of(error)}. Choose another folder with --run."
-            ) from error
+        _make(path)
         try:
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -323,13 +308,28 @@ class RunFolder:
         return Reports(self.metrics, "metrics")
 
 
-def _step_of(notes: JsonObject, path: Path) -> int:
+def _step_of(checkpoint: Path | Shards) -> int:
     """The step at which a checkpoint was written."""
+    if isinstance(checkpoint, Shards):
+        path, notes = checkpoint.path, checkpoint.notes()
+    else:
+        path, notes = checkpoint, read_notes(checkpoint, "checkpoint")
     position = notes.get("position")
     step = position.get("step") if isinstance(position, dict) else None
     if type(step) is not int:
         raise DataError(f"{path}: this checkpoint is damaged: it has no step.")
     return step
+
+
+def _make(path: Path, *inside: Path) -> None:
+    """Make the folder of a run, and folders in it. Raises: DataError: they cannot be made."""
+    try:
+        for folder in (path, *inside):
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot make {path}: {reason_of(error)}. Choose another folder with --run."
+        ) from error
 
 
 def is_free(path: Path) -> bool:
@@ -345,7 +345,7 @@ def _refuse_something_else(path: Path) -> None:
 
 def _holds_more_than_a_start(path: Path) -> bool:
     """Whether a folder without run.json is anything but a run that was killed while being made."""
-    names = {entry.name for entry in path.iterdir() if ".weft-part-" not in entry.name} - {"lock"}
+    names = {entry.name for entry in path.iterdir() if MARK not in entry.name} - {"lock"}
     # In this order they are made: a folder with a config.json alone is somebody else's.
     if names not in (set(), {"history"}, {"history", "config.json"}):
         return True
