@@ -62,6 +62,6 @@ def test_a_disk_that_fails_in_the_middle(
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("weft.formats.lines.open_file", lambda path, what: Failing())
+    monkeypatch.setattr("weft.formats.files.open_file", lambda path, what: Failing())
     with pytest.raises(DataError, match=rf"{name}: .*[Ii]nput/output error"):
         list(file_lines(tmp_path / name))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import DataError
-from weft.formats.files import open_file
+from weft.formats.files import in_brief, open_file
 
 __all__ = ["Arrays", "read_npz"]
 
@@ -41,7 +41,7 @@ def read_npz(path: Path, what: str = "file of arrays") -> Arrays:
     except DataError:
         raise
     except _UNREADABLE as error:
-        reason = " ".join(str(error).split())[:120].rstrip(".") or type(error).__name__
+        reason = in_brief(error)
         if "pickle" in reason:  # NumPy's own advice is to unpickle it.
             reason = "it is no archive of arrays, or holds Python objects, which are not unpickled"
         raise DataError(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from weft.errors import DataError
-from weft.formats.files import cannot_read, check_file, open_file
+from weft.formats.files import cannot_read, check_file, in_brief, open_file
 from weft.formats.trace_reader import check_stored_types
 
 __all__ = ["COLUMNS", "SUFFIXES", "read_edges"]
@@ -49,9 +49,8 @@ def read_edges(path: Path) -> Columns:
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise cannot_read(path, what, error) from error
-        reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
         raise DataError(
-            f"{path}: cannot be read as a table of edges: {reason}. Expected the columns "
+            f"{path}: cannot be read as a table of edges: {in_brief(error)}. Expected the columns "
             f"{', '.join(COLUMNS)}, a row for each edge."
         ) from error
 

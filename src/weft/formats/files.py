@@ -1,4 +1,4 @@
-"""Writing so that nothing is lost or half-written: a temporary name first, then a rename."""
+"""Files: written whole or not at all, by a temporary name and a rename; read by one door."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from weft.errors import DataError
 from weft.formats.locks import FOLDERS, lock
@@ -30,6 +30,7 @@ __all__ = [
     "disk_errors",
     "file_digest",
     "finite",
+    "in_brief",
     "is_there",
     "not_utf8",
     "open_file",
@@ -39,6 +40,7 @@ __all__ = [
     "reason_of",
     "remove_leftovers",
     "sync",
+    "unpacked",
     "write_json",
 ]
 
@@ -81,6 +83,15 @@ def reason_of(error: OSError) -> str:
     """
     said = error.strerror or str(error)
     return said[:1].lower() + said[1:]
+
+
+def in_brief(error: Exception) -> str:
+    r"""What a library says of what it cannot read, on one line; at least the name of its error.
+
+    >>> in_brief(ValueError("no magic\nbytes.")), in_brief(MemoryError())
+    ('no magic bytes', 'MemoryError')
+    """
+    return " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
 
 
 def sync(path: Path) -> None:
@@ -291,6 +302,26 @@ def is_there(path: Path | str, what: str = "file") -> bool:
     return True
 
 
+@contextmanager
+def unpacked(path: Path | str, what: str = "file") -> Iterator[BinaryIO]:
+    """A file to be read in the block; one whose name ends in .gz is decompressed.
+
+    Raises: DataError: it is missing, not readable or damaged.
+    """
+    with open_file(path, what) as file:
+        packed = str(path).endswith(".gz")
+        try:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(
+                f"{path}: damaged, or not compressed by gzip: {error}. Compress it again."
+            ) from None
+        except DataError:
+            raise
+        except OSError as error:
+            raise cannot_read(path, what, error) from error
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -327,21 +358,11 @@ def read_text(path: Path | str, what: str = "file") -> str:
 
     Raises: DataError: it is missing, not readable or not UTF-8 (says at which line).
     """
-    with open_file(path, what) as file:
-        try:
+    try:
+        with unpacked(path, what) as file:
             content = file.read()
-            if str(path).endswith(".gz"):
-                content = gzip.decompress(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{path}: damaged, or not compressed by gzip: {error}. Compress it again."
-            ) from None
-        except OSError as error:
-            raise cannot_read(path, what, error) from error
-        except MemoryError:
-            raise DataError(
-                f"{path}: this {what} is larger than the memory that is free."
-            ) from None
+    except MemoryError:
+        raise DataError(f"{path}: this {what} is larger than the memory that is free.") from None
     try:
         # Some editors begin a file with a byte order mark, which is no part of the text.
         return content.decode("utf-8").removeprefix("\ufeff")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from weft.errors import DataError, InputError
-from weft.formats.files import cannot_read, not_utf8, open_file
+from weft.errors import InputError
+from weft.formats.files import not_utf8, unpacked
 
 __all__ = ["decoded_lines", "file_lines"]
 
@@ -39,18 +37,5 @@ def file_lines(path: Path) -> Iterator[str]:
 
     Raises: DataError: it is missing, not readable or damaged; InputError: not UTF-8.
     """
-    with open_file(path, "text file") as file:
-        try:
-            if str(path).endswith(".gz"):
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield from decoded_lines(unpacked, str(path))  # type: ignore[arg-type]
-            else:
-                yield from decoded_lines(file, str(path))
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(
-                f"{path}: damaged, or not compressed by gzip: {error}. Compress it again."
-            ) from None
-        except OSError as error:
-            if isinstance(error, DataError):
-                raise
-            raise cannot_read(path, "text file", error) from error
+    with unpacked(path, "text file") as file:
+        yield from decoded_lines(file, str(path))

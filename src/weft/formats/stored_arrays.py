@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import DataError
-from weft.formats.files import cannot_read, check_file, open_file
+from weft.formats.files import cannot_read, check_file, in_brief, open_file
 
 __all__ = ["SUFFIXES", "StoredArray", "array_files", "stored_arrays"]
 
@@ -112,7 +112,7 @@ _Entry = tuple[str, tuple[int, ...], Callable[[], Tensor | NDArray[Any]]]
 
 def _of_npy(path: Path) -> list[_Entry]:
     with open_file(path, _WHAT) as file:
-        shape, _ = _header(file, path.stat().st_size)
+        shape = _header(file, path.stat().st_size)
 
     def numbers() -> NDArray[Any]:
         with _reading(path), open_file(path, _WHAT) as again:
@@ -133,7 +133,7 @@ def _of_npz(path: Path) -> list[_Entry]:
             if not member.filename.endswith(".npy"):
                 raise ValueError(f"{member.filename[:80]!r} in it is no array")
             with archive.open(member) as content:
-                shape, _ = _header(content, member.file_size)
+                shape = _header(content, member.file_size)
             own = member.filename.removesuffix(".npy")
             entries.append((own, shape, _member_of(path, member.filename)))
     return entries
@@ -157,8 +157,8 @@ def _member_of(path: Path, name: str) -> Callable[[], NDArray[Any]]:
     return numbers
 
 
-def _header(file: Any, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an array, from its header, which the size of its file bears out."""
+def _header(file: Any, size: int) -> tuple[int, ...]:
+    """The shape of an array, from its header, which the size of its file bears out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a header that an old Python wrote
         version = np.lib.format.read_magic(file)
@@ -175,7 +175,7 @@ def _header(file: Any, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
     expected = file.tell() + math.prod(shape) * dtype.itemsize
     if expected != size:
         raise ValueError(f"{shape} of {dtype} takes {expected} bytes, and it has {size}")
-    return shape, dtype
+    return shape
 
 
 def _of_safetensors(path: Path) -> list[_Entry]:
@@ -206,9 +206,8 @@ def _reading(path: Path, name: str = "") -> Iterator[None]:
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise cannot_read(path, _WHAT, error) from error
-        reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
         where = f"{path}: {name}" if name else str(path)
         raise DataError(
-            f"{where}: this {_WHAT} is damaged, or not what its name says: {reason}. Write it "
-            "again, or restore it from a copy."
+            f"{where}: this {_WHAT} is damaged, or not what its name says: {in_brief(error)}. "
+            "Write it again, or restore it from a copy."
         ) from error

@@ -11,10 +11,9 @@ import torch
 
 from weft.errors import DataError, InputError, optional_package
 from weft.formats import edge_lists
-from weft.formats.files import check_file, is_there, read_json, read_text
+from weft.formats.files import check_file, in_brief, is_there, read_json, read_text
 from weft.formats.stored_arrays import StoredArray, array_files, stored_arrays
 from weft.formats.trace import TraceData
-from weft.formats.trace_files import STORED_TYPES
 from weft.jobs.dump_names import Dump, arrays_of
 from weft.jobs.trace_request import Report, report_of
 from weft.jobs.tracing import check_output
@@ -112,7 +111,7 @@ def import_files(paths: Sequence[Path], output: Path, options: ImportOptions) ->
             mask=_mask(options, needed="queries and keys"), scale=options.scale,
             softcap=options.softcap, layout=options.layout, heads=options.heads,
             queries_keys=options.queries_keys,
-            dtype=None if options.dtype is None else _type(options.dtype), **common,
+            dtype=None if options.dtype is None else getattr(torch, options.dtype), **common,
         )  # fmt: skip
     return _report(made if isinstance(made, TraceData) else made[0], output, dump.others)
 
@@ -155,11 +154,6 @@ def _report(trace: TraceData, output: Path, others: Sequence[StoredArray] = ()) 
         lines.append(f"left out: {len(others)} arrays, which are not queries or keys: {names}")
     content = {**said.content, "left_out": [one.name for one in others]}
     return Report([*said.lines[:-1], *lines, said.lines[-1]], content)
-
-
-def _type(name: str) -> torch.dtype:
-    found = {str(dtype).removeprefix("torch."): dtype for dtype in STORED_TYPES.values()}
-    return found[name]
 
 
 def _all_arrays(paths: Sequence[Path]) -> list[StoredArray]:
@@ -257,5 +251,4 @@ def _read_tokenizer(path: Path) -> Any:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())[:120].rstrip(".")
-        raise DataError(f"{path}: cannot be read as a tokenizer ({reason}).") from error
+        raise DataError(f"{path}: cannot be read as a tokenizer ({in_brief(error)}).") from error
