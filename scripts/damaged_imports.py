@@ -22,7 +22,6 @@ The last line is the summary; the exit code is 1 where a case is wrong.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -40,7 +39,7 @@ from unittest import mock
 if TYPE_CHECKING:
     from damage.cases import Result
 
-from damaged_inputs import SECONDS, go_through
+from damaged_inputs import SECONDS, arguments, go_through
 
 #: One case in so many is read by the command as a process.
 BY_PROCESS = 250
@@ -163,7 +162,7 @@ def planted() -> dict[str, contextlib.AbstractContextManager[object]]:
         "errors of tables are not made lines": patch(edge_lists, "_UNREADABLE", ()),
         "objects are unpickled": _both(
             patch(np.lib.format, "read_array", unpickled),
-            patch(stored_arrays, "_header", lambda file, size: ((2, 6, 4), np.dtype("f4"))),
+            patch(stored_arrays, "_header", lambda file, size: (2, 6, 4)),
         ),
         "other numbers are read": patch(importing._Stored, "__getitem__", moved),
         "opening a pipe waits": _both(
@@ -201,24 +200,14 @@ def self_check(whole: Path, seed: int, workers: int) -> int:
 
 def main() -> None:
     """Go through the cases, by processes that import."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", type=int, help="the number of one case")
-    parser.add_argument("--self-check", action="store_true", help="plant faults, and see them")
-    options = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    asked = arguments(__doc__, cases=2_000)
     from damage.workers import results
 
-    numbers = range(options.cases)
-    if options.only is not None:
-        numbers = range(options.only, options.only + 1)
     with prepared() as whole:
-        if options.self_check:
-            sys.exit(1 if self_check(whole, options.seed, options.workers) else 0)
-        came = results(partial(examine, whole, options.seed), numbers, options.workers, SECONDS)
-        wrong = go_through(came, len(numbers), options.only is not None)
+        if asked.self_check:
+            sys.exit(1 if self_check(whole, asked.seed, asked.workers) else 0)
+        came = results(partial(examine, whole, asked.seed), asked.numbers, asked.workers, SECONDS)
+        wrong = go_through(came, len(asked.numbers), asked.only is not None)
     sys.exit(1 if wrong else 0)
 
 

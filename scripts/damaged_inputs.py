@@ -130,28 +130,33 @@ def self_check(cases: Cases, workers: int) -> int:
     return blind
 
 
-def main() -> None:
-    """Go through the cases, by processes that read."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=10_000)
+def arguments(about: str, cases: int) -> argparse.Namespace:
+    """What was asked on the command line: so many cases unless it says otherwise; their numbers."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=cases)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--self-check", action="store_true", help="plant faults, and see them")
-    options = parser.parse_args()
+    asked = parser.parse_args()
+    only = asked.only
+    asked.numbers = range(asked.cases) if only is None else range(only, only + 1)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return asked
+
+
+def main() -> None:
+    """Go through the cases, by processes that read."""
+    asked = arguments(__doc__, cases=10_000)
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from damage.workers import results
 
-    numbers = range(options.cases)
-    if options.only is not None:
-        numbers = range(options.only, options.only + 1)
-    seconds = PLANTED_SECONDS if options.self_check else SECONDS
-    with prepared(options.seed, seconds) as cases:
-        if options.self_check:
-            raise SystemExit(1 if self_check(cases, options.workers) else 0)
-        came = results(cases.examine, numbers, options.workers, seconds)
-        wrong = go_through(came, len(numbers), options.only is not None)
+    seconds = PLANTED_SECONDS if asked.self_check else SECONDS
+    with prepared(asked.seed, seconds) as cases:
+        if asked.self_check:
+            raise SystemExit(1 if self_check(cases, asked.workers) else 0)
+        came = results(cases.examine, asked.numbers, asked.workers, seconds)
+        wrong = go_through(came, len(asked.numbers), asked.only is not None)
     raise SystemExit(1 if wrong else 0)
 
 
