@@ -15,7 +15,7 @@ from tests.forked import Loaded
 import weft
 from weft.errors import DataError
 from weft.formats import folders
-from weft.formats.folders import atomic_folder, leftovers
+from weft.formats.folders import Leftovers, atomic_folder
 
 
 def names(folder: Path) -> list[str]:
@@ -152,7 +152,7 @@ def test_a_leftover_goes_but_not_what_is_being_written(tmp_path: Path) -> None:
     (left / "x").write_text("half")
     with atomic_folder(tmp_path / "f") as folder:
         assert not left.exists()
-        assert leftovers(tmp_path / "f").written
+        assert Leftovers(tmp_path / "f").written
         # A second writer of the same folder leaves the first one alone.
         with atomic_folder(tmp_path / "f") as other:
             assert folder.exists()

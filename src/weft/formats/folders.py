@@ -23,7 +23,7 @@ from weft.errors import DataError
 from weft.formats.files import MARK, NOT_WRITABLE, disk_errors, is_there, reason_of, sync
 from weft.formats.locks import FOLDERS, lock, open_folder
 
-__all__ = ["Leftovers", "atomic_folder", "check_there", "leftovers", "own_folder"]
+__all__ = ["Leftovers", "atomic_folder", "check_there", "own_folder"]
 
 #: The remedy for a folder whose writing was stopped.
 AGAIN = "Give the command that writes it again: it removes what is left, and begins anew."
@@ -140,7 +140,8 @@ class Leftovers:
     written  whether a process is writing it now
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
+        path = Path(os.path.realpath(path))
         self.parts: list[Path] = []
         self.old: list[Path] = []
         self.written = False
@@ -160,16 +161,11 @@ class Leftovers:
                 self.old.append(folder)
 
 
-def leftovers(path: Path | str) -> Leftovers:
-    """What killed writers of a folder have left beside it."""
-    return Leftovers(Path(os.path.realpath(path)))
-
-
 def check_there(path: Path, what: str) -> None:
     """Raise a DataError where a folder is missing, with what a writer left beside it."""
     if is_there(path, what):
         return
-    left = leftovers(path)
+    left = Leftovers(path)
     why = ". Check the path."
     if left.written:
         why = ": it is being written. Wait for that to end."
@@ -185,7 +181,7 @@ def check_there(path: Path, what: str) -> None:
 
 def _put_right(path: Path) -> None:
     """Remove what killed writers of a folder left, and put back what they had moved away."""
-    found = leftovers(path)
+    found = Leftovers(path)
     if found.written:
         return
     for old in found.old:
