@@ -86,7 +86,7 @@ def save_tensors(
 
 def read_notes(path: Path, what: str) -> JsonObject:
     """The notes alone, without reading the tensors."""
-    _, notes = _read(path, what, names=[])
+    _, notes = _read(path, what, whole=False)
     return notes
 
 
@@ -99,16 +99,15 @@ def load_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], JsonObject]:
 
     Raises: DataError: missing, half-written, or changed since it was written.
     """
-    return _read(path, what, names=None)
+    return _read(path, what, whole=True)
 
 
-def _read(path: Path, what: str, names: list[str] | None) -> tuple[dict[str, Tensor], JsonObject]:
+def _read(path: Path, what: str, *, whole: bool) -> tuple[dict[str, Tensor], JsonObject]:
     check_file(path, what)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            wanted = file.keys() if names is None else ()
-            tensors = {name: file.get_tensor(name) for name in wanted}
+            tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
         notes = parse_json(metadata["notes"], path, what)
         if metadata.get("notes_sha256") != _text_digest(metadata["notes"]):
             raise ValueError("its notes do not match their digest")
@@ -123,7 +122,7 @@ def _read(path: Path, what: str, names: list[str] | None) -> tuple[dict[str, Ten
             f"{path}: this {what} is damaged or half-written ({error}). Remove it, or restore it "
             "from a copy."
         ) from error
-    if names is None and _digest(tensors) != metadata.get("sha256"):
+    if whole and _digest(tensors) != metadata.get("sha256"):
         raise DataError(
             f"{path}: this {what} is damaged: its content does not match its digest. Remove it, or "
             "restore it from a copy."
