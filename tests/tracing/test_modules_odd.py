@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from weft.analysis.graphs.flow import attention_flow
 from weft.analysis.graphs.rollout import passed_over
+from weft.tracing.model_state import as_written
 from weft.tracing.modules import fast_paths_off
-from weft.tracing.sources.torch_functions import eager_functions
 
 
 class Axial(nn.Module):
@@ -148,7 +148,7 @@ def test_what_is_compiled_is_compiled_again_after_traces_that_overlapped() -> No
         calls.append(module)
         return module.forward
 
-    first, second = eager_functions(), eager_functions()
+    first, second = as_written(), as_written()
     torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
     first.__enter__()
     second.__enter__()

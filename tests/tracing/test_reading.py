@@ -20,6 +20,8 @@ from weft.tracing.pretrained import load_pretrained
 
 transformers = pytest.importorskip("transformers")
 
+Named = Callable[[str], Family]
+
 IDS = torch.tensor([[5, 9, 4, 7]])
 
 
@@ -59,7 +61,7 @@ def test_a_module_around_a_model_names_the_model() -> None:
         def forward(self, *given: Any) -> Any:
             return self.inner(*given)
 
-    remedy = r"It is around a BertModel: give that, model\.inner\."
+    remedy = r"It is around a BertModel: call it in a block of weft\.watch\(model\.inner\)\."
     with pytest.raises(weft.InputError, match=remedy):
         weft.trace(Around(), IDS)
     with pytest.raises(weft.InputError, match=remedy):
@@ -96,11 +98,83 @@ def test_a_model_in_a_wrapper_is_traced_as_without(wrap: Any) -> None:
     for one, other in zip(trace.layers, expected.layers, strict=True):
         assert one.name == other.name
         assert torch.equal(one.graph.weights, other.graph.weights)
-    with (
-        pytest.raises(weft.InputError, match="would run past the watch"),
-        weft.watch(model),
-    ):
-        pass
+    if isinstance(model, nn.DataParallel):
+        with pytest.raises(weft.InputError, match="past the watch"), weft.watch(model):
+            pass
+        return
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        model(IDS)
+    for one, other in zip(watched.trace.layers, expected.layers, strict=True):
+        assert torch.equal(one.graph.weights, other.graph.weights)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_layer_that_is_compiled_is_traced_as_it_is_written(family_named: Named) -> None:
+    """The compiler was given all that watches, for every layer and shape anew."""
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    model: Any = family_named("Llama").build()
+    expected = weft.trace(model, IDS, keep=weft.All())
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend=backend)
+    trace = weft.trace(model, IDS, keep=weft.All(), generate=2)
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        model(IDS)
+    assert not graphs
+    assert isinstance(trace, weft.Trace) and isinstance(expected, weft.Trace)
+    for one, other in zip(watched.trace.layers, expected.layers, strict=True):
+        torch.testing.assert_close(one.graph.weights, other.graph.weights, atol=2e-6, rtol=0)
+    with torch.no_grad():
+        model(IDS)
+    assert graphs
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's own
+def test_a_part_that_torch_jit_compiled_is_named(family_named: Named) -> None:
+    model: Any = family_named("Llama").build()
+    layer = model.model.layers[0]
+    layer.mlp = torch.jit.trace(layer.mlp, torch.randn(1, 4, 32))
+    with pytest.raises(weft.InputError, match=r"model\.layers\.0\.mlp is compiled by torch\.jit"):
+        weft.trace(model, IDS)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
+def test_a_model_with_adapters_of_peft_is_traced_with_them(family_named: Named) -> None:
+    peft = pytest.importorskip("peft")
+    own: Any = family_named("Llama").build()
+    options = {"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(own, peft.LoraConfig(**options)).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.3)
+    trace = weft.trace(model, IDS, generate=3, keep=weft.All())
+    with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
+        written = model.generate(input_ids=IDS, max_new_tokens=4, do_sample=False, eos_token_id=[])
+    with torch.no_grad():
+        dense = own(written[:, :-1], output_attentions=True).attentions
+    assert isinstance(trace, weft.Trace)
+    for generated in (trace, watched.trace):
+        for layer, weights in zip(generated.layers, dense, strict=True):
+            torch.testing.assert_close(layer.graph.dense(), weights[0], atol=2e-6, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # between PEFT and Transformers
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+def test_a_learned_prompt_is_part_of_the_text(family_named: Named) -> None:
+    """PEFT's own module puts it before the text; its generation is watched inside."""
+    peft = pytest.importorskip("peft")
+    own: Any = family_named("Llama").build("sdpa")
+    options = {"num_virtual_tokens": 3, "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(own, peft.PromptTuningConfig(**options)).eval()
+    trace = weft.trace(model, {"input_ids": IDS})
+    assert isinstance(trace, weft.Trace)
+    assert trace.layers[0].shape[1:] == (7, 7)
+    remedy = r"call it in a block of weft\.watch\(model\.base_model\)"
+    with pytest.warns(UserWarning, match=remedy), weft.watch(model):
+        model.generate(input_ids=IDS, max_new_tokens=2)
 
 
 def test_detr_has_no_decoder_input_ids_to_give() -> None:

@@ -29,7 +29,7 @@ from weft.tracing.recording.passes import Passes
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.source import Receivers, recorded
-from weft.tracing.sources.transformers import is_transformers_model
+from weft.tracing.sources.transformers import is_transformers_model, without_peft
 from weft.tracing.sources.weft_models import (
     as_inputs,
     longest_of,
@@ -116,7 +116,7 @@ def trace_as(
     generate: int | Inputs | None = None,
 ) -> TraceData | list[TraceData]:
     """As `trace`, whose options are one thing."""
-    model = unwrapped(model, "trace")
+    model = without_peft(unwrapped(model, "trace"))
     if is_transformers_model(model):
         from weft.tracing.huggingface import trace_huggingface
 

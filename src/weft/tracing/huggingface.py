@@ -22,6 +22,7 @@ from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
+from weft.tracing.modules import check_visible
 from weft.tracing.noticing import noticing, untraced
 from weft.tracing.options import TraceOptions, Verify, checked_tokens, whole_number
 from weft.tracing.recording.layer_call import RecordedCall
@@ -67,6 +68,7 @@ def trace_huggingface(
     verified on a sample of its rows: see `weft.tracing.recording.row_check.deviation`. A model that
     does not use the attention interface is traced from its dense weights, with a warning.
     """
+    check_visible(model, "trace")
     with recording_alone(model, "trace"):
         check_unrouted(model)
         arguments, offsets = _as_inputs(model, inputs, options.tokenizer)

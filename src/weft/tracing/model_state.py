@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import warnings
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
+from weft.tracing.sources.shared_switch import SharedSwitch
 
-__all__ = ["evaluation_mode", "recording_alone", "same_random_numbers", "unchanged", "unwrapped"]
+__all__ = [
+    "as_written",
+    "evaluation_mode",
+    "recording_alone",
+    "same_random_numbers",
+    "unchanged",
+    "unwrapped",
+]
 
 #: An attribute of each module of a model that is being recorded.
 _MARK = "_weft_recording"
@@ -84,29 +94,44 @@ def recording_alone(model: nn.Module, operation: str) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each of its modules as it was.
+def as_written() -> Iterator[None]:
+    """Run what is compiled as it is written, while the block runs.
 
-    What is compiled in place runs as it is written: compiled code calls no attention function that
-    came after it.
+    Compiled code calls no attention function or mode that came after it, and would be compiled anew
+    with all that watches it.
+    """
+    # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
+    loaded = "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
+    with _as_written.on() if loaded else nullcontext():
+        yield
+
+
+@contextmanager
+def _not_compiled() -> Iterator[None]:
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        yield
+
+
+#: On: what was compiled runs as it is written. The compiler's stance is that of all threads.
+_as_written = SharedSwitch(_not_compiled)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and as it is written; afterwards each of its modules as it was.
+
+    See `as_written`.
     """
     before = [(module, module.training) for module in model.modules()]
-    compiled = [
-        (module, module._compiled_call_impl)
-        for module in model.modules()
-        if module._compiled_call_impl is not None
-    ]
     try:
         # Not model.eval(): a model may have its own.
         nn.Module.eval(model)
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        yield
+        with as_written():
+            yield
     finally:
         for module, training in before:
             module.training = training
-        for module, call in compiled:
-            module._compiled_call_impl = call
 
 
 #: What a module may write into. (Others may refuse to be written to.)

@@ -20,7 +20,7 @@ from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import check_loaded, explained
-from weft.tracing.model_state import evaluation_mode, recording_alone
+from weft.tracing.model_state import as_written, evaluation_mode, recording_alone
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.comparison import Comparison
@@ -32,12 +32,13 @@ from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.geometric import unknown_layers
 from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers, recorded
-from weft.tracing.sources.torch_functions import AttentionCalls, eager_functions
+from weft.tracing.sources.torch_functions import AttentionCalls
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.verification import UntouchedRun, run_untouched
 
 __all__ = [
     "ModuleRun",
+    "around_of",
     "as_recorded",
     "attention_calls",
     "check_visible",
@@ -61,7 +62,7 @@ def attention_calls(
     Yields: what notices the attention that is not recorded, and what records.
     """
     with ExitStack() as stack:
-        stack.enter_context(eager_functions())
+        stack.enter_context(as_written())
         notice = stack.enter_context(noticing(model, told=True))
         receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
         stack.enter_context(recorded(model, keep, receivers))
@@ -142,7 +143,7 @@ def trace_module(
     if generate is not None:
         raise InputError(
             f"trace: generate= is for models of Transformers and of weft; {name} is neither. "
-            + (_around(model) or "Run what writes the text in a block of weft.watch(model).")
+            + (around_of(model) or "Run what writes the text in a block of weft.watch(model).")
         )
     check_visible(model, "trace")
     arguments = module_arguments(model, inputs)
@@ -235,7 +236,7 @@ def module_arguments(model: nn.Module, inputs: Any) -> Arguments:
         raise InputError(
             f"trace: {name}.forward takes inputs without a name. "
             + (
-                _around(model)
+                around_of(model)
                 or "Wrap it in a module whose forward names them, or run it in a block of "
                 "weft.watch(model)."
             )
@@ -243,11 +244,14 @@ def module_arguments(model: nn.Module, inputs: Any) -> Arguments:
     return _on_device_of(model, arguments)
 
 
-def _around(model: nn.Module) -> str | None:
-    """What to give instead of a module around a model of Transformers, as PEFT's; None: no such."""
+def around_of(model: nn.Module) -> str | None:
+    """What to give instead of a module around a model of Transformers; None: it is around none."""
     for path, module in model.named_modules():
         if is_transformers_model(module):
-            return f"It is around a {type(module).__name__}: give that, model.{path}."
+            return (
+                f"It is around a {type(module).__name__}: call it in a block of "
+                f"weft.watch(model.{path})."
+            )
     return None
 
 
@@ -299,7 +303,7 @@ def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouc
                 lengths.append(part[name].shape[1])
         return part, max(lengths)
 
-    with eager_functions(), fast_paths_off.on():
+    with as_written(), fast_paths_off.on():
         return run_untouched(model, inputs, verify, {}, cut)
 
 

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
 from weft.formats.files import JsonMapping
@@ -22,7 +23,7 @@ from weft.tracing.arguments import CACHES, Arguments, Inputs, cache_among, posit
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of
-from weft.tracing.model_state import recording_alone, unwrapped
+from weft.tracing.model_state import as_written, recording_alone, unwrapped
 from weft.tracing.modules import check_visible
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify, check_keep, checked_layers
@@ -36,6 +37,7 @@ from weft.tracing.sources.transformers import (
     routed,
     routes,
     transformers,
+    without_peft,
 )
 from weft.tracing.verification import verify_transformer
 from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
@@ -411,12 +413,12 @@ def watch(
     Raises: InputError: the model cannot be watched, or a cache was changed between two passes, but
         not by its `reorder_cache`.
     """
-    inner = unwrapped(model, "watch")
-    if inner is not model or any(m._compiled_call_impl is not None for m in model.modules()):
+    if isinstance(model, (DataParallel, DistributedDataParallel)):
         raise InputError(
-            f"watch: the model is compiled or in a {type(model).__name__}, and would run past the "
-            "watch. Watch and call the model itself, before torch.compile or DataParallel."
+            f"watch: the model is in a {type(model).__name__}, which runs copies of it past the "
+            "watch. Watch and call the model itself, model.module."
         )
+    model = without_peft(unwrapped(model, "watch"))
     own = bool(layers_of(model))
     if is_transformers_model(model) and not own and not routes(model):
         raise InputError(
@@ -432,7 +434,7 @@ def watch(
             "watch: the model is in training mode, in which its layers may act at random. Call "
             "model.eval() first."
         )
-    with recording_alone(model, "watch"):
+    with recording_alone(model, "watch"), as_written():
         if not is_transformers_model(model):
             kind = WatchedWeftModel if own else WatchedModule
             seen = kind(model, options)

@@ -38,7 +38,9 @@ from weft.tracing.verification import verify_own
 __all__ = ["Watched", "WatchedWeftModel", "warn_of_layers_outside"]
 
 
-def warn_of_layers_outside(model: nn.Module, paths: Sequence[str]) -> None:
+def warn_of_layers_outside(
+    model: nn.Module, paths: Sequence[str], remedy: str | None = None
+) -> None:
     """Warn where layers ran, but not in a call of the model: they are in no trace."""
     layers = list(dict.fromkeys(paths))
     if layers:
@@ -46,8 +48,8 @@ def warn_of_layers_outside(model: nn.Module, paths: Sequence[str]) -> None:
         warnings.warn(
             f"watch: {count} attention layer{'s' * (count > 1)} ran outside of {name}.forward and "
             f"{'are' if count > 1 else 'is'} in no trace: {layers[0]}"
-            f"{' ... ' + layers[-1] if count > 1 else ''}. Call the model itself, or watch the "
-            "part that is called.",
+            f"{' ... ' + layers[-1] if count > 1 else ''}. "
+            + (remedy or "Call the model itself, or watch the part that is called."),
             stacklevel=4,
         )
 

@@ -14,6 +14,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.tracing.arguments import Arguments
 from weft.tracing.modules import (
     ModuleRun,
+    around_of,
     as_recorded,
     attention_calls,
     named_arguments,
@@ -56,7 +57,7 @@ class WatchedModule(Watched):
             stopped = model.register_forward_hook(lambda *_: self._stop(), always_call=True)
             stack.callback(stopped.remove)
             yield
-        warn_of_layers_outside(model, self._outside)
+        warn_of_layers_outside(model, self._outside, around_of(model))
 
     def _compute(self, call: LayerCall) -> Tensor:
         return self._unrecorded(call) if self._run is None else self._run.recorder(call)

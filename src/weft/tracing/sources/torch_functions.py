@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
-import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -34,11 +31,10 @@ from weft.tracing.recording.sequences import kind_of_name
 from weft.tracing.sources.flex import FlexCall, UnreadableRuleError
 from weft.tracing.sources.provenance import Provenance
 from weft.tracing.sources.score_masks import lowest_of, score_mask
-from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers
 from weft.tracing.sources.weft_calls import WeftCall
 
-__all__ = ["AttentionCalls", "eager_functions"]
+__all__ = ["AttentionCalls"]
 
 _FUSED = functional.scaled_dot_product_attention
 _HEADS = functional.multi_head_attention_forward
@@ -351,23 +347,3 @@ def _renamed(function: Any, **names: Any) -> Callable[..., Any]:
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-@contextmanager
-def eager_functions() -> Iterator[None]:
-    """Run what is compiled as it is written, while the block runs: compiled code calls no mode."""
-    # Where none of these was loaded nothing is compiled, and loading the compiler takes long.
-    loaded = "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
-    with _as_written.on() if loaded else nullcontext():
-        yield
-
-
-@contextmanager
-def _not_compiled() -> Iterator[None]:
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        yield
-
-
-#: On: what was compiled runs as it is written. The compiler's stance is that of all threads.
-_as_written = SharedSwitch(_not_compiled)

@@ -41,6 +41,7 @@ __all__ = [
     "routed",
     "routes",
     "transformers",
+    "without_peft",
 ]
 
 
@@ -62,6 +63,21 @@ def is_transformers_model(model: Any) -> bool:
     """Whether a model is one of Transformers. The library is not loaded for that."""
     library = sys.modules.get("transformers.modeling_utils")
     return library is not None and isinstance(model, library.PreTrainedModel)
+
+
+def without_peft(model: nn.Module) -> nn.Module:
+    """The model of Transformers that PEFT put its adapters into; any other model as it is.
+
+    Prompts and prefixes that are learned are put before the text by PEFT's own module, which stays.
+    """
+    library = sys.modules.get("peft")
+    if library is None or not isinstance(model, library.PeftModel):
+        return model
+    inner: nn.Module = model.get_base_model()
+    prompts = model.active_peft_config.is_prompt_learning
+    if prompts or not is_transformers_model(inner):
+        return model  # type: ignore[no-any-return]
+    return inner
 
 
 class _Implementation(str):
