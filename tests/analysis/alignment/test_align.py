@@ -10,8 +10,9 @@ import torch
 
 import weft
 from weft.analysis.alignment.align import AlignmentOptions, align_words
-from weft.analysis.alignment.heads import agreement, best_few, error_rates
-from weft.analysis.alignment.links import mutual
+from weft.analysis.alignment.error_rate import alignment_error_rate
+from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
+from weft.analysis.alignment.links import METHODS, mutual, pairs_of
 from weft.analysis.alignment.words import AligningHead, WordWeights
 from weft.formats.pharaoh import GoldLinks
 
@@ -64,6 +65,27 @@ def test_two_halves_make_a_whole() -> None:
     assert best_few(sentences, gold, mutual, most=1).chosen == [
         int(found.single.index(max(found.single)))
     ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_said_of_the_best_few_is_true_of_their_mean(method: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.rand(6, 4, 5, 5, generator=generator)
+    rows[..., [0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4]] += 0.3
+    heads = tuple(AligningHead(0, head, "read") for head in range(4))
+    words = [str(number) for number in range(5)]
+    sentences = [
+        WordWeights(each / each.sum(-1, keepdim=True), heads, words, words) for each in rows
+    ]
+    gold = [GoldLinks.of_line("0-0 1-0 2-1 3-2 4-3 4-4")] * 6
+    found = best_few(sentences, gold, METHODS[method])
+    assert len(found.chosen) > 1
+    for count, said in enumerate(found.steps, 1):
+        links = [
+            pairs_of(links_of_heads(each.weights, found.chosen[:count], METHODS[method]))
+            for each in sentences
+        ]
+        assert 1 - alignment_error_rate(links, gold).aer == pytest.approx(said)
 
 
 def test_without_gold_directions_agree_where_heads_align() -> None:

@@ -100,7 +100,8 @@ def _totals(
     for number, sentence in enumerate(sentences):
         weights = sentence.weights
         if chosen is not None:
-            weights = weights + weights[list(chosen)].sum(0)
+            # The mean itself: the cost of a path is no cost of the sum.
+            weights = (weights + weights[list(chosen)].sum(0)) / (len(chosen) + 1)
         whole.append(counts(weights, number))
     return torch.stack(whole).sum(0)
 
