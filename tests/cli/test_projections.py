@@ -36,6 +36,28 @@ def test_a_run_and_its_history(weft_main: Command, runs: Path) -> None:
     assert result.out.startswith("step,layer,name,kind,symmetry")
 
 
+def test_pairs_of_heads(weft_main: Command, runs: Path) -> None:
+    result = weft_main(
+        "projections", runs / "translation", "--by", "pair", "--limit", "3", "--json"
+    )
+    assert result.code == 0
+    *table, last = result.out.splitlines()
+    rows = json.loads(last)["projections"]
+    assert [len(rows), len(table)] == [3, 4]
+    assert rows[0]["layer"] > rows[0]["from_layer"]
+    assert rows[0]["score"] >= rows[1]["score"] >= rows[2]["score"]
+    every = weft_main("projections", runs / "translation", "--by", "pair", "--csv").out.splitlines()
+    assert every[0] == "by,layer,head,from_layer,from_head,score,times_random"
+    assert len(every) == 1 + 3 * 2 * 2
+    for options, said in (
+        (("--by", "pair", "--history"), "Leave out --history"),
+        (("--by", "word"), 'expected one of "layer", "head", "pair"'),
+    ):
+        result = weft_main("projections", runs / "translation", *options)
+        assert result.code == 2
+        assert said in result.err
+
+
 def test_the_old_name_says_the_new_one(weft_main: Command, runs: Path) -> None:
     new = weft_main("projections", runs / "language", "--json")
     old = weft_main("weights", runs / "language", "--json")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.analysis.matrices.composition import composition_table
 from weft.analysis.matrices.projections import matrices_of
 from weft.analysis.matrices.table import history_measures, weight_measures
+from weft.errors import InputError
 from weft.jobs.opening import open_model
+from weft.mechanism.shapes import chosen
 
 if TYPE_CHECKING:
     import pandas
@@ -15,14 +18,21 @@ __all__ = ["measures_of_projections"]
 
 
 def measures_of_projections(name: str, *, by: str, history: bool) -> pandas.DataFrame:
-    """A row for each layer or head of a model.
+    """A row for each layer, head, or pair of heads of a model.
 
     Args:
         name: of a run, or of a model of Hugging Face.
-        by: "layer" or "head".
+        by: "layer", "head", or "pair": how much a head reads of what an earlier one writes.
         history: of a run, each snapshot of its training.
     """
+    chosen("projections", "by", by, ("layer", "head", "pair"))
+    if by == "pair" and history:
+        raise InputError(
+            "projections: pairs of heads are those of a model as it is. Leave out --history, or "
+            "--by pair."
+        )
     model = open_model(name)
     if history:
         return history_measures(model.history(), by=by)
-    return weight_measures(matrices_of(model.network), by=by)
+    layers = matrices_of(model.network)
+    return composition_table(layers) if by == "pair" else weight_measures(layers, by=by)

@@ -94,6 +94,10 @@ class Circuit:
         """Long columns (above 0) or long rows (below), (heads,): see `weft.mechanism.spectra`."""
         return spectra.directionality(self.left, self.right)
 
+    def transposed(self) -> Circuit:
+        """The other way round: of QK, who is looked at by whom."""
+        return Circuit(self.right, self.left)
+
     def together(self) -> Circuit:
         """The sum over heads, as one circuit of one head: of QK, the layer's W_Q W_K^T."""
         left, right = (part.permute(1, 0, 2).flatten(1)[None] for part in (self.left, self.right))

@@ -9,7 +9,7 @@ are norms and rotations of queries and keys: what is here is the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,16 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.history import Snapshot
 from weft.mechanism.attention_layer import AttentionLayer
+from weft.mechanism.spectra import finite
 from weft.tracing.recording.sequences import layer_kind
 
-__all__ = ["LayerMatrices", "matrices_of", "matrices_of_snapshot", "output_projection"]
+__all__ = [
+    "LayerMatrices",
+    "check_finite",
+    "matrices_of",
+    "matrices_of_snapshot",
+    "output_projection",
+]
 
 #: What libraries call the projections of queries, keys, values, and of the output.
 _SEPARATE = (
@@ -70,6 +77,14 @@ class LayerMatrices:
             self.W_V.repeat_interleave(times, 0),
             self.W_O,
         )
+
+
+def check_finite(operation: str, layers: Iterable[LayerMatrices]) -> None:
+    """Raise the InputError that names the first matrix with an infinite number or NaN."""
+    for layer in layers:
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            if (matrix := getattr(layer, name)) is not None:
+                finite(f"{operation}: {name} of layer {layer.name}", matrix)
 
 
 def matrices_of(model: nn.Module) -> list[LayerMatrices]:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
-from weft.analysis.matrices.projections import LayerMatrices, matrices_of_snapshot
+from weft.analysis.matrices.projections import LayerMatrices, check_finite, matrices_of_snapshot
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.history import History
-from weft.mechanism.spectra import finite
 
 if TYPE_CHECKING:
     import pandas
@@ -35,11 +34,9 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
         import pandas
     if by not in ("head", "layer"):
         raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
+    check_finite("weights", layers)
     rows: list[JsonObject] = []
     for number, layer in enumerate(layers):
-        for name in ("W_Q", "W_K", "W_V", "W_O"):
-            if (matrix := getattr(layer, name)) is not None:
-                finite(f"weights: {name} of layer {layer.name}", matrix)
         labels = {"layer": number, "name": layer.name, "kind": layer.kind}
         measures = _by_head(layer)
         if by == "head":
