@@ -45,8 +45,16 @@ export const looksOf = (
 export const patchAt = (of: Patches["sequences"][string], row: number, column: number) =>
   of.rows.findIndex((other, n) => other === row && of.columns[n] === column);
 
-/** The opacity of each cell: square roots of weights by the largest of them. */
-export function shadesOf(weights: number[]): number[] {
+/** The weight of the strongest colour: the largest, or four times the mean where none is that far
+ * above it, so that an even map is faint; at most 1. */
+export function topOf(weights: number[]): number {
   const most = weights.reduce((one, other) => Math.max(one, other), 0);
+  const sum = weights.reduce((one, other) => one + other, 0);
+  return Math.max(most, Math.min((4 * sum) / (weights.length || 1), 1));
+}
+
+/** The opacity of each cell: square roots of weights by that of the strongest colour. */
+export function shadesOf(weights: number[]): number[] {
+  const most = topOf(weights);
   return weights.map((weight) => (most > 0 ? Math.sqrt(Math.max(weight, 0) / most) : 0));
 }

@@ -2,6 +2,7 @@
 
 import { INKS, type Theme } from "../colour";
 import { paintMap, type ImageMap } from "../imageMap";
+import { topOf } from "../images";
 import type { Example, Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import { percent, visible, weightText } from "../text";
@@ -31,7 +32,7 @@ export function imageFigure(studio: Studio, shown: Shown, theme: Theme, width: n
   const canvas = document.createElement("canvas");
   paintMap(canvas, map, theme);
   const parts = [picture({ x: EDGE, y: 0, width: wide, height: high }, canvas)];
-  const strongest = Math.max(...looks.weights, 0);
+  const strongest = topOf(looks.weights);
   const ramp = { x: EDGE, y: high + 10, width: Math.min(wide, 200) };
   const label = { size: SMALLEST, fill: ink.faint };
   parts.push(

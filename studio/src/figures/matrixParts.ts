@@ -62,8 +62,9 @@ export function frameOf(
 ): Frame {
   const { layer, view } = shown;
   const seen = inSight(shown);
+  // Where more are in sight their names have no room.
   const tokens = (of: string[], from: number, many: number) =>
-    of.slice(Math.floor(from), Math.ceil(from + many));
+    of.slice(Math.floor(from), Math.ceil(from + Math.min(many, 2000)));
   const widest = (of: string[], most: number) =>
     Math.min(most, Math.max(...of.map((token) => widthOf(visible(token, 16), SMALLEST)), 20));
   const names = {
