@@ -69,6 +69,20 @@ def flat(output: Any) -> Iterator[Any]:
         yield from flat(value)
 
 
+def acting(
+    function: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    *args: Any, **options: Any,
+) -> Tensor:  # fmt: skip
+    """The weights by which values enter the output: what the function makes of the identity.
+
+    Where sinks scale the output (Granite), the weights that it returns are others.
+    """
+    keys = key.shape[2]
+    identity = torch.eye(keys, dtype=value.dtype).expand(*value.shape[:2], keys, keys)
+    output: Tensor = function(module, query, key, identity, *args, **options)[0]
+    return output.transpose(1, 2)
+
+
 @contextmanager
 def recording(model: nn.Module) -> Iterator[Eager]:
     """Note the weights of every attention call of a model with eager attention."""
@@ -81,7 +95,9 @@ def recording(model: nn.Module) -> Iterator[Eager]:
         def forward(module: nn.Module, *args: Any, **options: Any) -> Any:
             result = function(module, *args, **options)
             if len(result) > 1 and isinstance(result[1], Tensor):
-                eager.add(paths.get(id(module), type(module).__name__), result[1])
+                sinks = options.get("s_aux") is not None
+                weights = acting(function, module, *args, **options) if sinks else result[1]
+                eager.add(paths.get(id(module), type(module).__name__), weights)
                 seen.add(result[1].data_ptr())
             return result
 

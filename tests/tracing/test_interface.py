@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from tests.tracing.conftest import dense_weights
+from tests.tracing.conftest import GROUPED, dense_weights
+from torch import nn
 
 import weft
 from weft.tracing.sources import transformers as source
@@ -139,6 +142,32 @@ def test_sinks_soft_caps_and_position_biases_are_not_lost(family_named) -> None:
     family = family_named("T5")
     trace = weft.trace(family.build(), family.inputs(padded=False))
     assert {layer.positions for layer in trace.layers if layer.kind != "cross"} == {"bias"}
+
+
+def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
+    """Granite returns its weights as they are before its sinks take their share of the output."""
+    config = transformers.GraniteSWAConfig(
+        **GROUPED, sliding_window=4, layer_types=["full_attention", "sliding_attention"]
+    )
+    torch.manual_seed(3)
+    model: Any = transformers.GraniteSWAForCausalLM(config).eval()
+    for layer in model.model.layers:
+        nn.init.normal_(layer.self_attn.sinks)
+    ids = torch.arange(3, 13)[None]
+    trace = weft.trace(model, ids, keep=weft.All())
+    with torch.no_grad():
+        returned = model(ids, output_attentions=True).attentions
+    for layer, own, weights in zip(trace.layers, model.model.layers, returned, strict=True):
+        scores = (
+            layer.scale * layer.queries.double() @ layer.keys.double().repeat_interleave(2, 0).mT
+        )
+        scores = scores.masked_fill(weights[0] == 0, -torch.inf)
+        sinks = own.self_attn.sinks.detach().double()[:, None, None].expand(-1, 10, 1)
+        expected = torch.cat((scores, sinks), 2).softmax(2)[..., :-1].float()
+        assert torch.allclose(layer.graph.dense(), expected, atol=2e-6)
+        assert torch.allclose(layer.matrix.dense(), expected, atol=2e-6)
+        assert float((weights[0] - expected).abs().max()) > 0.1
+    assert weft.trace(model, ids, generate=3).verification["weights"] < 1e-6
 
 
 def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named) -> None:

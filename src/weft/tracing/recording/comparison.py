@@ -142,7 +142,8 @@ class Comparison:
         keys, kept = call.graph.keys[:, :, :queries], call.graph.weights[:, :, :queries]
         # A key that the untouched run did not have must have no weight.
         known = (keys >= 0) & (keys < length)
-        again = weights.float().gather(-1, keys.clamp(0, length - 1).long())
+        weights_of_keys = weights.float() * _left_by_sinks(weights, call)
+        again = weights_of_keys.gather(-1, keys.clamp(0, length - 1).long())
         largest = largest_difference(torch.where(known, again, 0), torch.where(keys >= 0, kept, 0))
         if largest > max(tolerance(weights.dtype), self._coarsest):
             raise VerificationError(
@@ -200,6 +201,19 @@ class Comparison:
                 f"rounding explains {allowed:.1e} ({self._where}). {REMEDY}"
             )
         self.difference = max(self.difference, largest)
+
+
+def _left_by_sinks(weights: Tensor, call: RecordedCall) -> Tensor | float:
+    """By how much a model still scales the weights that it returned, of each row.
+
+    Where its outputs are scaled by what sinks leave, as Granite's are, the weights that it returns
+    are those before, whose rows sum to 1.
+    """
+    sums = weights.float().sum(-1)
+    if call.sinks is None or bool(((sums - 1).abs() > tolerance(weights.dtype)).any()):
+        return 1.0
+    lse = call.graph.lse[:, :, : weights.shape[2]]
+    return -torch.expm1(call.sinks.float()[:, None] - lse)[..., None]
 
 
 class PrefixComparison(Comparison):
