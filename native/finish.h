@@ -51,7 +51,10 @@ inline float finish_row(const Call& call, int64_t head, int64_t at, Running& run
     if (call.sinks.data) {
         const float sink = call.sinks.at<float>(0, 0, 0)[head];
         factor = running.raise(sink);
-        sink_total = sink == -infinity ? 0.0f : __builtin_exp2f(running.exponent(sink));
+        // All that a softmax makes of a score that is infinite is no number.
+        sink_total = sink == -infinity  ? 0.0f
+                     : sink == infinity ? __builtin_nanf("")
+                                        : __builtin_exp2f(running.exponent(sink));
     }
     const float total = sum(running.total), with_sink = total + sink_total;
     // A row that saw no key: no mass, and minus infinity for its logarithm.

@@ -253,6 +253,26 @@ def test_a_bad_query_stays_in_its_row(instruction_set: str, bad: float) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("queries, keys", [(1, 3), (70, 70), (8, 3000)])
+def test_an_infinite_sink_leaves_its_head_no_numbers(
+    instruction_set: str, queries: int, keys: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 2, length, 24) for length in (queries, keys, keys))
+    inputs = tuple(torch.randn(shape, generator=generator) for shape in shapes)
+    # The first query of the causal mask has an empty place, which weighs 0 all the same.
+    options = {"sinks": torch.tensor([math.inf, 0.5]), "mask": weft.causal(), "received": True}
+    output, graph, _ = run(inputs, options, 2, torch.float32, instruction_set)
+    other_output, other, _ = run(inputs, options, 2, torch.float32)
+    parts = ("lse", "entropy", "rest", "weights", "scores", "keys", "count", "received")
+    pairs = [(output, other_output), *((getattr(graph, x), getattr(other, x)) for x in parts)]
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    assert bool(graph.lse[0, 0].isnan().all())
+    assert bool(graph.lse[0, 1].isfinite().all())
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_a_key_at_minus_infinity_weighs_nothing(instruction_set: str) -> None:
     ones = torch.ones(1, 1, 40, 8)
     keys = ones.clone()

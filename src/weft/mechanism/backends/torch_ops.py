@@ -74,8 +74,10 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
         # From 0, so that the entropy of a row with one weight of 1 is 0 and not -0.
         entropy = 0 - (weights * log_weights.masked_fill(~seen, 0)).sum(-1)
         kept_scores, kept_keys = strongest(scores, k)
-        kept_weights = weights.gather(-1, kept_keys)
-        kept_keys = kept_keys.masked_fill(kept_scores == -torch.inf, -1).int()
+        # Empty places weigh 0 also in a row that is no number.
+        empty = kept_scores == -torch.inf
+        kept_weights = weights.gather(-1, kept_keys).masked_fill(empty, 0)
+        kept_keys = kept_keys.masked_fill(empty, -1).int()
         kept = Rows(
             weigh(call, weights, values, rows),
             kept_keys,
