@@ -6,11 +6,13 @@ which stands above the analyses and the studio that it opens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
+from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData
 from weft.tracing import capture, given
@@ -171,8 +173,13 @@ from_weights = _of(given.from_weights)
 def open(path: Path | str) -> Trace:
     """Open a trace folder; its layers are read when they are first asked for.
 
-    Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+    Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
+        newer version.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(
+            f"open: the path is {path!r:.60}; expected that of the folder of a trace, as 't.weft'."
+        )
     return Trace.open(path)
 
 

@@ -260,6 +260,29 @@ def test_a_trace_written_anew_while_it_is_open_is_not_mixed_with_the_old(tmp_pat
     opened = weft.open(tmp_path / "t")
     first = opened.layers[0].graph.weights
     saved(2)
-    with pytest.raises(weft.DataError, match=r"written anew, or moved, since it was opened"):
+    with pytest.raises(weft.DataError, match=r"written anew, moved or removed since it was"):
         opened.layers[0].queries  # noqa: B018 - read from the other trace's file
     assert not torch.equal(weft.open(tmp_path / "t").layers[0].graph.weights, first)
+
+
+def test_a_trace_that_is_removed_while_it_is_open_is_not_called_damaged(
+    pair_trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair_trace.save(tmp_path / "t")
+    monkeypatch.chdir(tmp_path)
+    opened = weft.open("t")
+    (tmp_path / "t").rename(tmp_path / "elsewhere")
+    with pytest.raises(weft.DataError, match="moved or removed since it was opened"):
+        opened.layers[0].graph  # noqa: B018 - reads
+    (tmp_path / "elsewhere").rename(tmp_path / "t")
+    monkeypatch.chdir("/")
+    assert_same(pair_trace, opened)
+    (tmp_path / "t" / "edges.parquet").unlink()
+    with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet is missing"):
+        weft.open(tmp_path / "t").layers[0].graph  # noqa: B018 - reads
+
+
+@pytest.mark.parametrize("path", [None, 3, ["t.weft"]])
+def test_what_is_no_path_says_so(path: object) -> None:
+    with pytest.raises(weft.InputError, match="expected that of the folder of a trace"):
+        weft.open(path)  # type: ignore[arg-type]

@@ -88,7 +88,8 @@ def open_folder(path: Path | str) -> tuple[Path, JsonObject]:
         problem = f"{MANIFEST} is nested too deeply"
     if problem:
         raise DataError(f"{folder}: this trace is damaged: {problem}. {_REMEDY}")
-    return folder, manifest
+    # The program may change its folder before the layers are read.
+    return folder.absolute(), manifest
 
 
 class Digests:
@@ -107,14 +108,18 @@ class Digests:
             if isinstance(entry, dict) and "sha256" in entry
         }
 
-    def verify(self, name: str) -> None:
-        """Raises: ValueError: the file is not as it was written."""
+    def check_same(self, name: str) -> None:
+        """Raises: DataError: the trace, or this file of it, is not the one that was opened."""
         known = {one: self._seen[one] for one in (MANIFEST, name) if one in self._seen}
         if any(_identity(self._folder / one) != seen for one, seen in known.items()):
             raise DataError(
-                f"{self._folder}: this trace was written anew, or moved, since it was opened. "
-                "Open it again."
+                f"{self._folder}: this trace was written anew, moved or removed since it was "
+                "opened. Open it again."
             )
+
+    def verify(self, name: str) -> None:
+        """Raises: ValueError: the file is not as it was written. DataError: see `check_same`."""
+        self.check_same(name)
         expected = self._open.get(name)
         if expected is None:
             return
@@ -263,6 +268,7 @@ class StoredLayer:
     def _verified(self, name: str) -> Path:
         """The path of a file that is there, can be read, and is as it was written."""
         path = self.folder / name
+        self.digests.check_same(MANIFEST)
         if not is_there(path, "part of a trace"):
             raise DataError(f"{self.folder}: this trace is damaged: {name} is missing. {_REMEDY}")
         check_file(path, "part of a trace")
