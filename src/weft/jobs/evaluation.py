@@ -12,7 +12,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject, read_text
 from weft.models.decoding import sample
 from weft.models.language_model import LanguageModel
-from weft.training.inference import TrainedRun, open_run
+from weft.training.inference import TrainedRun, open_run, text_writer
 from weft.training.measures.corpus import CorpusMeasure, Results
 from weft.training.measures.generated import diversity
 from weft.training.measures.resampling import Comparison, Interval, Resampling, compare, interval
@@ -150,7 +150,7 @@ def _samples(run: _Run, count: int, seed: int) -> dict[str, dict[str, float]]:
     begin = max(1, task.block // 4)
     windows = task.held_out(count, task.block)
     written = sample(
-        model,
+        text_writer(model, words),
         model.start(),
         windows[:, :begin],
         length=task.block - begin,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DataError, InputError
-from weft.models.decoding import WithoutToken, beam_search, greedy, sample
+from weft.models.decoding import WithoutTokens, beam_search, greedy, sample
 from weft.models.huggingface.families import load_model
 from weft.models.huggingface.folder import Settings
 from weft.models.huggingface.tokens import named_tokens, read_tokenizer
@@ -111,7 +111,7 @@ class LoadedModel:
         source = torch.full((len(lines), max(longest, 1)), self.padding)
         for row, encoding in enumerate(encodings):
             source[row, : len(encoding.ids)] = torch.tensor(encoding.ids, dtype=torch.long)
-        stepper = WithoutToken(self.model, self.padding)
+        stepper = WithoutTokens(self.model, self.padding)
         search = greedy
         if beam != 1:
             search = partial(beam_search, beam=beam, length_penalty=length_penalty)

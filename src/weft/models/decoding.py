@@ -24,7 +24,7 @@ __all__ = [
     "DecodingState",
     "Hypothesis",
     "Stepper",
-    "WithoutToken",
+    "WithoutTokens",
     "beam_hypotheses",
     "beam_search",
     "checked_state",
@@ -83,16 +83,16 @@ class Stepper(Protocol):
         """Logits (batch, new positions, vocabulary) after new tokens (batch, new positions)."""
 
 
-class WithoutToken:
-    """A model that never writes a token, as padding that it was not trained on."""
+class WithoutTokens:
+    """A model that never writes some tokens, as padding that it was not trained on."""
 
-    def __init__(self, model: Stepper, token: int) -> None:
-        self._model, self._token = model, token
+    def __init__(self, model: Stepper, *tokens: int) -> None:
+        self._model, self._tokens = model, list(tokens)
 
     def step(self, tokens: Tensor, state: DecodingState) -> Tensor:
         """See Stepper."""
         logits = self._model.step(tokens, state)
-        logits[..., self._token] = -torch.inf
+        logits[..., self._tokens] = -torch.inf
         return logits
 
 

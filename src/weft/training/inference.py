@@ -12,18 +12,19 @@ from torch import nn
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject
 from weft.formats.run import RunFolder
-from weft.models.decoding import sample
+from weft.models.decoding import Stepper, WithoutTokens, sample
 from weft.models.language_model import LanguageModel
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
 from weft.training.checkpoint import load_weights
 from weft.training.config import RunConfig, check_config
 from weft.training.data import DataDescription
+from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.task_sections import TranslationConfig
 from weft.training.tasks import build_model, make_task
 from weft.training.text import Vocabulary
 
-__all__ = ["TrainedRun", "evaluate_run", "generate_text", "open_run"]
+__all__ = ["TrainedRun", "evaluate_run", "generate_text", "open_run", "text_writer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,16 @@ def open_run(path: Path | str) -> TrainedRun:
     return TrainedRun(folder, config, data, model, step)
 
 
+def text_writer(model: LanguageModel, vocabulary: Vocabulary) -> Stepper:
+    """A language model that writes text alone: no token that is no part of one, as an end, which a
+    model that learns one long text is never taught, and which label smoothing makes likely.
+    """
+    if isinstance(vocabulary, PretrainedVocabulary):
+        return model  # its texts had ends
+    specials = (index for index in range(len(vocabulary)) if vocabulary.is_special(index))
+    return WithoutTokens(model, *specials)
+
+
 def generate_text(
     run: TrainedRun,
     prompt: str,
@@ -136,7 +147,7 @@ def generate_text(
             f"at {room:,}. Give --length {room - len(ids) + 1} or less."
         )
     drawn = sample(
-        run.model,
+        text_writer(run.model, run.vocabulary),
         run.model.start(),
         torch.tensor([ids]),
         length=length,

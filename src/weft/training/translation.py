@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import InputError, WeftError
 from weft.mechanism.linear import Products, prepared_maps, products
-from weft.models.decoding import Hypothesis, Stepper, WithoutToken, beam_hypotheses, greedy
+from weft.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
 from weft.models.predictor import Predictor
 from weft.models.transformer import Transformer
 from weft.training.batches import bucketed, padded
@@ -221,7 +221,7 @@ def _decode(
 
     stepper: Stepper = model
     if isinstance(vocabulary, PretrainedVocabulary):
-        stepper = WithoutToken(model, vocabulary.pad)  # it was never taught not to write it
+        stepper = WithoutTokens(model, vocabulary.pad)  # it was never taught not to write it
     try:
         state = model.start(source)
         if search.beam == 1:
