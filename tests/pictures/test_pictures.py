@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
 
 import numpy as np
@@ -269,3 +270,16 @@ def test_wrong_requests(pair_trace, tmp_path) -> None:
     with pytest.raises(weft.DataError, match="cannot write"):
         save_picture(alignment(layer), tmp_path / "missing" / "a.png")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_full_disk_is_one_line(pair_trace, tmp_path, suffix: str) -> None:
+    figure = alignment(pair_trace.layers[0])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        with pytest.raises(weft.DataError, match="file too large"):
+            save_picture(figure, tmp_path / f"a.{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,11 @@ def save_picture(figure: Figure, path: Path | str, dpi: float = _DPI) -> None:
     # The same picture gives the same bytes: no dates, no random names.
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "weft", "pdf.fonttype": 42}
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
-    with matplotlib.rc_context(settings), atomic_file(path) as temporary:
+    # Not to the file: where the disk is full, Matplotlib's PDF ends in an error of its own.
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(settings):
         figure.savefig(
-            temporary, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
+            drawn, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
         )
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(drawn.getbuffer())
