@@ -176,4 +176,4 @@ def test_bad_input_is_one_line(
     assert "no head 3.0; the model has 1 layer of cross-attention" in last
     (tmp_path / "three").write_text("0-0\n1-1\n0-0\n")
     line = weft_main("align", run, *texts, "--gold", tmp_path / "three", *out).one_line()
-    assert "has 3 lines, " in line
+    assert "has 3 lines for 4 pairs" in line

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weft.cli.safe_text import exact_output, safe_console
+from weft.cli.safe_text import exact_output, safe, safe_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,8 +128,6 @@ _STYLES = {
 def print_lines(lines: Iterable[Iterable[Span]]) -> None:
     """Lines of styled text: in colour on a terminal, plain elsewhere; none is broken or cut."""
     from rich.text import Text
-
-    from weft.cli.safe_text import safe
 
     terminal = safe_console(width=10_000)
     for line in lines:

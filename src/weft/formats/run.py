@@ -105,7 +105,7 @@ class RunFolder:
         if shards is None:
             return self.checkpoint
         # A process was killed between writing the one and removing the other.
-        return max(self.checkpoint, shards, key=_step_of)
+        return shards if _step_of(shards) > _step_of(self.checkpoint) else self.checkpoint
 
     @property
     def best(self) -> Path:

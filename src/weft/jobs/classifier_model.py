@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.jobs.model import Measure, Pooling, Prediction, TraceOptions, logit_name
+from weft.jobs.model import Measure, Pooling, Prediction, TraceOptions, check_text, logit_name
 from weft.jobs.run_model import RunModel
 from weft.models.classifier import Classifier
 from weft.tracing.names import token_names
@@ -111,7 +111,6 @@ class ClassifierModel(RunModel):
         """What the classifier reads."""
         if target is not None:
             raise InputError("--target: this run is a classifier, which has no target here.")
-        if not text.strip():
-            raise InputError("the text is empty; give at least one character.")
+        check_text(text.strip())
         longest = longest_text(self.run.data)
         return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}

@@ -107,12 +107,16 @@ def _role(words: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
+def _names_tokens(array: StoredArray) -> bool:
+    return re.split(r"[./]", array.name)[-1].lower() in _TOKENS
+
+
 def _by_words(arrays: Sequence[StoredArray]) -> Dump:
     layers: dict[tuple[str, ...], DumpLayer] = {}
     others: list[StoredArray] = []
     tokens = None
     for array in arrays:
-        if re.split(r"[./]", array.name)[-1].lower() in _TOKENS and len(array.shape) <= 2:
+        if _names_tokens(array) and len(array.shape) <= 2:
             tokens = array
             continue
         words = _words(array.name)
@@ -223,9 +227,7 @@ def _by_patterns(arrays: Sequence[StoredArray], patterns: dict[str, str]) -> Dum
             layer.arrays[role] = array
             taken.add(array.place)
     others = [array for array in arrays if array.place not in taken]
-    tokens = next(
-        (one for one in others if re.split(r"[./]", one.name)[-1].lower() in _TOKENS), None
-    )
+    tokens = next(filter(_names_tokens, others), None)
     others = [array for array in others if array is not tokens]
     numbered = any("{layer}" in pattern for pattern in patterns.values())
     return Dump([layers[number] for number in sorted(layers)], tokens, others, numbered)

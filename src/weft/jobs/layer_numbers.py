@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from weft.analysis.matrices.projections import LayerMatrices, matrices_of, output_projection
+from weft.analysis.matrices.projections import LayerMatrices, matrices_of
 from weft.errors import InputError
 from weft.jobs.model import Model, TraceOptions
-from weft.jobs.trained_head import LayerCalled, layer_calls
-from weft.mechanism.multihead import MultiHeadAttention
+from weft.jobs.trained_head import LayerCalled, layer_calls, output_module
 from weft.studio.neuron import LayerNumbers
 
 __all__ = ["ModelLayers"]
@@ -47,11 +46,7 @@ class ModelLayers:
 def _numbers(
     network: nn.Module, layer: str, matrices: LayerMatrices, call: LayerCalled
 ) -> LayerNumbers:
-    module, heads = network.get_submodule(layer), call.reached.heads
-    if isinstance(module, MultiHeadAttention):
-        holder: nn.Module | None = module.w_o
-    else:
-        holder = output_projection(layer, network, matrices.heads)
+    heads, holder = call.reached.heads, output_module(network, layer, matrices.heads)
     bias, turned = _after_projection(call.queries_from[0], matrices.W_Q, heads.queries[0])
     scoring = call.reached.scoring
     return LayerNumbers(

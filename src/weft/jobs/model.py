@@ -269,8 +269,8 @@ def received_of(word: str) -> bool | LastQueries:
     raise InputError(f"--received {word}: expected all, or a number of last queries, 1 or more.")
 
 
-def check_text(text: str) -> None:
-    """Raises: InputError: a text is empty."""
+def check_text(text: str | Sequence[int]) -> None:
+    """Raises: InputError: a text, or what its ids are, is empty."""
     if not text:
         raise InputError("the text is empty; give at least one character.")
 

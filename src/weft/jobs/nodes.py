@@ -27,8 +27,7 @@ def opened_graph(name: str) -> tuple[TrainedRun, NodesTask] | None:
     if not isinstance(run.config.task, NodesConfig):
         return None
     task = make_task(run.config, run.data)
-    if not isinstance(task, NodesTask):
-        raise InputError(f"{name}: its task is no task of nodes.")
+    assert isinstance(task, NodesTask)  # as its configuration says
     return run, task
 
 

@@ -23,6 +23,7 @@ from weft.jobs.model import (
     Prediction,
     Progress,
     TraceOptions,
+    check_text,
     logit_name,
     one_token,
 )
@@ -138,8 +139,7 @@ class RunModel:
                 "Give a larger --window or a smaller --overlap."
             )
         ids, offsets = self.run.vocabulary.encode_with_offsets(text)
-        if not ids:
-            raise InputError("the text is empty; give at least one character.")
+        check_text(ids)
         return [
             {
                 "tokens": torch.tensor([ids[start : start + window]]),
@@ -238,8 +238,7 @@ class RunModel:
         """The token ids of a text; of a translator, and the target's without its end."""
         words = self.run.vocabulary
         ids = words.encode(text)
-        if not ids:
-            raise InputError("the text is empty; give at least one character.")
+        check_text(ids)
         if not self.run.translates:
             if target is not None:
                 raise InputError(

@@ -98,10 +98,9 @@ def steps(
         raise InputError(
             'target: an encoder reads one sentence. Choose the kind "decoder", "cross" or "all".'
         )
-    sentence = table.pop("sentence", None) if sentence is None else sentence
-    target = table.pop("target", None) if target is None else target
-    for spare in ("sentence", "target"):
-        table.pop(spare, None)
+    in_file = table.pop("sentence", None), table.pop("target", None)
+    sentence = in_file[0] if sentence is None else sentence
+    target = in_file[1] if target is None else target
     known = Matrices.of_arrays({**table, **arrays}, width, heads, seed)
     if kind == "all":
         if query is not None:

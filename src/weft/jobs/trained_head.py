@@ -26,7 +26,7 @@ from weft.walkthrough.lesson import AllKinds, Steps, View
 from weft.walkthrough.matrices import Words, check_length
 from weft.walkthrough.walk import Kind
 
-__all__ = ["LayerCalled", "layer_calls", "steps_of_model"]
+__all__ = ["LayerCalled", "layer_calls", "output_module", "steps_of_model"]
 
 #: Numbers of the model (float32) and of the walk (float64) differ by no more than this.
 _CLOSE = 1e-4
@@ -141,9 +141,7 @@ def _projections(
 ) -> Projections:
     """W_Q, W_K, W_V, W_O of every head, and their biases."""
     repeated, module = matrices.repeated(), network.get_submodule(layer.name)
-    holder = output_projection(layer.name, network, matrices.heads)
-    if isinstance(module, MultiHeadAttention):
-        holder = module.w_o
+    holder = output_module(network, layer.name, matrices.heads)
     if repeated.W_O is None or holder is None:
         raise _more(layer, "its W_O could not be told")
     times = matrices.heads // len(matrices.W_K)
@@ -163,6 +161,14 @@ def _projections(
         repeated.W_Q, repeated.W_K, repeated.W_V, repeated.W_O.flatten(0, 1), **biases,
         b_O=bias if isinstance(bias, Tensor) else None,
     )  # fmt: skip
+
+
+def output_module(network: nn.Module, layer: str, heads: int) -> nn.Module | None:
+    """The module of a layer, by its path, that holds W_O; None: it could not be told."""
+    module = network.get_submodule(layer)
+    if isinstance(module, MultiHeadAttention):
+        return module.w_o
+    return output_projection(layer, network, heads)
 
 
 def _own_bias(module: MultiHeadAttention, name: str, times: int) -> Tensor | None:
