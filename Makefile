@@ -47,7 +47,7 @@ check: setup  ## style, types and architecture; of the front end also its unit t
 bench: setup  ## every benchmark: peer and weft in turn, the ratio last; hours
 	@for file in benchmarks/bench_*.py; do \
 		echo "== $$file"; $(python) $$file || lacking="$$lacking $$file"; \
-	done; [ -z "$$lacking" ] || echo "Not run, since they lack what they name above:$$lacking"
+	done; [ -z "$$lacking" ] || echo "Ended early, for what they say above:$$lacking"
 
 pictures: setup  ## every picture of the docs anew; look at each one
 	@scripts/setup-tests
