@@ -47,6 +47,8 @@ export function withBytes(answer: ArrayBuffer): object {
 
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
+  /** Which traces the server had when the page was opened. */
+  let traces: string | null = null;
   const get = async (path: string, options?: RequestInit) => {
     let response: Response;
     try {
@@ -57,6 +59,10 @@ export function servedSource(root: string): Source {
         cause: error,
       });
     }
+    const served = response.headers.get("Weft-Traces");
+    traces ??= served;
+    if (served !== traces)
+      throw new Error("weft view was started again, with other traces. Reload the page.");
     if (!response.ok && !(options?.method && response.status === 409)) {
       const said = await response.json().catch(() => ({}));
       throw new Error(

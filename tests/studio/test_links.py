@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import weft
 from weft.studio.collection import Collection
 from weft.studio.page import collect
 from weft.studio.runs import open_collection, open_traces
+from weft.studio.serving import Viewer
 from weft.traces import Trace
 
 
@@ -153,3 +155,35 @@ def test_a_digest_that_is_none(studio: Any, stored: list[Path], trace: str) -> N
     page.locator(".queries .word").nth(1).wait_for()
     assert page.locator(".queries .word").count() == 2
     assert page.locator(".notices").count() == (1 if trace else 0)
+
+
+def test_a_page_notices_that_other_traces_are_served(
+    studio: Any, make_trace: Any, tmp_path: Path
+) -> None:
+    first, second = make_trace(["the", "cat"]), make_trace(["a", "dog"])
+    first.save(tmp_path / "first.weft")
+
+    def started(trace: weft.Trace, port: int) -> Viewer:
+        viewer = Viewer(collect([trace]), port)
+        viewer.start()
+        return viewer
+
+    viewer = started(weft.open(tmp_path / "first.weft"), 0)
+    port = int(viewer.address.strip("/").rsplit(":", 1)[1])
+    page = studio.served(viewer, "#view=heads")
+    page.locator(".stage .tile").first.wait_for()
+    viewer.close()
+    # The same trace again: the page goes on.
+    viewer = started(weft.open(tmp_path / "first.weft"), port)
+    page.keyboard.press("t")
+    page.locator(".threads .word").first.wait_for()
+    viewer.close()
+    viewer = started(second, port)
+    page.keyboard.press("m")
+    alert = page.locator("[role=alert]", has_text="started again, with other traces")
+    alert.first.wait_for()
+    assert "Reload the page." in alert.first.inner_text()
+    page.reload()
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    assert alert.count() == 0
+    viewer.close()

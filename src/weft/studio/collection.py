@@ -24,9 +24,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -308,6 +310,12 @@ class Collection:
                 name, number = f"{example.name} ({number})", number + 1
             example.name = name
             taken.add(name)
+
+    @cached_property
+    def traces(self) -> str:
+        """Which traces are open: the same for those that lie on disk as they did, else its own."""
+        digests = [example.digest or secrets.token_hex(6) for example in self.examples]
+        return hashlib.sha256("\n".join(digests).encode("ascii")).hexdigest()[:12]
 
     def opening(self) -> JsonObject:
         """What the front end asks first."""

@@ -61,10 +61,14 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class LocalOnly:
-    """Refuses every request whose Host is not this machine, and adds the headers of safety."""
+    """Refuses every request whose Host is not this machine, and adds the headers of safety.
 
-    def __init__(self, app: ASGIApp) -> None:
+    traces: said in a header of every answer, so that a page learns when others are served.
+    """
+
+    def __init__(self, app: ASGIApp, traces: str) -> None:
         self.app = app
+        self.headers = {**_HEADERS, "Weft-Traces": traces}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -75,7 +79,7 @@ class LocalOnly:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in self.headers.items():
                     headers[name] = value
             await send(message)
 
@@ -110,7 +114,7 @@ def create_app(collection: Collection) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
-    app.add_middleware(LocalOnly)
+    app.add_middleware(LocalOnly, traces=collection.traces)
 
     @app.exception_handler(WeftError)
     async def unreadable(request: Request, error: WeftError) -> JSONResponse:
