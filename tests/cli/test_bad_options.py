@@ -148,7 +148,9 @@ def test_words_that_are_out_of_place(weft_main: Command, verb: str, small_trace:
     _assert_refused(_call(weft_main, verb, small_trace, *too_many), (verb, too_many))
     for name, _ in _options(verb):
         # A value is missing at the end of the line.
-        _assert_refused(_call(weft_main, verb, small_trace, name), (verb, name))
+        result = _call(weft_main, verb, small_trace, name)
+        _assert_refused(result, (verb, name))
+        assert result.err.endswith(f" See weft {verb} --help.\n"), (verb, name, result)
     if verb not in ("demo", "doctor", "steps"):  # which need no words
         _assert_refused(weft_main(verb), verb)
 

@@ -74,7 +74,7 @@ class _Verbs(TyperGroup):
         try:
             return super().parse_args(ctx, args or ["--help"])
         except _UsageError as error:
-            raise self._in_one_line(error) from None
+            raise self._in_one_line(error, ctx.invoked_subcommand) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verb = args[0]
@@ -86,11 +86,10 @@ class _Verbs(TyperGroup):
         near = f" Did you mean {close[0]}?" if close else ""
         raise InputError(f"{verb}: no such command.{near} See weft --help.")
 
-    def _in_one_line(self, error: BaseException) -> InputError:
+    def _in_one_line(self, error: BaseException, verb: str | None) -> InputError:
         message = getattr(error, "format_message", error.__str__)()
         message = message.replace("Value error, ", "").removesuffix(".")
         end = "" if message.endswith("?") else "."
-        verb = getattr(getattr(error, "ctx", None), "info_name", None)
         help_of = f"weft {verb}" if verb in self.commands else "weft"
         options = getattr(self.commands.get(verb or ""), "params", [])
         takes_text = any("--text" in option.opts for option in options)
@@ -102,7 +101,7 @@ class _Verbs(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except _UsageError as error:
-            raise self._in_one_line(error) from None
+            raise self._in_one_line(error, ctx.invoked_subcommand) from None
         except BrokenPipeError as error:
             # Before typer, which takes it for a failure.
             raise SystemExit(0 if left_by_reader(error) else 1) from None
