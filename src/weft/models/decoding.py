@@ -400,7 +400,9 @@ def sample(
         if temperature < 1e-6:  # 0, or too small to divide by
             last = logits.argmax(-1, keepdim=True)
         else:
-            probabilities = (logits / temperature).softmax(-1)
+            # As a number of the logits' type: a logit of -infinity by an infinite one is none.
+            divisor = min(temperature, torch.finfo(logits.dtype).max)
+            probabilities = (logits / divisor).softmax(-1)
             last = torch.multinomial(probabilities, 1, generator=generator)
         drawn.append(last)
         if end is not None:
