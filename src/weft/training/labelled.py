@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.errors import DataError, InputError
-from weft.formats.files import read_text
+from weft.formats.files import JsonMapping, read_text
 
-__all__ = ["LabelledText", "check_labels", "drawn_split", "read_labelled"]
+__all__ = [
+    "DRAWN_FROM",
+    "LabelledText",
+    "check_drawn_from",
+    "check_labels",
+    "drawn_split",
+    "read_labelled",
+]
 
 #: A label and its text.
 LabelledText = tuple[str, str]
+#: The fact, in data.json, that tells the examples from which parts were drawn: their digest.
+DRAWN_FROM = "drawn_from"
 #: What has a label.
 Example = TypeVar("Example")
 
@@ -129,6 +138,20 @@ def drawn_split(
     for part, example in zip(part_of, examples, strict=True):
         split[part].append(example)
     return split
+
+
+def check_drawn_from(facts: JsonMapping, found: str, source: str) -> None:
+    """Raise an InputError where parts of a run were drawn from other examples.
+
+    From others, other parts are drawn: what is measured on would have been learned from.
+
+    Args: facts: that the run knows; found: the digest of the examples; source: where they are from.
+    """
+    if facts.get(DRAWN_FROM, found) != found:
+        raise InputError(
+            f"{source}: it has changed since this run drew its parts from it, and others would be "
+            "drawn now. Put it back, or train again in another folder with --run."
+        )
 
 
 def check_labels(

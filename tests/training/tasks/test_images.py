@@ -210,6 +210,19 @@ def test_default_model_and_models_that_do_not_fit(tmp_path) -> None:
         check_config({"task": section(tmp_path), "model": {"clip": 3}}, "test")
 
 
+def test_other_images_than_parts_were_drawn_from_are_refused(tmp_path) -> None:
+    write(tmp_path / "train.npz", 20)
+    settings = ImagesConfig(**section(tmp_path))
+    data = images_task(settings, 1, None).description
+    write(tmp_path / "valid.npz", 9, seed=1)
+    named = ImagesConfig(**section(tmp_path, valid="valid.npz", test_share=0))
+    free = images_task(named, 1, None).description
+    write(tmp_path / "train.npz", 21)
+    with pytest.raises(InputError, match=r"train\.npz: it has changed since this run drew its"):
+        images_task(settings, 1, data)
+    images_task(named, 1, free)
+
+
 def test_data_that_do_not_fit(tmp_path) -> None:
     write(tmp_path / "train.npz", 20, classes=2)
     write(tmp_path / "more.npz", 9, classes=3)

@@ -211,3 +211,23 @@ def test_a_run_that_does_not_say_how_long_a_text_may_be(tmp_path: Path, longest:
     with pytest.raises(DataError, match=rf"{folder}: data\.json .* how long a text may be\. Put"):
         classify(run.model, run.data, ["the film is warm"])
     assert classify(run.model, run.data, [""]) == [None]
+
+
+def test_other_texts_than_parts_were_drawn_from_are_refused(tmp_path: Path) -> None:
+    """A line more, and the test has texts that were learned from."""
+    config = config_of(tmp_path)
+    task = task_of(config)
+    (tmp_path / "all.tsv").write_text("pos\tone more\n" + lines())
+    with pytest.raises(InputError, match=r"all\.tsv: it has changed since this run drew its parts"):
+        make_task(config, task.description)
+    del task.description.facts["drawn_from"]  # as of a run that an earlier version began
+    make_task(config, task.description)
+
+
+def test_texts_may_change_where_no_part_is_drawn_from_them(tmp_path: Path) -> None:
+    (tmp_path / "held.tsv").write_text(lines(8))
+    config = config_of(tmp_path, {"valid": "held.tsv", "test_share": 0.0})
+    task = task_of(config)
+    (tmp_path / "all.tsv").write_text("pos\tone more\n" + lines())
+    assert task_of(config).sizes() != task.sizes()
+    make_task(config, task.description)

@@ -19,7 +19,7 @@ from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import ImagesConfig
 from weft.training.data import DataDescription, classes_of
-from weft.training.labelled import check_labels, drawn_split
+from weft.training.labelled import DRAWN_FROM, check_drawn_from, check_labels, drawn_split
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
 from weft.training.tasks.task import Plan, Probe, Task
@@ -142,9 +142,7 @@ class ImagesTask(Task):
     def digest(self, split: str) -> str:
         """See Task.digest."""
         self.check_split(split)
-        examples = self.split[split]
-        content = hashlib.sha256(np.ascontiguousarray(examples.images).data).hexdigest()
-        return digest([content, examples.labels])
+        return _digest(self.split[split])
 
     @torch.no_grad()
     def results(
@@ -177,12 +175,14 @@ def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -
     }
     shares = {"test": config.test_share, "valid": config.valid_share}
     source = str(folder / config.train)
-    split = _with_drawn(
-        read, {part: share for part, share in shares.items() if part not in read},
-        config.split_seed, source,
-    )  # fmt: skip
+    drawn = {part: share for part, share in shares.items() if part not in read}
+    split = _with_drawn(read, drawn, config.split_seed, source)
+    found = _digest(read["train"]) if any(drawn.values()) else None
     if data is None:
         data = _description(split["train"], source)
+        data.facts.update({} if found is None else {DRAWN_FROM: found})
+    elif found is not None:
+        check_drawn_from(data.facts, found, source)
     classes, shape = classes_of(data), shape_of(data)
     for part, examples in split.items():
         where = str(folder / paths.get(part, config.train))
@@ -195,6 +195,12 @@ def images_task(config: ImagesConfig, seed: int, data: DataDescription | None) -
                 "images of one size, or task.size and task.colour."
             )
     return ImagesTask(seed, data, split)
+
+
+def _digest(examples: LabelledImages) -> str:
+    """What tells labelled images from others."""
+    content = hashlib.sha256(np.ascontiguousarray(examples.images).data).hexdigest()
+    return digest([content, examples.labels])
 
 
 def _with_drawn(

@@ -15,7 +15,14 @@ from weft.models.predictor import Predictor
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.config import LabelsConfig
 from weft.training.data import DataDescription, classes_of
-from weft.training.labelled import LabelledText, check_labels, drawn_split, read_labelled
+from weft.training.labelled import (
+    DRAWN_FROM,
+    LabelledText,
+    check_drawn_from,
+    check_labels,
+    drawn_split,
+    read_labelled,
+)
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
 from weft.training.tasks.task import Plan, Probe, Task
@@ -216,6 +223,9 @@ def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -
     shares = {"test": config.test_share, "valid": config.valid_share}
     drawn = {part: share for part, share in shares.items() if part not in split}
     source = str(folder / config.train)
+    found = digest(split["train"]) if any(drawn.values()) else None
+    if data is not None and found is not None:
+        check_drawn_from(data.facts, found, source)
     split = {**drawn_split(split["train"], drawn, config.split_seed, source), **{
         part: examples for part, examples in split.items() if part != "train"
     }}  # fmt: skip
@@ -234,7 +244,10 @@ def labels_task(config: LabelsConfig, seed: int, data: DataDescription | None) -
     if vocabulary is None:
         vectors = None if config.embeddings is None else read_vectors(Path(config.embeddings))
         vocabulary = vectors.vocabulary if vectors else _vocabulary(config, split["train"])
-    return LabelsTask(config, seed, vocabulary, classes, split, vectors)
+    task = LabelsTask(config, seed, vocabulary, classes, split, vectors)
+    if found is not None:
+        task.description.facts[DRAWN_FROM] = found
+    return task
 
 
 def _vocabulary(config: LabelsConfig, examples: Sequence[LabelledText]) -> Vocabulary:
