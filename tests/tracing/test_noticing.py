@@ -113,6 +113,37 @@ def test_the_names_are_saved_and_an_older_trace_opens(tmp_path) -> None:
         weft.open(tmp_path / "t.weft")
 
 
+def over_their_sum(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    exponentials = torch.exp(scores - scores.amax(-1, keepdim=True))
+    return (exponentials / (exponentials.sum(-1, keepdim=True) + 1e-9)) @ values
+
+
+def in_place(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    exponentials = scores.exp_()
+    exponentials /= exponentials.sum(dim=-1, keepdim=True)
+    return torch.bmm(exponentials, values)
+
+
+def divided_in_the_end(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    exponentials = scores.exp()
+    return (exponentials @ values) / exponentials.sum(-1)[..., None]
+
+
+def by_logarithms(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ values
+
+
+def by_log_softmax(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return nn.functional.log_softmax(scores, -1).exp() @ values
+
+
+#: A softmax that is written out.
+WRITTEN = {
+    function.__name__: function
+    for function in (over_their_sum, in_place, divided_in_the_end, by_logarithms, by_log_softmax)
+}
+
+
 class Pooler(nn.Module):
     """Attention by hand, in a class whose name does not say so."""
 
@@ -128,6 +159,8 @@ class Pooler(nn.Module):
         scores = queries @ keys.mT / 32**0.5
         if self.how == "method":
             return scores.softmax(-1) @ hidden
+        if self.how in WRITTEN:
+            return WRITTEN[self.how](scores, hidden)
         weights = torch.softmax(scores.float(), dim=-1).to(hidden.dtype)
         weights = nn.functional.dropout(weights, 0.1, self.training)
         if self.how == "einsum":
@@ -138,18 +171,25 @@ class Pooler(nn.Module):
 class Gate(nn.Module):
     """A softmax over four experts, which is no attention: each output is scaled and added."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, written: bool = False) -> None:
         super().__init__()
+        self.written = written
         self.gate = nn.Linear(width, 4)
         self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gates = self.gate(hidden).softmax(-1)
+        if self.written:
+            gates = self.gate(hidden).exp()
+            gates = gates / gates.sum(-1, keepdim=True)
+            # A state that decays: exponentials times values, which nothing divides.
+            decay = torch.exp(-torch.ones(hidden.shape[1], hidden.shape[1])).tril()
+            hidden = decay @ hidden
         outputs = [gates[..., i, None] * expert(hidden) for i, expert in enumerate(self.experts)]
         return torch.stack(outputs).sum(0)
 
 
-@pytest.mark.parametrize("how", ["matmul", "method", "einsum", "fused"])
+@pytest.mark.parametrize("how", ["matmul", "method", "einsum", "fused", *WRITTEN])
 @pytest.mark.parametrize("place", ["mlp", "inside"])
 def test_a_module_that_computes_its_own_attention_is_named_whatever_its_class(
     family_named: Callable[[str], Family], how: str, place: str
@@ -172,10 +212,13 @@ def test_a_module_that_computes_its_own_attention_is_named_whatever_its_class(
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_gates_and_vocabularies_are_no_attention(family_named: Callable[[str], Family]) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_gates_and_vocabularies_are_no_attention(
+    family_named: Callable[[str], Family], written: bool
+) -> None:
     # Warnings are errors here.
     model: Any = family_named("Llama").build()
-    model.model.layers[0].mlp = Gate()
+    model.model.layers[0].mlp = Gate(written=written)
     model.lm_head.register_forward_hook(lambda module, given, output: output.softmax(-1))
     assert weft.trace(model, IDS).not_traced == ()
     assert weft.trace(model, IDS, generate=3).not_traced == ()

@@ -1,9 +1,9 @@
 """Notices the attention that runs in a model, so that none is missing from a trace without a word.
 
-A module takes attention if the name of its class says so, or by what it computes: a softmax whose
-result is multiplied with a matrix of values, softmax(scores) V, or a function of torch that has
-attention in its name, one of `torch.ops.aten` too. Gates of experts, vocabularies and samplers take
-a softmax as well, but multiply no values.
+A module takes attention if the name of its class says so, or by what it computes: a softmax, called
+or written out, whose result is multiplied with a matrix of values, softmax(scores) V, or a function
+of torch that has attention in its name, one of `torch.ops.aten` too. Gates of experts, vocabularies
+and samplers take a softmax as well, but multiply no values.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from weft.mechanism.function import attend, attention
 from weft.mechanism.watching import layers_of
 from weft.tracing.sources.transformers import is_transformers_model
+from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
 
 __all__ = ["NOT_ASKED_FOR", "AttentionNotice", "noticing", "takes_attention", "untraced"]
 
@@ -30,8 +31,6 @@ NOT_ASKED_FOR = "it was not asked for"
 _OWN = "it takes attention by itself, not by {}"
 #: What softmax(scores) V is made of: functions of torch by name, some of them without its checks.
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax")
-_QUOTIENTS = ("__truediv__", "__itruediv__", "div", "div_", "true_divide")
-_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum")
 
 Result = TypeVar("Result")
 
@@ -68,6 +67,7 @@ class AttentionNotice(TorchFunctionMode):
         self._aside = 0
         #: Results of softmax, also scaled or reshaped: their module, and how many keys they have.
         self._weights: Any = WeakIdKeyDictionary()
+        self._written = WrittenSoftmax()
 
     def where(self) -> str | None:
         """The path of the module that runs, the innermost; None: none does.
@@ -180,28 +180,39 @@ class AttentionNotice(TorchFunctionMode):
                 axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
                 keys = result.shape[axis] if isinstance(axis, int) else result.shape[-1]
                 self._weights[result] = self._running[-1], keys
-            elif self._weights:
-                self._follow(name, args, result)
+            elif self._weights or self._written.concerns(name):
+                self._follow(name, args, kwargs, result)
 
     def _compute(self, module: tuple[str, str]) -> None:
         self.computed[module[0]] = module[1]
 
-    def _follow(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+    def _follow(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         """Follow weights to where they are multiplied with values."""
         flat = [
             part for each in args for part in (each if isinstance(each, list | tuple) else (each,))
         ]
         tensors = [part for part in flat if isinstance(part, Tensor)]
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        written = self._written.note(name, tensors, axis, result, self._running[-1])
+        if written is not None:
+            module, keys = written
+            if keys is None:
+                self._compute(module)
+            else:
+                self._weights[result] = module, keys
+            return
         for place, tensor in enumerate(tensors):
             known = self._weights.get(tensor)
             if known is None:
                 continue
             module, keys = known
-            if name in _PRODUCTS:
+            if name in PRODUCTS:
                 others = tensors[:place] + tensors[place + 1 :]
                 if keys in tensor.shape and any(_are_values(other, keys) for other in others):
                     self._compute(module)
-            elif name in _QUOTIENTS and any(other.numel() > 1 for other in tensors[1:]):
+            elif name in QUOTIENTS and any(other.numel() > 1 for other in tensors[1:]):
                 # Gates and mixtures of streams are normalised anew; weights are not.
                 continue
             elif isinstance(result, Tensor) and result.is_floating_point():
