@@ -181,3 +181,24 @@ def test_of_heads_whose_rows_have_different_masses_the_mean_is_within_its_bound(
         found = pagerank(weft.from_weights(weights, keep=weft.Top(1)).layers[0].graph)
         off = (found.mean.double() - right).abs()
         assert bool((off <= found.mean_bound.double() + 1e-6).all())
+
+
+def test_of_heads_with_sinks_every_entry_is_within_its_bound() -> None:
+    """Where a sink has a part of what was left out, the kept edges have more of the row."""
+    generator = torch.Generator().manual_seed(6)
+    for _ in range(60):
+        queries, keys = torch.randn(2, 2, 6, 3, generator=generator) * 2
+        sinks = torch.randn(2, generator=generator)
+        scores = (queries.double() @ keys.double().transpose(1, 2)).exp()
+        weights = scores / (scores.sum(-1, keepdim=True) + sinks.double().exp()[:, None, None])
+        for kept in (1, 4, 6):
+            _, graph = weft.attend(queries, keys, keys, scale=1.0, sinks=sinks, keep=weft.Top(kept))
+            found = pagerank(graph, damping=0.5)
+            for head, of_head in enumerate(weights):
+                off = (found.heads[head] - reference.pagerank(of_head, 0.5)).abs()
+                assert bool((off <= found.bound[head] + 1e-6).all())
+            off = (found.mean - reference.pagerank(weights.mean(0), 0.5)).abs()
+            assert bool((off <= found.mean_bound + 1e-6).all())
+            if kept == 6:
+                # Every key is there: a sink then has what is left for certain.
+                assert float(found.bound.max()) < 1e-5

@@ -103,13 +103,16 @@ def pagerank(
 def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: int) -> PageRank:
     """From the kept edges K; what was left out of a row is spread over the keys it may look at.
 
-    With L the solution for K alone, without what was left out, L <= r and L <= the estimate, entry
-    by entry (all terms of the series sum_t (d P^T)^t are larger). Both sum to 1, so e = r - L sums
-    to m = 1 - sum_j L_j; and since e = d P^T e + d (P - K)^T L,
+    With s the sum of a row, which lies between that of its kept edges and that with all that was
+    left out, a sink's share included, and K each kept weight over the most that s can be: L, the
+    solution for K alone, is at most r and at most the estimate, entry by entry (all terms of the
+    series sum_t (d P^T)^t are larger). Both sum to 1, so e = r - L sums to m = 1 - sum_j L_j; and
+    since e = d P^T e + d (P - K)^T L,
 
-        0 <= e_j <= min(m, d m c_j + d sum_i L_i l_i),    the sum over rows that left key j out
+        0 <= e_j <= min(m, d m c_j + d sum_i L_i l_i + d sum_i L_i (w_ij / least s - K_ij))
 
-    with c_j the largest weight of column j and l_i the largest that row i left out, both at most.
+    the first sum over rows that left key j out, the second over those that kept it, with c_j the
+    largest weight of column j and l_i the largest that row i left out, over the least s, at most.
     The estimate is off by e_j or by how far it is above L_j, whichever is more.
     """
     walk = _Walk(graph)
@@ -120,8 +123,6 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
     lower, doubt = _solve(walk.alone, start, ranks, damping, tolerance, steps)
     _check_reached(doubt, damping, tolerance, steps)
     missing = (1 - lower.sum(-1, keepdim=True)).clamp(min=0)
-    # A head's sink takes from a row's mass, so that P, whose rows sum to 1, is the weights over a
-    # sum that is at least that of the kept ones.
     kept = graph.weights.double().sum(-1)
     over = torch.where(kept > 0, 1 / kept.clamp(min=1e-300), 1.0)
     largest = left_out(graph)[1].double() * over
@@ -133,6 +134,7 @@ def _of_edges(graph: AttentionGraph, damping: float, tolerance: float, steps: in
     others = torch.cat((others, to_others(graph, largest * lower[-1]).sum(0, keepdim=True)))
     of_mean = column_maxima(graph, graph.weights * share[:, None], largest).sum(0, keepdim=True)
     column = torch.cat((column, torch.minimum(column.amax(0, keepdim=True), of_mean)))
+    others += walk.doubt(lower)
     more = torch.minimum(missing, damping * (missing * column + others))
     bound = torch.maximum(more, (ranks - lower).clamp(min=0))
     return _result(ranks, bound + (error + doubt)[:, None])
@@ -253,9 +255,11 @@ class _Walk:
         ).T
         self.mean = average_edges(graph, merged=False).astype(np.float64).T
         mass = left_out(graph)[0].double()
-        sums = graph.weights.sum(-1, dtype=torch.float64) + mass
+        least = graph.weights.sum(-1, dtype=torch.float64)
         self.mass = torch.cat((mass, mass.mean(0, keepdim=True)))
-        self.sums = torch.cat((sums, sums.mean(0, keepdim=True)))
+        #: What a row sums to at least, where a sink has all that was left out, and at most.
+        self.least = torch.cat((least, least.mean(0, keepdim=True)))
+        self.sums = self.least + self.mass
         ahead = torch.arange(1, length + 1)
         self.causal = bool((graph.count == ahead).all())
         self.reach = (
@@ -275,8 +279,13 @@ class _Walk:
 
     def alone(self, state: Tensor) -> Tensor:
         """With what a row left out lost."""
-        lost = torch.where(self.sums <= 0, state, 0.0).sum(-1, keepdim=True)
-        return self._moved(state) + lost / state.shape[-1]
+        along, lost = _divided(state, self.sums)
+        return self._moved(along) + lost / state.shape[-1]
+
+    def doubt(self, state: Tensor) -> Tensor:
+        """How much more than `alone` the kept edges lead to, where sinks have all that is left."""
+        along = _divided(state, self.least)[0] - _divided(state, self.sums)[0]
+        return self._moved(along.clamp(min=0))
 
     def _moved(self, along: Tensor) -> Tensor:
         of_heads = torch.from_numpy(self.heads @ along[:-1].numpy().ravel())
