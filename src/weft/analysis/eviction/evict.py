@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -248,6 +248,8 @@ def evict(
     rules = [_policy(rule, each_step) for rule in _wanted(policies, each_step)]
     numbers, passed_over = _layers(trace, layers)
     length = prompt_of(trace, trace.layers[numbers[0]], prompt)
+    # NumPy's numbers become Python's.
+    budgets = [budget.item() if isinstance(budget, np.generic) else budget for budget in budgets]
     sizes = [keys_of(budget, length) for budget in budgets]
     if not sizes:
         raise InputError("evict: budgets=() asks for nothing; give shares or numbers, as (0.2,).")
@@ -276,7 +278,7 @@ def evict(
         (*(rule.name for rule in rules), *(() if each_step else (BEST_SET,))),
         tuple(sizes),
         tuple(
-            size / length if isinstance(budget, Integral) or budget > 1 else float(budget)
+            budget if isinstance(budget, float) and budget <= 1 else size / length
             for budget, size in zip(budgets, sizes, strict=True)
         ),
         length,
@@ -317,9 +319,8 @@ def keys_of(budget: float, prompt: int) -> int:
 
     Raises: InputError: no key, or more than the prompt has.
     """
-    # NumPy's numbers too, as of numpy.arange.
-    number = not isinstance(budget, bool) and isinstance(budget, Real)
-    if number and 0 < budget <= 1 and not isinstance(budget, Integral):
+    number = not isinstance(budget, bool) and isinstance(budget, int | float)
+    if number and 0 < budget <= 1 and isinstance(budget, float):
         # Not one key less where the product is a little too small.
         return max(1, int(budget * prompt + 1e-9))
     if number and 1 <= budget <= prompt and int(budget) == budget:
