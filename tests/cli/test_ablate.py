@@ -95,7 +95,7 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--against", "a"), "needs --logit"),
         (("--patch", "a"), "needs --text"),
         (("--layer", "9"), "the model has layers 0 to 0"),
-        (("--text", "abc", "--logit", "ab"), "2 tokens; expected one"),
+        (("--text", "abc", "--logit", "ab"), "--logit ab: 2 tokens; expected one"),
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),
         (("--text", "abc", "--target", "x"), "language model"),
         (("--replacement", "half"), "half"),

@@ -278,10 +278,12 @@ def check_text(text: str | Sequence[int]) -> None:
 def one_token(option: str, ids: Sequence[int]) -> int:
     """The only token of a word.
 
+    option: and the word, for the error.
+
     Raises: InputError: it has several, or none.
     """
     if len(ids) != 1:
-        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give a shorter word.")
+        raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
     return ids[0]
 
 

@@ -153,8 +153,10 @@ class PretrainedModel:
         self._drop_unread(inputs)
         ids = inputs["input_ids"][0].tolist()
         position = self._masked_place("--logit", ids) if self._is_masked else -1
-        token = one_token("--logit", self._numbers(word))
-        minus = None if against is None else one_token("--against", self._numbers(against))
+        token = one_token(f"--logit {word}", self._numbers(word))
+        minus = None
+        if against is not None:
+            minus = one_token(f"--against {against}", self._numbers(against))
 
         def run() -> float:
             logits = self.network(**inputs).logits

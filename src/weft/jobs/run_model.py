@@ -213,8 +213,10 @@ class RunModel:
             )
         inputs = self._ids(text, target)
         encode = self.run.vocabulary.encode
-        token = one_token("--logit", encode(word))
-        minus = None if against is None else one_token("--against", encode(against))
+        token = one_token(f"--logit {word}", encode(word))
+        minus = None
+        if against is not None:
+            minus = one_token(f"--against {against}", encode(against))
         return Measure(
             logit_name(word, against),
             lambda: chosen_logit(self.run.model(**inputs), token, minus=minus),
