@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,20 +53,27 @@ def test_a_folder_appears_at_the_end(tmp_path: Path, swap: str) -> None:
     assert names(tmp_path) == ["f"]
 
 
-def test_a_swap_that_fails_puts_the_old_folder_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def swap_that_fails(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[[Path, Path], bool]
 ) -> None:
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / "old").write_text("old")
+    """A folder to be replaced, by renames of which some fail."""
+    (place / "f").mkdir()
+    (place / "f" / "old").write_text("old")
     monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
     rename = Path.rename
 
-    def failing(self: Path, target: Path) -> Path:
-        if ".weft-part-" in self.name:
+    def renamed(self: Path, target: Path) -> Path:
+        if fails(self, target):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", failing)
+    monkeypatch.setattr(Path, "rename", renamed)
+
+
+def test_a_swap_that_fails_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap_that_fails(tmp_path, monkeypatch, lambda one, other: ".weft-part-" in one.name)
     with (
         pytest.raises(DataError, match="Nothing was changed"),
         atomic_folder(tmp_path / "f", lambda path: None) as folder,
@@ -79,17 +87,7 @@ def test_a_swap_that_fails_twice_says_where_the_old_folder_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the new folder nor the old one can be put in its place: nothing may be removed."""
-    (tmp_path / "f").mkdir()
-    (tmp_path / "f" / "old").write_text("old")
-    monkeypatch.setattr(folders, "_exchange", lambda one, other: False)
-    rename = Path.rename
-
-    def failing(self: Path, target: Path) -> Path:
-        if target.name == "f":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", failing)
+    swap_that_fails(tmp_path, monkeypatch, lambda one, other: other.name == "f")
     with (
         pytest.raises(DataError, match=r"What was there is now (.*); rename it") as caught,
         atomic_folder(tmp_path / "f", lambda path: None) as folder,
