@@ -187,3 +187,16 @@ def test_a_page_notices_that_other_traces_are_served(
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
     assert alert.count() == 0
     viewer.close()
+
+
+def test_the_title_of_the_page_names_view_and_trace(studio: Any, three: Collection) -> None:
+    page = studio.file(three, "#view=heads")
+    page.locator(".stage .tile").first.wait_for()
+    assert page.title() == "Heads · first · three · weft"
+    page.keyboard.press("]")
+    page.keyboard.press("m")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    assert page.title() == "Matrix · a name & more · three · weft"
+    page.go_back()
+    page.locator(".stage .tile").first.wait_for()
+    assert page.title().startswith("Heads · ")
