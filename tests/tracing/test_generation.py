@@ -554,3 +554,27 @@ def test_a_watched_generation_with_a_cache_of_fixed_size_is_verified(family_name
             cache_implementation="static",
         )  # fmt: skip
     assert watched.trace.verification["weights"] < 1e-5
+
+
+def test_a_cache_that_rounds_its_keys_is_refused_by_name(family_named) -> None:
+    """Rows of earlier passes looked at other keys than those that the cache holds in the end."""
+
+    class Rounded(transformers.cache_utils.QuantizedLayer):
+        def __init__(self) -> None:
+            super().__init__(axis_key=0, axis_value=0, residual_length=4)
+
+        def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+            return (tensor * 4).round() / 4
+
+        def _dequantize(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+    model = family_named("Llama").build()
+    cache = transformers.cache_utils.Cache(layers=[Rounded(), Rounded()])
+    with (
+        torch.no_grad(),
+        pytest.raises(weft.InputError, match="one that is quantised rounds them"),
+        weft.watch(model, verify=False),
+    ):
+        for token in torch.arange(3, 12):
+            model(token.reshape(1, 1), **cached(model, cache))

@@ -34,7 +34,8 @@ __all__ = ["Passes"]
 
 _REORDERED = (
     "trace: the cache holds other keys than the pass before left, and was not reordered by its "
-    "reorder_cache. Trace the text that was generated."
+    "reorder_cache; one that is quantised rounds them. Generate with another cache, as the dynamic "
+    "one, or trace the text that was generated."
 )
 
 
