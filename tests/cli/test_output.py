@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cli.conftest import Command
+from tests.forked import Loaded
 
 import weft
 from weft.cli.endings import one_line
@@ -157,6 +158,15 @@ def test_standard_files_that_are_closed(evil_trace: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "standard input is closed" in done.stderr
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version", "steps"])
+def test_a_reader_that_leaves_at_once_is_no_error(loaded: Loaded, asked: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with loaded.start(asked, stdout=writing) as process:
+        os.close(writing)
+        assert (process.wait(), process.errors()) == (0, b"")
 
 
 def test_the_roof_knows_what_a_user_can_mend() -> None:

@@ -12,6 +12,7 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Annotated, Any
@@ -71,10 +72,8 @@ class _Verbs(TyperGroup):
         formatter.write(group_page(ctx.command_path, self.help or "", panels))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
+        with self._ending_well(ctx):
             return super().parse_args(ctx, args or ["--help"])
-        except _UsageError as error:
-            raise self._in_one_line(error, ctx.invoked_subcommand) from None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         verb = args[0]
@@ -97,24 +96,31 @@ class _Verbs(TyperGroup):
         return InputError(f"{message}{end}{hint} See {help_of} --help.")
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with self._ending_well(ctx):
             result = super().invoke(ctx)
             sys.stdout.flush()
+            return result
+
+    @contextmanager
+    def _ending_well(self, ctx: Any) -> Iterator[None]:
+        """Bad words are one line; a reader that leaves, and Ctrl-C, are no failures."""
+        try:
+            yield
         except _UsageError as error:
             raise self._in_one_line(error, ctx.invoked_subcommand) from None
         except BrokenPipeError as error:
             # Before typer, which takes it for a failure.
-            raise SystemExit(0 if left_by_reader(error) else 1) from None
+            left_by_reader(error)
+            raise SystemExit(0) from None
         except KeyboardInterrupt:
             goes_on = _GOES_ON.get(ctx.invoked_subcommand or "", "")
             print(f"weft: stopped.{goes_on}", file=sys.stderr)
             raise SystemExit(130) from None
-        return result
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"weft {__version__}")
+        print(f"weft {__version__}", flush=True)
         raise typer.Exit
 
 
