@@ -256,6 +256,23 @@ def test_the_whole_gradient_is_clipped(tiny: ConfigMaker, tmp_path: Path) -> Non
         assert norm(tmp_path / name) == pytest.approx(free, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peak_learning_rate": 1e30}, r"Lower training\.peak_learning_rate \(now 1e\+30\) and"),
+        (
+            {"optimiser": "muon", "matrix_learning_rate": 1e30},
+            r"\(now 0\.001\) or training\.matrix_learning_rate \(now 1e\+30\) and train in",
+        ),
+    ],
+)
+def test_a_loss_that_is_none_names_the_rates(
+    tiny: ConfigMaker, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run(tiny(**settings), tmp_path / "a")
+
+
 def test_the_running_mean_of_the_weights(tiny: ConfigMaker, tmp_path: Path) -> None:
     """Its decay is min(average, n / (n + 10)) at step n: 1/11 and 2/12 here; 0.15 caps it."""
     config = tiny(max_steps=2, average=0.15, validate_every=1, checkpoint_every=1)

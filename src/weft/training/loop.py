@@ -361,10 +361,14 @@ class _Training:
         if not math.isfinite(value):
             if not self.ranks.leader:  # all processes see the same number
                 raise GroupError(f"the {what} is {value}.")
+            settings = self.settings
+            rates = {"peak_learning_rate": settings.peak_learning_rate}
+            if settings.optimiser == "muon":
+                rates["matrix_learning_rate"] = settings.matrix_learning_rate
+            lower = " or ".join(f"training.{name} (now {rate:g})" for name, rate in rates.items())
             raise InputError(
-                f"step {self.position.step + 1}: the {what} is {value}. Lower "
-                f"training.peak_learning_rate (now {self.settings.peak_learning_rate:g}) and train "
-                "in another folder; the last checkpoint is kept."
+                f"step {self.position.step + 1}: the {what} is {value}. Lower {lower} and train in "
+                "another folder; the last checkpoint is kept."
             )
 
     def _checkpoint(self) -> None:
