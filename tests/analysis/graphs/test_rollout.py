@@ -134,3 +134,25 @@ def test_rounded_queries_and_keys_are_said_to_be_so(dtype, tmp_path) -> None:
     assert f"stores queries and keys in {name}" in of_half_precision(trace)
     assert of_half_precision(trace, exact=False) is None
     assert of_half_precision(weft.from_queries_keys(*parts)) is None
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_bound_holds_of_scores_that_float32_rounds(exact: bool) -> None:
+    """Scores of some 400, as of models with large biases, are known to 2e-5."""
+    queries, keys = 3 * torch.randn(2, 4, 2, 64, 16, generator=torch.Generator().manual_seed(1))
+    queries[..., 0], keys[..., 0] = 40, 40 + keys[..., 0] / 100
+    trace = weft.from_queries_keys(
+        queries, keys / 3, mask=weft.causal(), kind="decoder", scale=0.75, keep=weft.Top(64)
+    )
+    ahead = torch.ones(64, 64, dtype=torch.bool).triu(1)
+    expected = torch.eye(64, dtype=torch.float64)
+    for q, k in zip(queries.double(), (keys / 3).double(), strict=True):
+        scores = (q @ k.transpose(1, 2) * 0.75).masked_fill(ahead, -torch.inf)
+        expected = expected / 2 + scores.softmax(-1).mean(0) @ expected / 2
+    for found in (
+        rollout_rows(trace, range(64), exact=exact),
+        rollout_columns(trace, range(64), exact=exact),
+        whole_rollout(trace, exact=exact),
+    ):
+        assert bool(((expected - found.values).clamp(min=0).sum(1) <= found.bound).all())
+        assert float(found.bound.max()) < 5e-4

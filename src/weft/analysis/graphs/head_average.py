@@ -35,6 +35,8 @@ class MeanOfMatrix:
         self.matrix, self._causal = matrix, causal
         #: Mass of each row that the operator lacks, (queries,).
         self.missing = torch.zeros(matrix.shape[1])
+        #: What float32 rounds of a row in all, about.
+        self.rounding = _rounding(matrix.lse)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,6 +77,7 @@ class MeanOfEdges:
     def __init__(self, graph: AttentionGraph) -> None:
         self.edges = average_edges(graph)
         self.missing = left_out(graph)[0].detach().float().cpu().mean(0)
+        self.rounding = _rounding(graph.lse)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -111,6 +114,15 @@ class MeanOfEdges:
 
 
 Averaged = MeanOfMatrix | MeanOfEdges
+
+
+def _rounding(lse: Tensor) -> float:
+    """How much float32 rounds of a row's weights in all, about: by what it rounds their scores.
+
+    A score that has weight is about as large as the row's log-sum-exp, and both are rounded.
+    """
+    sizes = torch.where(lse.isfinite(), lse.abs(), 0).float().mean(0)
+    return 2.0**-24 * (1 + 2 * float(sizes.max() if len(sizes) else 0))
 
 
 def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse.csr_array:

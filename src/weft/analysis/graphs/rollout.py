@@ -85,6 +85,10 @@ class _Step:
     queries: str
     keys: str
 
+    def rounding(self, residual: float) -> float:
+        """What float32 rounds of a row in all: in the product, and of the weights themselves."""
+        return ROUNDING + (1 - residual) * self.weights.rounding
+
 
 def rollout(
     trace: TraceData,
@@ -136,10 +140,12 @@ def whole_rollout(
         for name, size in sizes.items()
     }
     unknown = {name: torch.zeros(size, 1) for name, size in sizes.items()}
+    rounded = 0.0
     ahead = all(layer.mask == "causal" for layer in layers)
     for layer in layers:
         step = _step(layer, exact)
         unknown = _forward(step, unknown, residual)
+        rounded += step.rounding(residual)
         dense = step.weights.dense() if not _sparse(step.weights) else None
         past, mixed = held[step.queries], held[step.keys]
         for start in range(0, sizes[keys], COLUMNS):
@@ -152,7 +158,7 @@ def whole_rollout(
                 passed = (step.weights @ mixed[:, block].contiguous())[first:]
             new = past[first:, block].mul_(residual).add_(passed, alpha=1 - residual)
             past[first:, block] = new
-    return _bounded(held[queries], unknown[queries][:, 0], layers)
+    return Rollout(held[queries], unknown[queries][:, 0] + rounded)
 
 
 def rollout_rows(
@@ -176,11 +182,12 @@ def rollout_rows(
     unknown = torch.zeros(len(wanted))
     for layer in reversed(layers):
         step = _step(layer, exact)
+        unknown += step.rounding(residual)
         passed = step.weights.transposed(held[step.queries])
         unknown += (1 - residual) * (step.weights.missing @ held[step.queries])
         held[step.queries] = residual * held[step.queries]
         held[step.keys] = held[step.keys] + (1 - residual) * passed
-    return _bounded(held[keys].T.contiguous(), unknown, layers)
+    return Rollout(held[keys].T.contiguous(), unknown)
 
 
 def rollout_columns(
@@ -202,15 +209,13 @@ def rollout_columns(
     # The last vector is what is unknown of each row.
     held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
     held[keys][wanted, torch.arange(len(wanted))] = 1
+    rounded = 0.0
     for layer in layers:
-        held = _forward(_step(layer, exact), held, residual)
+        step = _step(layer, exact)
+        held = _forward(step, held, residual)
+        rounded += step.rounding(residual)
     values = held[queries]
-    return _bounded(values[:, :-1].contiguous(), values[:, -1], layers)
-
-
-def _bounded(values: Tensor, unknown: Tensor, layers: Sequence[TraceLayer]) -> Rollout:
-    """With a bound that holds of the numbers as they are rounded."""
-    return Rollout(values, unknown + ROUNDING * len(layers))
+    return Rollout(values[:, :-1].contiguous(), values[:, -1] + rounded)
 
 
 def ends(trace: TraceData, kind: str | None = None) -> tuple[str, str]:
