@@ -17,6 +17,7 @@ from weft.errors import InputError
 from weft.mechanism.linear import prepared_maps
 from weft.mechanism.shapes import finite_number, whole_number
 from weft.models.blocks import BlockCache
+from weft.models.cache_places import closed_up, in_place
 from weft.models.continuations import best_continuations
 from weft.models.embeddings import checked_ids
 
@@ -170,7 +171,7 @@ def greedy(
             for row, sequence in enumerate(alive)
             if not ended[sequence] and length < limits[sequence]
         ]
-        rows = _closed_up(rows)
+        rows = closed_up(rows)
         going_on = torch.tensor(rows, dtype=torch.long, device=device)
         if len(rows) < len(alive):
             alive = [alive[row] for row in rows]
@@ -262,7 +263,7 @@ def beam_hypotheses(
         scores, order = best.masked_fill(ends, -torch.inf).topk(beam)
         # Whoever goes on stays in the place of its parent, so that caches copy the others alone.
         ranks = torch.tensor(
-            [_in_place(row) for row in parents.gather(1, order).tolist()], device=device
+            [in_place(row) for row in parents.gather(1, order).tolist()], device=device
         )
         scores, order = scores.gather(1, ranks), order.gather(1, ranks)
         parents, tokens = parents.gather(1, order), tokens.gather(1, order)
@@ -275,7 +276,7 @@ def beam_hypotheses(
                 finished[sequence] = finished[sequence] or _cut(written[row], scores[row])
             elif not _settled(finished[sequence], scores[row], length, length_penalty):
                 going_on.append(row)
-        going_on = _closed_up(going_on)
+        going_on = closed_up(going_on)
         keep = torch.tensor(going_on, dtype=torch.long, device=device)
         all_stay = len(going_on) == count
         state.reorder((keep[:, None] * beam + parents[keep]).flatten(), None if all_stay else keep)
@@ -303,35 +304,6 @@ def _limits(max_length: int | Sequence[int], batch: int, **ids: int) -> list[int
             "all, 1 or more."
         )
     return limits
-
-
-def _in_place(parents: list[int]) -> list[int]:
-    """Of each place of a beam, which child comes there: the first of the parent that was there,
-    or, where that has none, one whose parent's place is taken.
-
-    >>> _in_place([2, 2, 0])
-    [2, 1, 0]
-    """
-    places = [-1] * len(parents)
-    others = []
-    for child, parent in enumerate(parents):
-        if places[parent] < 0:
-            places[parent] = child
-        else:
-            others.append(child)
-    return [others.pop(0) if child < 0 else child for child in places]
-
-
-def _closed_up(rows: list[int]) -> list[int]:
-    """Rows that go on, the last ones in the places of those that do not.
-
-    >>> _closed_up([0, 2, 3, 5])
-    [0, 5, 2, 3]
-    """
-    count = len(rows)
-    beyond = [row for row in rows if row >= count]
-    staying = set(rows) - set(beyond)
-    return [row if row in staying else beyond.pop() for row in range(count)]
 
 
 def _cut(written: Tensor, scores: Tensor) -> list[Hypothesis]:
