@@ -130,7 +130,7 @@ def bounds(model: Peer, batches: list[Batch]) -> dict[Products, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", help="of Multi30k, task 1 raw; default: the dates task")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=24, help="the first 4 are not counted")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
