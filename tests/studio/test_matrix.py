@@ -159,3 +159,18 @@ def test_what_is_asked_of_a_head_that_is_left_is_called_off(studio, serving, lon
     page.keyboard.press("PageDown")
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
     assert set(ended) == {"net::ERR_ABORTED"}
+
+
+def test_a_matrix_that_is_on_its_way_says_so(studio, serving, make_trace) -> None:
+    viewer = serving(collect([make_trace([f"t{i}" for i in range(30)])]))
+    page = studio.served(viewer, "#view=heads")
+    page.locator(".stage .tile").first.wait_for()
+    held: list[Any] = []
+    page.route("**/layers/**", lambda route: held.append(route))
+    page.evaluate("location.hash = '#view=matrix&head=1'; location.reload()")
+    until(page, lambda: bool(held))
+    # Nothing drawn would look like weights of 0.
+    page.locator(".stage.matrix .reading", has_text="Reading the weights").wait_for()
+    page.unroute("**/layers/**")  # those held go on
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    assert page.locator(".reading").count() == 0
