@@ -13,8 +13,9 @@ edges alone. In the upper one, each layer has one more node: from position i it 
 that row i left out, and to position j give what j can have been given, at most the largest weight
 that each row that left it out can have left out. Every flow of the true network passes through it.
 
-Capacities are whole numbers of 2^-30, rounded down in the lower network and up in the upper one, so
-that the interval holds the true flow even so.
+Capacities are whole numbers of 2^-30, rounded down in the lower network and up in the upper one,
+after what float32 rounds of a weight was taken off there and added here: so the interval holds the
+true flow even so.
 
 Source: Abnar and Zuidema 2020, section 3. The largest flows are SciPy's, by Dinic's algorithm.
 """
@@ -30,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import maximum_flow
 
-from weft.analysis.graphs.head_average import average_edges
+from weft.analysis.graphs.head_average import average_edges, rounding
 from weft.analysis.graphs.rollout import chosen_layers
 from weft.analysis.interval import Interval, check_numbers, left_out, to_others
 from weft.errors import InputError
@@ -40,6 +41,9 @@ __all__ = ["attention_flow"]
 
 #: What a capacity of 1 is, as a whole number.
 ONE = 2**30
+
+#: By what share of itself float32 rounds a mean over heads.
+_MEAN = 2.0**-22
 
 #: Cells of a layer up to which all of its weights are taken.
 CHEAP_CELLS = 2**22
@@ -96,6 +100,7 @@ class _Step:
     """The edges of one layer, averaged over heads, and what it left out.
 
     missing: of each row, (queries,); received: what each key can have got of it, (keys,).
+    rounding: by what share of themselves all of these are rounded.
     """
 
     queries: str
@@ -105,6 +110,7 @@ class _Step:
     weights: NDArray[np.float64]
     missing: NDArray[np.float64]
     received: NDArray[np.float64]
+    rounding: float
 
 
 def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
@@ -132,7 +138,10 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
         missing = missing + np.bincount(rows[others], weights[others], queries)
         received = received + np.bincount(columns[others], weights[others], keys)
         rows, columns, weights = rows[kept], columns[kept], weights[kept]
-    return _Step(layer.queries_from, layer.keys_from, rows, columns, weights, missing, received)
+    rounded = _MEAN + float(rounding(graph.lse).max()) if graph.lse.numel() else 0.0
+    return _Step(
+        layer.queries_from, layer.keys_from, rows, columns, weights, missing, received, rounded
+    )
 
 
 def _largest(
@@ -155,7 +164,7 @@ def _largest(
         everyone = np.arange(size)
         passes = np.full(size, residual)
         parts.append((now + everyone, first[step.queries] + everyone, passes))
-        share = 1 - residual
+        share = (1 - residual) * (1 + step.rounding if upper else 1 - step.rounding)
         parts.append((now + step.rows, first[step.keys] + step.columns, share * step.weights))
         if upper and step.missing.any():
             between = nodes

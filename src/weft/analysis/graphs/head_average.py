@@ -25,7 +25,15 @@ from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Averaged", "MeanOfEdges", "MeanOfMatrix", "average_edges", "average_rows", "averaged"]
+__all__ = [
+    "Averaged",
+    "MeanOfEdges",
+    "MeanOfMatrix",
+    "average_edges",
+    "average_rows",
+    "averaged",
+    "rounding",
+]
 
 
 class MeanOfMatrix:
@@ -36,7 +44,7 @@ class MeanOfMatrix:
         #: Mass of each row that the operator lacks, (queries,).
         self.missing = torch.zeros(matrix.shape[1])
         #: What float32 rounds of a row in all, about.
-        self.rounding = _rounding(matrix.lse)
+        self.rounding = _of_a_row(matrix.lse)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -77,7 +85,7 @@ class MeanOfEdges:
     def __init__(self, graph: AttentionGraph) -> None:
         self.edges = average_edges(graph)
         self.missing = left_out(graph)[0].detach().float().cpu().mean(0)
-        self.rounding = _rounding(graph.lse)
+        self.rounding = _of_a_row(graph.lse)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -116,13 +124,20 @@ class MeanOfEdges:
 Averaged = MeanOfMatrix | MeanOfEdges
 
 
-def _rounding(lse: Tensor) -> float:
-    """How much float32 rounds of a row's weights in all, about: by what it rounds their scores.
+def rounding(lse: Tensor) -> Tensor:
+    """By what share of itself float32 rounds a weight, about: by what it rounds its score.
 
     A score that has weight is about as large as the row's log-sum-exp, and both are rounded.
+
+    lse: (heads, queries). Returns: the same shape.
     """
-    sizes = torch.where(lse.isfinite(), lse.abs(), 0).float().mean(0)
-    return 2.0**-24 * (1 + 2 * float(sizes.max() if len(sizes) else 0))
+    return 2.0**-24 * (1 + 2 * torch.where(lse.isfinite(), lse.abs(), 0).float())
+
+
+def _of_a_row(lse: Tensor) -> float:
+    """What is rounded of a row's weights in all, averaged over heads, at most."""
+    rows = rounding(lse).mean(0)
+    return float(rows.max()) if len(rows) else 0.0
 
 
 def average_edges(graph: AttentionGraph, *, merged: bool = True) -> scipy.sparse.csr_array:
