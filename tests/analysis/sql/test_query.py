@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,17 @@ def test_a_trace_that_is_damaged_while_it_is_asked(make_trace, tmp_path) -> None
     with pytest.raises(weft.DataError, match=r"damaged: edges\.parquet") as caught:
         trace.sql("from edges")
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_that_is_gone_is_called_so(make_trace, tmp_path) -> None:
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    trace = weft.open(tmp_path / "t")
+    (tmp_path / "t" / "edges.parquet").unlink()
+    with pytest.raises(weft.DataError, match=r"^query: edges\.parquet is gone, which"):
+        trace.sql("select * from tokens")
+    shutil.rmtree(tmp_path / "t")
+    with pytest.raises(weft.DataError, match=r"moved or removed since it was opened"):
+        trace.sql("select * from edges")
 
 
 @pytest.mark.parametrize(

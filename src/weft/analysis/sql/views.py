@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from weft.analysis.sql.database import VIEWS, Part
+from weft.errors import DataError
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.trace_files import edge_table, key_table, received_table, row_table
@@ -82,6 +83,10 @@ def view_parts(
             _verify(traces, file)
         parts = _parts(traces, file, table if view in made else None, column)
         if view in made and not parts:
+            if view not in _EMPTY:
+                raise DataError(
+                    f"query: {file} is gone, which every trace has. Trace again, or restore it."
+                )
             parts = [Part("" if column else None, _EMPTY[view])]
         if parts:
             views[view] = parts
@@ -98,7 +103,7 @@ def _verify(traces: Mapping[str, TraceData], file: str) -> None:
     """Hold a file of every saved trace against its digest."""
     for trace in traces.values():
         folder, data = stored_folder(trace), trace.layers[0].data if trace.layers else None
-        if folder is not None and isinstance(data, StoredLayer) and (folder / file).exists():
+        if folder is not None and isinstance(data, StoredLayer):
             data.verify(file)
 
 
