@@ -11,6 +11,11 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
+#: How often, on Linux, a thread of torch's looks whether there is work for it before it sleeps. As
+#: libgomp has it, it looks for milliseconds: on a busy machine on the very core that the thread it
+#: waits for could have. Much less than this, and a quiet machine is slower: decision 40.
+_LOOKS = "2000"
+
 _STOPPED = 130  # what a shell says of a program that was ended by Ctrl-C
 
 
@@ -46,9 +51,16 @@ def _open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+def _sleep_soon() -> None:
+    """Let threads that wait sleep soon, unless the environment says how they wait; before torch."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
+
+
 def main() -> None:
     """Run the command line; Ctrl-C is answered in one line, also while modules are loaded."""
     _open_standard_files()
+    _sleep_soon()
     code: object = "not known"
 
     def end() -> None:
