@@ -55,8 +55,8 @@ def allowed_keys(layer: TraceLayer) -> Allowed:
     Where the trace does not say, as of weights that were given without a mask, they are the keys
     that some head of the layer looks at, if every edge was kept. Of one head that looks at one key
     a row, which tells of no mask: all, or all up to the query where none looks ahead. Of a graph
-    that lacks edges, a window is looked for that explains how many keys each row may look at and has
-    every kept edge in it.
+    that lacks edges, a window is looked for that explains how many keys each row may look at and
+    has every kept edge in it.
     """
     graph = layer.graph
     _, queries, keys = graph.shape
