@@ -308,7 +308,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
             "5 queries and 9 keys under a causal",
         ),
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
-        (QUERIES, QUERIES, {"scale": float("nan")}, "layer layers.0: scale=nan"),
+        (QUERIES, QUERIES, {"scale": float("nan")}, "layer layers.0: scale is nan"),
         (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"layer layers.0: the bias is \(.*3, 3\)"),
         (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
         ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
