@@ -180,10 +180,9 @@ def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.M
     torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
 
 
-@pytest.mark.parametrize("relative", ("none", "rotary"))
-def test_a_compiled_step_is_compiled_for_any_length(relative: RelativeKind) -> None:
+def test_a_compiled_step_is_compiled_for_any_length() -> None:
     torch.manual_seed(0)
-    layer, tokens = layer_of(8, 2, relative=relative), random(1, 14, 8)
+    layer, tokens = layer_of(8, 2, relative="rotary"), random(1, 14, 8)
 
     @torch.compile(backend="eager")
     def step(token: Tensor, cache: KeyValueCache) -> Tensor:
