@@ -92,7 +92,8 @@ def _lives(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("killed", ["the command", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["the command", "all"])
 def test_a_corpus_that_is_killed_goes_on(
     loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path, killed: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_planted_faults_are_found(fault: str) -> None:
 
 
 @needs_triton
+@pytest.mark.slow
 def test_rows_whose_candidates_are_cut_keep_what_a_stable_sort_does() -> None:
     assert interpreted("cuts") == {"rows": 384, "wrong": 0}
 
