@@ -7,9 +7,10 @@ import json
 import logging
 import signal
 import socket
+import threading
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,32 @@ def test_weft_view_prints_its_address_serves_and_stops(loaded: Loaded, trace_pat
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate()
         assert (process.returncode, out, errors) == (0, b"", b"")
+
+
+def test_no_connection_outlives_the_server(pair_trace: Trace) -> None:
+    viewer = Viewer(collect([pair_trace]), 0)
+    viewer.start()
+    place = ("127.0.0.1", int(viewer.address.strip("/").rsplit(":", 1)[1]))
+    with ExitStack() as opened:
+        connections: list[socket.socket] = []
+
+        def connect() -> None:
+            with suppress(OSError):
+                while len(connections) < 10_000:
+                    connections.append(socket.create_connection(place, timeout=10))
+                    opened.enter_context(connections[-1])
+                    time.sleep(0.0005)
+
+        # As a browser does, which opens more than it needs: while the server ends, too.
+        connecting = threading.Thread(target=connect)
+        connecting.start()
+        while len(connections) < 20:
+            time.sleep(0.001)
+        viewer.close()
+        connecting.join()
+        for connection in connections:
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
 
 
 #: Roles that keep a native kernel busy, for so many calls.

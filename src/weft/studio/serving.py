@@ -178,7 +178,22 @@ def _server(collection: Collection) -> uvicorn.Server:
         timeout_graceful_shutdown=2,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return uvicorn.Server(config)
+
+    class Server(uvicorn.Server):
+        """Leaves no connection open: one that came while others were being closed would stay, and
+        a browser would wait on it for ever, though another server has the port by now."""
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(0.01)  # What was accepted becomes a connection.
+            await super().shutdown(sockets)
+            while self.server_state.connections:
+                for connection in list(self.server_state.connections):
+                    connection.transport.abort()
+                await asyncio.sleep(0.01)
+
+    return Server(config)
 
 
 def _bound(port: int | None) -> socket.socket:
