@@ -15,6 +15,7 @@
 #include "product.h"
 #include "projected.h"
 #include "reading.h"
+#include "threads.h"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -346,6 +347,7 @@ NB_MODULE(_native, module) {
                "The instruction sets that these kernels and this processor share, widest first.");
     module.def("compiled_instruction_sets", &compiled_instruction_sets,
                "The instruction sets that these kernels were compiled for, widest first.");
+    module.def("set_own_threads", &set_own_threads, nb::arg("count"), "See native/threads.h.");
     nb::class_<Tensor>(module, "Tensor", "An address and strides, in elements.");
     module.def("strided", &reading::strided, "The kernels' view of a tensor; see native/call.h.");
     module.attr("CALL_FIELDS") = reading::names();

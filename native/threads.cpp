@@ -120,6 +120,8 @@ Pool& pool() {
 // so where that libgomp is loaded, tasks run on its threads. It is asked for at run time: nothing
 // is linked.
 using ParallelRegion = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using GetThreads = int (*)();
+using SetThreads = void (*)(int);
 
 #if defined(__linux__)
 int look_for_libgomp(struct dl_phdr_info* library, size_t, void* found) {
@@ -132,14 +134,14 @@ int look_for_libgomp(struct dl_phdr_info* library, size_t, void* found) {
     return 1;
 }
 
-ParallelRegion find_parallel_region() {
+void* in_libgomp(const char* name) {
     const char* path = nullptr;
     dl_iterate_phdr(look_for_libgomp, &path);
     void* library = path ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
-    return library ? reinterpret_cast<ParallelRegion>(dlsym(library, "GOMP_parallel")) : nullptr;
+    return library ? dlsym(library, name) : nullptr;
 }
 #else
-ParallelRegion find_parallel_region() { return nullptr; }
+void* in_libgomp(const char*) { return nullptr; }
 #endif
 
 // One call of run_tasks on torch's threads.
@@ -170,7 +172,8 @@ void run_tasks(int threads, int64_t count,
         return;
     }
     // libgomp does not survive a fork: a child would wait for threads that it does not have.
-    static const ParallelRegion parallel_region = find_parallel_region();
+    static const auto parallel_region =
+        reinterpret_cast<ParallelRegion>(in_libgomp("GOMP_parallel"));
     static const int owner = this_process();
     if (parallel_region && owner == this_process()) {
         Region region{task, count};
@@ -178,6 +181,15 @@ void run_tasks(int threads, int64_t count,
         return;
     }
     pool().run(threads, std::make_shared<Job>(count, task));
+}
+
+int set_own_threads(int count) {
+    static const auto get = reinterpret_cast<GetThreads>(in_libgomp("omp_get_max_threads"));
+    static const auto set = reinterpret_cast<SetThreads>(in_libgomp("omp_set_num_threads"));
+    if (!get || !set) return 0;
+    const int before = get();
+    set(count);
+    return before;
 }
 
 }  // namespace weft

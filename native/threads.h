@@ -12,4 +12,9 @@ namespace weft {
 void run_tasks(int threads, int64_t count,
                const std::function<void(int64_t task, int worker)>& task);
 
+// Let torch's operations that the calling thread asks for run on so many threads from now on; those
+// that others ask for are left as they are, unlike by torch.set_num_threads. Returns how many it
+// was before; 0: nothing was changed, since torch's threads are not those of a libgomp.
+int set_own_threads(int count);
+
 }  // namespace weft

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -22,6 +24,21 @@ def threads_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(native_forward, "LITTLE", 0)
     yield
     torch.set_num_threads(before)
+
+
+def test_a_thread_beside_another_leaves_it_a_processor() -> None:
+    torch.set_num_threads(3)
+    with native.beside_a_thread():
+        ours = torch.get_num_threads()
+        with ThreadPoolExecutor(1) as other:
+            theirs = other.submit(torch.get_num_threads).result()
+    # Where torch's threads are not those of a libgomp, nothing changes.
+    assert ours == (2 if sys.platform == "linux" else 3)
+    assert theirs == torch.get_num_threads() == 3
+    torch.set_num_threads(1)
+    with native.beside_a_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

@@ -247,6 +247,19 @@ def test_importing_weft_loads_no_heavy_reader() -> None:
     assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
 
 
+def test_saving_a_trace_does_not_load_pandas(tmp_path) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, torch, weft; weft.from_weights(torch.eye(3)[None]).save(sys.argv[1]); "
+        "assert 'pyarrow' in sys.modules and 'pandas' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "saved")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 def test_models_of_weft_are_verified_too(language_model, translator, tmp_path, monkeypatch) -> None:
     trace = weft.trace(language_model, torch.tensor([3, 4, 5, 6, 7]), save=tmp_path / "t")
     assert 0 <= trace.deviation < 2e-6

@@ -7,7 +7,10 @@ rows of a graph that are full go to Parquet as they lie in memory, a few heads a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,6 +52,12 @@ CONTENTS = 2**18
 
 def _numbers(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().cpu().contiguous().float().numpy().ravel()
+
+
+def _column(numbers: np.ndarray[Any, Any]) -> pa.Array:
+    """Numbers as a column, not copied; `pa.array` would load pandas first, a second of work."""
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def edge_table(layer: int, graph: AttentionGraph) -> pa.Table:
@@ -95,14 +104,14 @@ def _edges_of_head(layer: int, head: int, *tensors: Tensor) -> pa.Table:
 
     def kept(tensor: Tensor) -> pa.ChunkedArray:
         return pa.chunked_array(
-            [pa.array(part.numpy()) for part in (tensor[:first][there], tensor[first:].flatten())]
+            [_column(part.numpy()) for part in (tensor[:first][there], tensor[first:].flatten())]
         )
 
     return pa.table(
         {
-            "layer": pa.array(np.full(edges, layer, np.int16)),
-            "head": pa.array(np.full(edges, head, np.int16)),
-            "query": pa.array(query),
+            "layer": _column(np.full(edges, layer, np.int16)),
+            "head": _column(np.full(edges, head, np.int16)),
+            "query": _column(query),
             **{
                 name: kept(of) for name, of in zip(("key", "score", "weight"), tensors, strict=True)
             },
@@ -114,9 +123,9 @@ def _places(layer: int, head: str, position: str, numbers: Tensor) -> dict[str, 
     """The columns that say where numbers of (heads, positions) stand, row by row."""
     heads, length = numbers.shape
     return {
-        "layer": pa.array(np.full(heads * length, layer, np.int16)),
-        head: pa.array(np.repeat(np.arange(heads, dtype=np.int16), length)),
-        position: pa.array(np.tile(np.arange(length, dtype=np.int32), heads)),
+        "layer": _column(np.full(heads * length, layer, np.int16)),
+        head: _column(np.repeat(np.arange(heads, dtype=np.int16), length)),
+        position: _column(np.tile(np.arange(length, dtype=np.int32), heads)),
     }
 
 
@@ -125,10 +134,10 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
     return pa.table(
         {
             **_places(layer, "head", "query", graph.lse),
-            "lse": pa.array(_numbers(graph.lse)),
-            "entropy": pa.array(_numbers(graph.entropy)),
-            "rest": pa.array(_numbers(graph.rest)),
-            "count": pa.array(graph.count.detach().cpu().numpy().ravel().astype(np.int32)),
+            "lse": _column(_numbers(graph.lse)),
+            "entropy": _column(_numbers(graph.entropy)),
+            "rest": _column(_numbers(graph.rest)),
+            "count": _column(graph.count.detach().cpu().numpy().ravel().astype(np.int32)),
         }
     )
 
@@ -136,7 +145,7 @@ def row_table(layer: int, graph: AttentionGraph) -> pa.Table:
 def key_table(layer: int, value_norms: Tensor) -> pa.Table:
     """The norms of a layer's values, as they lie in keys.parquet."""
     places = _places(layer, "kv_head", "key", value_norms)
-    return pa.table({**places, "value_norm": pa.array(_numbers(value_norms))})
+    return pa.table({**places, "value_norm": _column(_numbers(value_norms))})
 
 
 def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
@@ -151,32 +160,58 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
     return pa.table(
         {
             **_places(layer, "head", "key", graph.received),
-            "received": pa.array(_numbers(graph.received)),
-            "received_most": pa.array(_numbers(graph.received_most)),
-            "received_last": pa.array(_numbers(last)),
+            "received": _column(_numbers(graph.received)),
+            "received_most": _column(_numbers(graph.received_most)),
+            "received_last": _column(_numbers(last)),
         }
     )
 
 
-class _Hashing:
-    """A file that is hashed while it is written, from its beginning to its end."""
+#: Bytes that are handed on at once, and how often before one waits for the thread that takes them.
+_PIECE, _WAITING = 1 << 20, 8
+
+
+class _Behind:
+    """A file that a thread of its own hashes and writes, from its beginning to its end.
+
+    Whoever writes goes on meanwhile: hashing and writing are a quarter of the work of a table.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb")
         self._hash = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1, "weft-file")
+        self._pending: deque[Future[None]] = deque()
+        self._size = 0
 
     def write(self, data: Any) -> int:
-        self._hash.update(data)
-        return self._file.write(data)
+        content = bytes(data)
+        self._pending.append(self._thread.submit(self._write, content))
+        self._size += len(content)
+        while len(self._pending) > _WAITING:
+            self._pending.popleft().result()
+        return len(content)
+
+    def _write(self, content: bytes) -> None:
+        self._hash.update(content)
+        self._file.write(content)
 
     def flush(self) -> None:
+        while self._pending:
+            self._pending.popleft().result()
         self._file.flush()
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self._size
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            while self._pending:
+                self._pending.popleft().result()
+        finally:
+            self._pending.clear()
+            self._thread.shutdown()
+            self._file.close()
 
     @property
     def closed(self) -> bool:
@@ -211,10 +246,12 @@ class TableFile:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
         encodings = {name: _ENCODINGS[name] for name in schema.names if name in _ENCODINGS}
-        self._file = _Hashing(path)
+        self._file = _Behind(path)
         try:
+            # Parquet writes many small pieces.
+            self._stream = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), _PIECE)
             self._writer = pq.ParquetWriter(
-                self._file,
+                self._stream,
                 schema,
                 compression="lz4",
                 use_dictionary=False,
@@ -225,7 +262,7 @@ class TableFile:
             )
         except BaseException:
             # The disk may be full already: nobody else would close it.
-            self._file.close()
+            self._close(lambda: None)
             raise
 
     def append(self, table: pa.Table) -> None:
@@ -236,10 +273,13 @@ class TableFile:
 
     def close(self) -> None:
         """Write the end of the file."""
-        try:
-            self._writer.close()
-        finally:
-            self._file.close()
+        self._close(self._writer.close)
+
+    def _close(self, writer: Callable[[], None]) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._file.close)
+            stack.callback(self._stream.close)
+            writer()
 
     def digest(self) -> str:
         """SHA-256 of the closed file."""

@@ -181,7 +181,8 @@ def _server(collection: Collection) -> uvicorn.Server:
 
     class Server(uvicorn.Server):
         """Leaves no connection open: one that came while others were being closed would stay, and
-        a browser would wait on it for ever, though another server has the port by now."""
+        a browser would wait on it for ever, though another server has the port by now.
+        """
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             for server in self.servers:

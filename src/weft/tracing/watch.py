@@ -16,6 +16,7 @@ from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.formats.verification import ON_ANOTHER_TEXT
+from weft.mechanism.backends.native import beside_a_thread
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.received import LastQueries
 from weft.mechanism.watching import layers_of
@@ -136,6 +137,8 @@ class WatchedTransformer(Watched):
         recorder = text.recorder
         with ExitStack() as stack:
             if options.save is not None:
+                # One layer is made while a thread writes the one before.
+                stack.enter_context(beside_a_thread())
                 maker.writer = stack.enter_context(
                     writing_trace(
                         options.save, {}, self._description, dtype=options.dtype,

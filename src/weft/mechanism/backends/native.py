@@ -6,7 +6,8 @@ native/forward.h and native/backward.h. Results do not depend on the number of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from weft.mechanism.shapes import Output
 __all__ = [
     "attend",
     "attention",
+    "beside_a_thread",
     "chosen_instruction_set",
     "compiled_instruction_sets",
     "instruction_sets",
@@ -57,6 +59,25 @@ def instruction_sets() -> list[str]:
 def chosen_instruction_set() -> str:
     """The instruction set whose kernels run: that of WEFT_INSTRUCTION_SET, else the widest."""
     return INSTRUCTION_SET or next(iter(instruction_sets()), "")
+
+
+@contextmanager
+def beside_a_thread() -> Iterator[None]:
+    """While the block runs, what this thread asks of torch takes one thread fewer.
+
+    For work beside a thread that is busy too: an operation that is shared among all processors
+    waits for the share whose processor the other has, for milliseconds, however small it is. Other
+    threads keep theirs, unlike by torch.set_num_threads. Without kernels nothing changes.
+    """
+    count = torch.get_num_threads()
+    # Kernels that were built before have no such function.
+    set_own_threads = getattr(kernels, "set_own_threads", None)
+    before = 0 if set_own_threads is None else set_own_threads(max(1, count - 1))
+    try:
+        yield
+    finally:
+        if before and set_own_threads is not None:
+            set_own_threads(before)
 
 
 class _Attention(torch.autograd.Function):
