@@ -46,6 +46,8 @@ def test_a_process_that_lives_on_is_seen(
         assert processes.wait_until(lambda: len(processes.living()) == 2, 60)
         parent.kill()
         parent.wait()
+        # While a process becomes another program, its environment is empty for a moment.
+        assert processes.wait_until(lambda: len(processes.living()) == 1, 60)
         (orphan,) = processes.living()
         os.kill(orphan, 9)
         assert processes.wait_until(lambda: processes.living() == [], 60)

@@ -69,7 +69,7 @@ def until(done: Callable[[], bool], process: Forked) -> None:
 def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
     loaded: Loaded, tmp_path: Path
 ) -> None:
-    config = config_of(tmp_path, max_steps=400, checkpoint_every=20, validate_every=200)
+    config = config_of(tmp_path, max_steps=160, checkpoint_every=20, validate_every=80)
     run = RunFolder(tmp_path / "run")
     with start(loaded, config, tmp_path, "--json") as process:
         until(run.checkpoint.exists, process)
@@ -79,11 +79,11 @@ def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
         out, errors = ended(process)
     assert process.returncode == 0, errors
     assert "as learned in" in errors  # the second start
-    assert errors.count("Trained 400 steps") == 1
+    assert errors.count("Trained 160 steps") == 1
     assert "Traceback" not in errors
-    assert json.loads(out.splitlines()[-1])["steps"] == 400
+    assert json.loads(out.splitlines()[-1])["steps"] == 160
     steps = [report["step"] for report in run.read_metrics() if "loss" in report]
-    assert steps == list(range(20, 401, 20))
+    assert steps == list(range(20, 161, 20))
 
 
 @pytest.mark.slow
