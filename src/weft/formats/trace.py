@@ -265,10 +265,14 @@ class TraceData:
         Raises: DataError: the folder exists, or cannot be written.
         """
         from weft.formats.trace_writer import writing_trace
+        from weft.mechanism.backends.native import beside_a_thread
 
-        with writing_trace(
-            path, self.sequences, self.model, dtype=dtype, overwrite=overwrite
-        ) as writer:
+        with (
+            beside_a_thread(),
+            writing_trace(
+                path, self.sequences, self.model, dtype=dtype, overwrite=overwrite
+            ) as writer,
+        ):
             writer.verification = self.verification
             for name, known in self.positions.items():
                 writer.describe(name, known)
