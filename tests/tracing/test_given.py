@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import weft
+from weft.analysis.heads.patterns import allowed_keys
 
 
 def by_formula(queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
@@ -340,3 +341,49 @@ def test_nothing_is_written_where_a_later_layer_is_wrong(tmp_path) -> None:
     with pytest.raises(weft.InputError):
         weft.from_weights(BROKEN, save=tmp_path / "t.weft")
     assert not list(tmp_path.iterdir())
+
+
+GIVEN_MASKS = {
+    "causal": weft.causal(),
+    "window": weft.window(3, 1),
+    "ranges": torch.arange(9)[None] // 3 <= torch.arange(9)[:, None] // 3,
+    "all": None,
+}
+
+
+@pytest.mark.parametrize("rule", GIVEN_MASKS)
+def test_weights_that_are_given_with_their_mask_say_which_keys_are_hidden(rule, tmp_path) -> None:
+    mask = GIVEN_MASKS[rule]
+    shown = torch.ones(9, 9, dtype=torch.bool)
+    if rule == "ranges":
+        shown = mask
+    elif mask is not None:
+        offset = torch.arange(9)[None] - torch.arange(9)[:, None]
+        shown = (offset <= 0) if rule == "causal" else (offset >= -3) & (offset <= 1)
+    given = drawn(2, 9, 9).masked_fill(~shown, -torch.inf).softmax(-1)
+    # Few edges: they do not say by themselves what is hidden.
+    whole = weft.padding(torch.tensor([9])) if mask is None else mask
+    layer = weft.from_weights(given, mask=whole, keep=weft.Top(1)).layers[0]
+    found = allowed_keys(layer)
+    assert layer.mask == rule and found.known
+    assert torch.equal(found.first, shown.byte().argmax(-1))
+    assert torch.equal(found.end, shown.byte().argmax(-1) + shown.sum(-1))
+    weft.from_weights(given, mask=whole, keep=weft.Top(1), save=tmp_path / "t.weft")
+    assert weft.open(tmp_path / "t.weft").layers[0].mask == rule
+
+
+def test_a_mask_of_cells_that_weights_are_given_with_hides_what_no_head_looks_at() -> None:
+    shown = torch.ones(6, 6, dtype=torch.bool)
+    shown[:, 2] = False
+    given = drawn(2, 6, 6).masked_fill(~shown, -torch.inf).softmax(-1)
+    layer = weft.from_weights(given, mask=shown, keep=weft.All()).layers[0]
+    assert layer.mask is None and torch.equal(allowed_keys(layer).cells, shown)
+
+
+def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
+    lengths = torch.tensor([4, 2])
+    shown = torch.arange(4) < lengths[:, None, None, None]
+    given = drawn(2, 3, 4, 4).masked_fill(~shown, -torch.inf).softmax(-1)
+    traces = weft.from_weights([given], mask=weft.padding(lengths), keep=weft.Top(1))
+    ends = [allowed_keys(trace.layers[0]).end.tolist() for trace in traces]
+    assert ends == [[4] * 4, [2] * 4]

@@ -204,7 +204,8 @@ def from_weights(
             places = recorder.places(checked.shape[-1])
             graph = graph_of_weights(label, checked, places, masks[number], partial=partial)
             ahead = checked.shape[-1] < 2 or bool(checked.triu(1).any())
-            recorder.take(weights_call(name, layers.kind(number, not ahead), checked), graph)
+            layer_kind = layers.kind(number, not ahead)
+            recorder.take(weights_call(name, layer_kind, checked, masks[number]), graph)
 
     said = {"name": model or "weights", "given": "weights"}
     if normalise:

@@ -20,7 +20,7 @@ from weft.tracing.recording.comparison import tolerance
 from weft.tracing.recording.cutting import cut, part_names, part_numbers, proven_mask, side_by_side
 from weft.tracing.recording.key_sums import with_received
 from weft.tracing.recording.layer_call import RecordedCall
-from weft.tracing.recording.score_terms import cut_terms
+from weft.tracing.recording.score_terms import cut_terms, mask_terms
 from weft.tracing.recording.sequences import InputSequence, NamesOfSequences
 
 __all__ = ["LayerMaker"]
@@ -145,7 +145,11 @@ class LayerMaker:
         self, call: RecordedCall, sample: int, rows: slice, columns: slice
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
         """Queries and keys, the terms, and the norms of values, of one input."""
-        if call.queries is None or call.keys is None or call.ranges is None:
+        ranges = None if call.ranges is None else call.ranges[min(sample, len(call.ranges) - 1)]
+        if call.queries is None or call.keys is None:
+            # Of weights that were given the mask is known, if it was given too.
+            return None, None if ranges is None else mask_terms(ranges, rows, columns), None
+        if call.ranges is None:
             return None, None, None
 
         def own(tensor: Tensor, span: slice) -> Tensor:
@@ -154,7 +158,7 @@ class LayerMaker:
         queries, keys = own(call.queries, rows), own(call.keys, columns)
         norms = None if call.value_norms is None else own(call.value_norms, columns).cpu()
         terms = cut_terms(
-            call.ranges[min(sample, len(call.ranges) - 1)],
+            ranges,
             call.relative,
             call.bias,
             call.sinks,

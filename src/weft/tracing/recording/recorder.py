@@ -137,7 +137,7 @@ class CallRecorder:
                 keys=call.keys.detach() if known else None,
                 value_norms=norms,
                 values=values,
-                ranges=self._ranges_of(call) if known else None,
+                ranges=self._ranges_of(call) if known or call.mask is not None else None,
                 bias=call.bias if known else None,
                 relative=call.relative,
                 sinks=call.sinks,

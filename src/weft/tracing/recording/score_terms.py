@@ -11,7 +11,7 @@ from weft.mechanism.masks import Mask, Ranges, Window
 from weft.mechanism.parts import with_tensors
 from weft.mechanism.positions import ByDistance, Relative
 
-__all__ = ["as_rule", "cut_terms", "ranges_of", "rule_of_ranges"]
+__all__ = ["as_rule", "cut_terms", "mask_terms", "ranges_of", "rule_of_ranges"]
 
 
 def ranges_of(mask: Mask | None, queries: int, keys: int, sample: int = 0) -> Tensor | None:
@@ -96,8 +96,7 @@ def cut_terms(
     if ranges is None:
         missing = "its mask shows queries keys that are not side by side, and is not kept"
     else:
-        inside = (ranges[:, rows] - columns.start).clamp(0, keys)
-        rule = rule_of_ranges(without_empty(inside), keys)
+        rule = mask_terms(ranges, rows, columns).mask
     kept: Tensor | None = None
     positions = None if relative is None else relative.in_scores().moved(rows.start - columns.start)
     if positions is not None and type(positions) not in POSITIONS:
@@ -121,6 +120,13 @@ def cut_terms(
             missing = missing or "a bias that follows no rule is added to its scores"
     own_sinks = None if sinks is None else sinks.detach().cpu()
     return Terms(rule, positions, kept, own_sinks, missing, mask_known=ranges is not None)
+
+
+def mask_terms(ranges: Tensor, rows: slice, columns: slice) -> Terms:
+    """The terms of a layer of which the mask alone is known: see `cut_terms`."""
+    keys = columns.stop - columns.start
+    inside = (ranges[:, rows] - columns.start).clamp(0, keys)
+    return Terms(rule_of_ranges(without_empty(inside), keys))
 
 
 def _by_distance(bias: Tensor, queries: int, keys: int) -> ByDistance | None:

@@ -211,8 +211,8 @@ def _allowed(label: str, weights: Tensor, mask: Mask) -> Tensor:
     return shown & (weights > 0).any(-1, keepdim=True)
 
 
-def weights_call(name: str, kind: str, weights: Tensor) -> LayerCall:
-    """The call of a layer of which the weights alone are known."""
+def weights_call(name: str, kind: str, weights: Tensor, mask: Mask | None = None) -> LayerCall:
+    """The call of a layer of which the weights alone are known, and perhaps the mask."""
     batch, heads, queries, keys = weights.shape
     nothing = weights.new_zeros(batch, heads, keys, 1)
     return LayerCall(
@@ -222,6 +222,7 @@ def weights_call(name: str, kind: str, weights: Tensor) -> LayerCall:
         keys=nothing,
         values=nothing,
         scale=1.0,
+        mask=mask,
         positions="bias",
         weights_only=True,
     )
