@@ -164,6 +164,12 @@ def test_generate(weft_main: Command, runs: Path) -> None:
     assert len(texts) > 1
     cold = {weft_main(*arguments, "--seed", s, "--temperature", 0).out for s in range(3)}
     assert len(cold) == 1
+    # A nucleus of one token is the likeliest; one of all is what is drawn without it.
+    assert {weft_main(*arguments, "--seed", s, "--top-p", 1e-9).out for s in range(3)} == cold
+    assert weft_main(*arguments, "--top-p", 1).out == weft_main(*arguments).out
+    for share in (0, -1, 1.5, "nan", "inf"):
+        line = weft_main(*arguments, "--top-p", share).one_line()
+        assert f"--top-p {float(share)}: expected a number above 0, 1 at most." in line
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ take too much room there is in their place
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,12 +65,11 @@ def is_snapshot_step(step: int, growth: float) -> bool:
     >>> [step for step in range(20) if is_snapshot_step(step, 1.5)]
     [0, 1, 2, 3, 4, 6, 8, 12, 18]
     """
-    if step < 2:
+    # Steps that lie closer than two powers of the ratio: each has one between it and the step before.
+    if step < 2 or step >= growth * (step - 1):
         return True
-    exact = 1.0
-    while exact <= step - 1:
-        exact *= growth
-    return exact <= step
+    power = round(math.log(step) / math.log1p(growth - 1))
+    return any(step - 1 < growth**near <= step for near in (power - 1, power, power + 1))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -54,14 +54,15 @@ class LoadedModel:
 
     def generate(
         self, prompt: str, *, length: int, temperature: float = 0.8, top: int | None = None,
-        seed: int = 1,
+        top_p: float | None = None, seed: int = 1,
     ) -> str:  # fmt: skip
         """What a language model writes after a prompt.
 
         Args:
             prompt: at least one token.
             length: tokens to draw, at most.
-            temperature, top: see `weft.models.decoding.sample`; temperature 0: the likeliest.
+            temperature, top, top_p: see `weft.models.decoding.sample`; temperature 0: the
+                likeliest.
             seed: of the random numbers.
 
         Raises: InputError: the model continues no text.
@@ -78,6 +79,7 @@ class LoadedModel:
                 length=length,
                 temperature=temperature,
                 top=top,
+                top_p=top_p,
                 end=self.ends[0] if len(self.ends) == 1 else None,
                 generator=torch.Generator().manual_seed(seed),
             )

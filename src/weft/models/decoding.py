@@ -20,6 +20,7 @@ from weft.models.blocks import BlockCache
 from weft.models.cache_places import closed_up, in_place
 from weft.models.continuations import best_continuations
 from weft.models.embeddings import checked_ids
+from weft.models.sampling import checked_share, draw
 
 __all__ = [
     "DecodingState",
@@ -338,6 +339,7 @@ def sample(
     length: int,
     temperature: float = 1.0,
     top: int | None = None,
+    top_p: float | None = None,
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -350,6 +352,8 @@ def sample(
         length: number of tokens to draw.
         temperature: divides the logits; 0 takes the likeliest.
         top: draw among the so many likeliest only.
+        top_p: draw from the nucleus only, the likeliest tokens that hold this share of the
+            probability, of what the temperature and `top` leave: see `weft.models.sampling`.
         end: stop when every sequence has drawn this id.
         generator: of the random numbers.
 
@@ -357,6 +361,7 @@ def sample(
     """
     temperature = finite_number("sample", "temperature", temperature, 0)
     top = None if top is None else whole_number("sample", "top", top, 1, None)
+    top_p = None if top_p is None else checked_share("sample", "top_p", top_p)
     length = whole_number("sample", "length", length, 0)
     end = None if end is None else whole_number("sample", "end", end)
     if checked_ids("the tokens of the prompt", prompt).shape[1] < 1:
@@ -366,16 +371,7 @@ def sample(
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     for _ in range(length):
         logits = model.step(last, state)[:, -1]
-        if top is not None and top < logits.shape[-1]:
-            likeliest, places = logits.topk(top)
-            logits = torch.full_like(logits, -torch.inf).scatter(-1, places, likeliest)
-        if temperature < 1e-6:  # 0, or too small to divide by
-            last = logits.argmax(-1, keepdim=True)
-        else:
-            # As a number of the logits' type: a logit of -infinity by an infinite one is none.
-            divisor = min(temperature, torch.finfo(logits.dtype).max)
-            probabilities = (logits / divisor).softmax(-1)
-            last = torch.multinomial(probabilities, 1, generator=generator)
+        last = draw(logits, temperature=temperature, top=top, top_p=top_p, generator=generator)
         drawn.append(last)
         if end is not None:
             ended |= last[:, 0] == end

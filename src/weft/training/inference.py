@@ -115,6 +115,7 @@ def generate_text(
     length: int,
     temperature: float = 0.8,
     top: int | None = None,
+    top_p: float | None = None,
     seed: int = 1,
 ) -> str:
     """What a language model writes after a prompt.
@@ -124,7 +125,7 @@ def generate_text(
         prompt: at least one token.
         length: tokens to draw.
         temperature: see `weft.models.decoding.sample`.
-        top: likewise.
+        top, top_p: likewise.
         seed: of the random numbers.
     """
     if not isinstance(run.model, LanguageModel):
@@ -153,6 +154,7 @@ def generate_text(
         length=length,
         temperature=temperature,
         top=top,
+        top_p=top_p,
         end=run.vocabulary.end,
         generator=torch.Generator().manual_seed(seed),
     )
