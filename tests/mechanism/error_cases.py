@@ -395,6 +395,8 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
         "no alibi positions",
     ),
     ("packed lengths", lambda: untyped.packed([1.5]), "packed", "whole numbers"),
+    ("packed total", lambda: packed([2**62]), "packed", "2,147,483,647 at most"),
+    ("packed totals", lambda: packed([2**62] * 4), "packed", "2,147,483,647 at most"),
     ("packed sequences", lambda: packed([1], [1, 2]), "packed", "Give both for each sequence"),
     ("packed sizes", lambda: call(mask=packed([4], [7])), "ranges", "must fill the call"),
     ("matrix batch", lambda: matrix(2, 2, 3, 4), "AttentionMatrix", "one sequence of a batch"),

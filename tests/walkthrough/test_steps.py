@@ -215,7 +215,8 @@ def test_given_heads_and_drawn_rest() -> None:
         ({"width": 3, "heads": 1}, InputError, "width 3 is odd"),
         ({"positions": "rotary"}, InputError, "positions='rotary'; expected"),
         ({"W_Q": [[1, 2], [3]]}, InputError, "W_Q is no matrix of numbers"),
-        ({"W_X": [[1]]}, InputError, "W_X: no such matrix; there are embeddings,"),
+        ({"W_X": [[1]]}, InputError, "no argument 'W_X'; there are sentence, kind, target, query"),
+        ({"num_heads": 2}, InputError, "seed, digits, and the arrays embeddings, target_embedd"),
         ({"W_Q": [1.0, 2.0]}, ShapeError, "W_Q is (2,); expected (width, heads * depth)"),
         ({"W_Q": [[1, 2, 3]], "heads": 2}, ShapeError, "do not split into 2 heads"),
         ({"embeddings": [[1, 2, 3, 4]]}, None, ""),
@@ -258,6 +259,13 @@ def test_files_that_cannot_be_read(
     with pytest.raises(DataError) as raised:
         weft.steps(matrices=path)
     assert message in str(raised.value).lower() or message in str(raised.value)
+
+
+def test_a_file_with_a_matrix_that_is_none_of_attention_s(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text('{"W_X": [[1]]}')
+    with pytest.raises(InputError, match="W_X: no such matrix; there are embeddings,"):
+        weft.steps(matrices=path)
 
 
 def test_one_array_is_no_archive(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.mechanism.worked import work
 from weft.walkthrough.lesson import AllKinds, Steps, View
-from weft.walkthrough.matrices import Matrices, read_matrices, words_of
+from weft.walkthrough.matrices import MATRICES, Matrices, read_matrices, words_of
 from weft.walkthrough.walk import Kind, mask_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ def steps(
         raise InputError(f"kind={kind!r}; expected one of {', '.join(_KINDS)}.")
     if not 0 <= digits <= 6:
         raise InputError(f"digits={digits}; expected 0 to 6 decimals.")
+    for name in arrays:
+        if name not in MATRICES:
+            others = inspect.signature(steps).parameters
+            raise InputError(
+                f"steps: no argument {name!r}; there are {', '.join(list(others)[:-1])}, and the "
+                f"arrays {', '.join(MATRICES)}."
+            )
     view = View(query, head, digits)
     if model is not None:
         from weft.jobs.trained_head import steps_of_model

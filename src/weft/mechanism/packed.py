@@ -16,6 +16,9 @@ from weft.mechanism.masks import Mask, Ranges, lengths_of
 
 __all__ = ["Ranges", "packed"]
 
+#: Positions at most: graphs count keys in 32 bits.
+_MOST = 2**31 - 1
+
 
 def packed(
     query_lengths: Sequence[int] | Tensor, key_lengths: Sequence[int] | Tensor | None = None
@@ -47,6 +50,11 @@ def packed(
             "Give both for each sequence."
         )
     queries, keys = queries.long().cpu(), keys.long().cpu()
+    longest = max(queries.double().sum().item(), keys.double().sum().item())
+    if longest > _MOST:
+        raise InputError(
+            f"packed: sequences of {longest:.3g} positions in all; expected {_MOST:,} at most."
+        )
     ends = keys.cumsum(0)
     first, end = torch.stack((ends - keys, ends)).repeat_interleave(queries, dim=1)
     return Ranges(first, end, int(keys.sum()))
