@@ -292,6 +292,19 @@ def test_names_that_do_not_say_it_are_refused(
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize(
+    "content", [b"a\r\nb\r\n\r\nd\r\ne\r\n", b"a\nb\n\nd\ne\n", b"a\nb\n\nd\ne"]
+)
+def test_tokens_are_lines_whoever_ended_them(
+    weft_main: Command, tmp_path: Path, content: bytes
+) -> None:
+    np.savez(tmp_path / "a.npz", q=Q, k=Q)
+    (tmp_path / "tokens.txt").write_bytes(content)
+    words = ("import", tmp_path / "a.npz", "-o", tmp_path / "t", "--mask", "all", "--tokens")
+    assert weft_main(*words, tmp_path / "tokens.txt").code == 0
+    assert weft.open(tmp_path / "t").tokens == ["a", "b", "", "d", "e"]
+
+
 def test_what_no_file_says_must_be_said(weft_main: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", q=Q, k=Q)
     line = weft_main("import", tmp_path / "a.npz", "-o", tmp_path / "t").one_line()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from weft.errors import DataError
+from weft.formats.arrays import read_npz
 from weft.formats.stored_arrays import array_files, stored_arrays
 
 
@@ -94,6 +96,40 @@ def test_a_changed_byte_of_an_archive_is_told_by_its_checksum(tmp_path: Path) ->
     content[2000] ^= 1
     path.write_bytes(content)
     assert "Bad CRC-32" in refused(path)
+
+
+def test_one_array_is_no_archive(tmp_path: Path) -> None:
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.eye(2))
+    assert "it holds one array without a name" in refused(tmp_path / "a.npz")
+
+
+def _twice(archive: zipfile.ZipFile, path: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        archive.write(path, "one.npy")
+
+
+def _forged(archive: zipfile.ZipFile, path: Path) -> None:
+    content = path.read_bytes().replace(b"(3,), }         ", b"(3999999999,), }")
+    archive.writestr("two.npy", content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(_twice, "two of its arrays have one name"), (_forged, "takes 32000000120 bytes, and it has")],
+)
+def test_archives_of_any_ending_are_held_against_their_headers(
+    tmp_path: Path, damage: Callable[[zipfile.ZipFile, Path], None], message: str
+) -> None:
+    path = tmp_path / "images.zip"
+    with path.open("wb") as file:
+        np.savez(file, one=np.arange(3.0))
+    assert read_npz(path, "graph")["one"].tolist() == [0, 1, 2]
+    np.save(tmp_path / "one.npy", np.arange(3.0))
+    with zipfile.ZipFile(path, "a") as archive:
+        damage(archive, tmp_path / "one.npy")
+    with pytest.raises(DataError, match=rf"images\.zip: .*{message}.*, or no graph\. Write it"):
+        read_npz(path, "graph")
 
 
 def test_what_is_in_an_archive_beside_arrays_is_refused(tmp_path: Path) -> None:

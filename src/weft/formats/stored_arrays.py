@@ -25,7 +25,7 @@ from torch import Tensor
 from weft.errors import DataError
 from weft.formats.files import cannot_read, check_file, in_brief, open_file
 
-__all__ = ["SUFFIXES", "StoredArray", "array_files", "stored_arrays"]
+__all__ = ["SUFFIXES", "StoredArray", "archived_arrays", "array_files", "stored_arrays"]
 
 #: The endings of files of arrays.
 SUFFIXES = (".npy", ".npz", ".safetensors")
@@ -39,6 +39,8 @@ _UNREADABLE = (
 )  # fmt: skip
 
 _WHAT = "file of arrays"
+#: How a .npy file begins.
+_ONE_ARRAY = b"\x93NUMPY"
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,21 @@ def stored_arrays(path: Path, name: str) -> list[StoredArray]:
 
     Raises: DataError: missing, damaged, or not what its name says.
     """
-    check_file(path, _WHAT)
     read = {".npy": _of_npy, ".npz": _of_npz}.get(path.suffix.lower(), _of_safetensors)
-    with _reading(path):
+    return _arrays_of(path, name, read(path, _WHAT), _WHAT)
+
+
+def archived_arrays(path: Path, what: str) -> list[StoredArray]:
+    """The arrays in a .npz file, whatever its ending; see `stored_arrays`.
+
+    what: what errors call it.
+    """
+    return _arrays_of(path, "", _of_npz(path, what), what)
+
+
+def _arrays_of(path: Path, name: str, read: Iterator[_Entry], what: str) -> list[StoredArray]:
+    check_file(path, what)
+    with _reading(path, what):
         return [
             StoredArray(
                 "/".join(part for part in (name, own) if part),
@@ -103,46 +117,48 @@ def stored_arrays(path: Path, name: str) -> list[StoredArray]:
                 shape,
                 numbers,
             )
-            for own, shape, numbers in read(path)
+            for own, shape, numbers in read
         ]
 
 
 _Entry = tuple[str, tuple[int, ...], Callable[[], Tensor | NDArray[Any]]]
 
 
-def _of_npy(path: Path) -> list[_Entry]:
-    with open_file(path, _WHAT) as file:
+def _of_npy(path: Path, what: str) -> Iterator[_Entry]:
+    with open_file(path, what) as file:
         shape = _header(file, path.stat().st_size)
 
     def numbers() -> NDArray[Any]:
-        with _reading(path), open_file(path, _WHAT) as again:
+        with _reading(path, what), open_file(path, what) as again:
             _header(again, path.stat().st_size)
             again.seek(0)
             return np.lib.format.read_array(again, allow_pickle=False)
 
-    return [("" if path.stem else path.name, shape, numbers)]
+    yield "" if path.stem else path.name, shape, numbers
 
 
-def _of_npz(path: Path) -> list[_Entry]:
-    entries: list[_Entry] = []
-    with open_file(path, _WHAT) as file, zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if len({member.filename for member in members}) < len(members):
-            raise ValueError("two of its arrays have one name")
-        for member in members:
-            if not member.filename.endswith(".npy"):
-                raise ValueError(f"{member.filename[:80]!r} in it is no array")
-            with archive.open(member) as content:
-                shape = _header(content, member.file_size)
-            own = member.filename.removesuffix(".npy")
-            entries.append((own, shape, _member_of(path, member.filename)))
-    return entries
+def _of_npz(path: Path, what: str) -> Iterator[_Entry]:
+    with open_file(path, what) as file:
+        if file.read(len(_ONE_ARRAY)) == _ONE_ARRAY:
+            raise ValueError("it holds one array without a name, not an archive")
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if len({member.filename for member in members}) < len(members):
+                raise ValueError("two of its arrays have one name")
+            for member in members:
+                if not member.filename.endswith(".npy"):
+                    raise ValueError(f"{member.filename[:80]!r} in it is no array")
+                with archive.open(member) as content:
+                    shape = _header(content, member.file_size)
+                own = member.filename.removesuffix(".npy")
+                yield own, shape, _member_of(path, member.filename, what)
 
 
-def _member_of(path: Path, name: str) -> Callable[[], NDArray[Any]]:
+def _member_of(path: Path, name: str, what: str) -> Callable[[], NDArray[Any]]:
     def numbers() -> NDArray[Any]:
         with (
-            _reading(path, name), open_file(path, _WHAT) as file, zipfile.ZipFile(file) as archive,
+            _reading(path, what, name), open_file(path, what) as file,
+            zipfile.ZipFile(file) as archive,
         ):  # fmt: skip
             member = archive.getinfo(name)
             with archive.open(member) as content:
@@ -178,18 +194,16 @@ def _header(file: Any, size: int) -> tuple[int, ...]:
     return shape
 
 
-def _of_safetensors(path: Path) -> list[_Entry]:
+def _of_safetensors(path: Path, what: str) -> Iterator[_Entry]:
     with safe_open(path, framework="pt") as file:
-        return [
-            (name, tuple(file.get_slice(name).get_shape()), _tensor_of(path, name))
-            for name in file.keys()  # noqa: SIM118 - no dict
-        ]
+        for name in file.keys():  # noqa: SIM118 - no dict
+            yield name, tuple(file.get_slice(name).get_shape()), _tensor_of(path, name, what)
 
 
-def _tensor_of(path: Path, name: str) -> Callable[[], Tensor]:
+def _tensor_of(path: Path, name: str, what: str) -> Callable[[], Tensor]:
     def numbers() -> Tensor:
-        check_file(path, _WHAT)
-        with _reading(path, name), safe_open(path, framework="pt") as file:
+        check_file(path, what)
+        with _reading(path, what, name), safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
             return tensor
 
@@ -197,7 +211,7 @@ def _tensor_of(path: Path, name: str) -> Callable[[], Tensor]:
 
 
 @contextmanager
-def _reading(path: Path, name: str = "") -> Iterator[None]:
+def _reading(path: Path, what: str, name: str = "") -> Iterator[None]:
     """Errors of the libraries that read a file, as one line that says which."""
     try:
         yield
@@ -205,9 +219,9 @@ def _reading(path: Path, name: str = "") -> Iterator[None]:
         raise
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise cannot_read(path, _WHAT, error) from error
+            raise cannot_read(path, what, error) from error
         where = f"{path}: {name}" if name else str(path)
         raise DataError(
-            f"{where}: this {_WHAT} is damaged, or not what its name says: {in_brief(error)}. "
-            "Write it again, or restore it from a copy."
+            f"{where}: cannot be read as arrays of numbers: {in_brief(error)}. It is damaged, or "
+            f"no {what}. Write it again, or restore it from a copy."
         ) from error

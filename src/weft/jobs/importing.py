@@ -221,7 +221,8 @@ def _of_table(
 def _read_tokens(path: Path) -> Any:
     """Tokens from a JSON file, or one from each line of a text."""
     if path.suffix.lower() != ".json":
-        return read_text(path, "file of tokens").removesuffix("\n").split("\n")
+        lines = read_text(path, "file of tokens").removesuffix("\n").split("\n")
+        return [line.removesuffix("\r") for line in lines]
     found = read_json(path, "file of tokens")
     lists = found.values() if isinstance(found, dict) else [found]
     for tokens in lists:
