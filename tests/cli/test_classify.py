@@ -151,4 +151,15 @@ def test_a_file_of_translations_is_not_measured_by_a_classifier(
 
 def test_other_runs_do_not_classify(weft_process: Command, runs: Path) -> None:
     result = weft_process("classify", runs / "language", stdin=b"x\n")
-    assert "continues text (weft generate); it does not classify" in result.one_line()
+    assert (
+        f"{runs / 'language'}: this run continues text (weft generate); it does not classify "
+        "texts. Use weft generate, or give a run of a classifier." in result.one_line()
+    )
+
+
+def test_a_classifier_neither_translates_nor_continues_text(weft_main: Command, run: Path) -> None:
+    remedy = "Use weft classify, or give a run of a"
+    for words in (("translate",), ("translate", "--json"), ("generate", "--prompt", "a")):
+        line = weft_main(*words, run).one_line()
+        assert f"{run}: this run classifies texts (weft classify)" in line
+        assert remedy in line

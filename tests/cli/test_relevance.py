@@ -137,7 +137,7 @@ def test_models_of_hugging_face(
         (("--text", ""), "the text is empty"),
         (("--text", "at", "--file", "at"), "one of --text and --file"),
         (("--text", "at", "--against", "a"), "needs --logit"),
-        (("--text", "at", "--logit", "at"), "2 tokens; expected one"),
+        (("--text", "at", "--logit", "at"), "--logit at: 2 tokens; expected one"),
         (("--text", "at", "--token", "2"), "there are tokens 0 to 1"),
         (("--text", "at", "--target", "x"), "language model"),
         (("--text", "at", "--limit", "-1"), "--limit"),

@@ -79,8 +79,8 @@ def relevance_of_tokens(
     prediction = model.prediction(text, target, position)
     tell_unknown("the text", model.unknown_parts(text + (target or "")))
     place = _place(prediction, position)
-    chosen = None if logit is None else one_token("--logit", prediction.numbers(logit))
-    other = None if against is None else one_token("--against", prediction.numbers(against))
+    chosen = None if logit is None else _number("--logit", logit, prediction)
+    other = None if against is None else _number("--against", against, prediction)
     asked = _Asked(prediction, place, chosen, other)
     (values,) = relevance(
         prediction.network, _inputs(prediction, place), asked.score, rows=asked.rows()
@@ -140,6 +140,11 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
         found.levels,
         tuple(found.added()),
     )
+
+
+def _number(option: str, word: str, prediction: Prediction) -> int:
+    """The number of the logit that the word of an option names."""
+    return one_token(f"{option} {word}", prediction.numbers(word))
 
 
 class _Asked:

@@ -43,7 +43,7 @@ class GraphAttentionNetwork(Predictor):
             of its neighbours: the baseline without attention.
     """
 
-    purpose = "classifies the nodes of a graph"
+    purpose = "classifies the nodes of a graph (weft evaluate, weft trace)"
 
     def __init__(
         self,

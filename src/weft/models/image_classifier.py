@@ -70,7 +70,7 @@ class ImageClassifier(Predictor):
     Raises: InputError: fewer than two classes.
     """
 
-    purpose = "classifies images"
+    purpose = "classifies images (weft evaluate, weft trace --image)"
 
     def __init__(self, shape: ImageShape, classes: int, width: int) -> None:
         super().__init__()

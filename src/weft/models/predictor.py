@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-__all__ = ["Predictor"]
+from weft.errors import InputError
+
+__all__ = ["Predictor", "other_kind"]
 
 
 class Predictor(nn.Module):
@@ -41,3 +44,17 @@ class Predictor(nn.Module):
     def forward(self, *args: Any, **inputs: Any) -> Tensor:
         """Both steps: (..., choices)."""
         return self.logits(self.outputs(*args, **inputs))
+
+
+def other_kind(model: object, action: str, kind: str) -> InputError:
+    """The error for a run that is asked for what its model was not made for.
+
+    Args: action: what was asked; kind: of a model that does it.
+
+    >>> print(other_kind(None, "translate", "a translator"))
+    this run predicts; it does not translate. Give a run of a translator.
+    """
+    purpose = getattr(model, "purpose", Predictor.purpose)
+    named = re.search(r"\((weft \w+)", purpose)
+    remedy = "Give" if named is None else f"Use {named[1]}, or give"
+    return InputError(f"this run {purpose}; it does not {action}. {remedy} a run of {kind}.")

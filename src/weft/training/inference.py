@@ -14,7 +14,7 @@ from weft.formats.files import JsonObject
 from weft.formats.run import RunFolder
 from weft.models.decoding import Stepper, WithoutTokens, sample
 from weft.models.language_model import LanguageModel
-from weft.models.predictor import Predictor
+from weft.models.predictor import Predictor, other_kind
 from weft.models.transformer import Transformer
 from weft.training.checkpoint import load_weights
 from weft.training.config import RunConfig, check_config
@@ -24,7 +24,15 @@ from weft.training.task_sections import TranslationConfig
 from weft.training.tasks import build_model, make_task
 from weft.training.text import Vocabulary
 
-__all__ = ["TrainedRun", "evaluate_run", "generate_text", "open_run", "text_writer"]
+__all__ = [
+    "TrainedRun",
+    "evaluate_run",
+    "generate_text",
+    "open_classifier",
+    "open_run",
+    "open_translator",
+    "text_writer",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +106,22 @@ def open_run(path: Path | str) -> TrainedRun:
     return TrainedRun(folder, config, data, model, step)
 
 
+def open_classifier(path: Path | str) -> TrainedRun:
+    """As `open_run`, of a classifier of texts. Raises: InputError: another run."""
+    run = open_run(path)
+    if not run.model.classifies_texts:
+        raise InputError(f"{path}: {other_kind(run.model, 'classify texts', 'a classifier')}")
+    return run
+
+
+def open_translator(path: Path | str) -> TrainedRun:
+    """As `open_run`, of a translator. Raises: InputError: another run."""
+    run = open_run(path)
+    if not run.translates:
+        raise InputError(f"{path}: {other_kind(run.model, 'translate', 'a translator')}")
+    return run
+
+
 def text_writer(model: LanguageModel, vocabulary: Vocabulary) -> Stepper:
     """A language model that writes text alone: no token that is no part of one, as an end, which a
     model that learns one long text is never taught, and which label smoothing makes likely.
@@ -129,9 +153,8 @@ def generate_text(
         seed: of the random numbers.
     """
     if not isinstance(run.model, LanguageModel):
-        raise InputError(
-            f"{run.folder.path}: this run {run.model.purpose}; it does not continue text."
-        )
+        error = other_kind(run.model, "continue text", "a language model")
+        raise InputError(f"{run.folder.path}: {error}")
     ids = run.vocabulary.encode(prompt)
     if not ids:
         raise InputError("the prompt is empty; give at least one character.")

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.errors import InputError, WeftError
 from weft.mechanism.linear import Products, prepared_maps, products
 from weft.models.decoding import Hypothesis, Stepper, WithoutTokens, beam_hypotheses, greedy
-from weft.models.predictor import Predictor
+from weft.models.predictor import Predictor, other_kind
 from weft.models.transformer import Transformer
 from weft.training.batches import bucketed, padded
 from weft.training.pretrained_vocabulary import PretrainedVocabulary
@@ -192,9 +192,7 @@ def _how_many_fit(model: Transformer, sources: Sequence[Sequence[int]]) -> int:
 def _translator(model: Predictor) -> Transformer:
     """The model. Raises: InputError: it does not translate."""
     if not isinstance(model, Transformer):
-        raise InputError(
-            f"this run {getattr(model, 'purpose', 'predicts')}; it does not translate."
-        )
+        raise other_kind(model, "translate", "a translator")
     return model
 
 

@@ -11,10 +11,10 @@ PLACE = ("Make", 6)
 def classify(run: RunPath, threads: Threads = None, as_json: AsJson = False) -> None:
     """Classify standard input, line by line: the likeliest class, a tab, its probability."""
     from weft.jobs.notices import tell_unknown
-    from weft.training.inference import open_run
+    from weft.training.inference import open_classifier
     from weft.training.tasks.labels import classify as classify_texts
 
-    trained = open_run(run)
+    trained = open_classifier(run)
     lines = standard_input_lines()
     with working("classifying"):
         predictions = classify_texts(trained.model, trained.data, lines)

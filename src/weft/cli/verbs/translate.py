@@ -26,7 +26,7 @@ def translate(
     from weft.formats.lines import file_lines
     from weft.jobs.notices import UnknownParts
     from weft.jobs.translations import Request, described_windows, plain_windows
-    from weft.training.inference import open_run
+    from weft.training.inference import open_translator
     from weft.training.translation import Search
 
     if length_penalty is not None and not -10 <= length_penalty <= 10:
@@ -34,7 +34,7 @@ def translate(
     for name, asked in (("--n-best", n_best > 1), ("--heads", heads is not None)):
         if asked and not as_json:
             raise InputError(f"{name} is for --json: without it, each line is a translation.")
-    trained = open_run(run)
+    trained = open_translator(run)
     penalty = trained.length_penalty if length_penalty is None else length_penalty
     search = Search(beam, penalty, products=products.value)
     request = Request(search, lines_at_once, n_best, heads or "all", method.value)

@@ -11,7 +11,7 @@ import torch
 from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.models.classifier import Classifier
-from weft.models.predictor import Predictor
+from weft.models.predictor import Predictor, other_kind
 from weft.training.batches import Batch, bucketed, padded
 from weft.training.config import LabelsConfig
 from weft.training.data import DataDescription, classes_of
@@ -200,8 +200,7 @@ def classify(
     Raises: InputError: the model is no classifier.
     """
     if not getattr(model, "classifies_texts", False) or data.vocabulary is None:
-        what = getattr(model, "purpose", "predicts")
-        raise InputError(f"this run {what}; it does not classify texts.")
+        raise other_kind(model, "classify texts", "a classifier")
     names, words = classes_of(data), data.vocabulary
     full = [index for index, text in enumerate(texts) if text.strip()]
     results: list[Prediction | None] = [None] * len(texts)
