@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import Interval, left_out
+from weft.analysis.arguments import check_flag, check_layer, check_trace
+from weft.analysis.interval import Interval, keeps_all, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import place_of, whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -170,6 +172,8 @@ def compare(
     Raises: InputError: no layer of one fits one of the other, or has no exact weights that were
     asked for.
     """
+    check_flag("compare", "exact", exact, optional=True)
+    edges = whole_number("compare", "edges", edges, 0)
     pairs = matched_layers(first, second)
     heads, entropies, changes = [], [], []
     for number, other in pairs:
@@ -202,6 +206,8 @@ def first_difference(
 
     names: what the sentence calls the traces.
     """
+    for trace, name in zip((first, second), names, strict=True):
+        check_trace("compare", trace, name)
     if first.sequences.keys() != second.sequences.keys():
         kinds = (" and ".join(trace.sequences) or "nothing" for trace in (first, second))
         said = (f"{name} has {kind}" for name, kind in zip(names, kinds, strict=True))
@@ -228,24 +234,15 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
 
     Raises: InputError: there is none, or one pair has other heads or numbers of tokens.
     """
+    check_trace("compare", first, "the first")
+    check_trace("compare", second, "the second")
     there = {(layer.kind, layer.index): number for number, layer in enumerate(second.layers)}
     pairs = []
     for number, layer in enumerate(first.layers):
         other = there.get((layer.kind, layer.index))
         if other is None:
             continue
-        shape = second.layers[other].shape
-        if shape[1:] != layer.shape[1:]:
-            raise InputError(
-                f"compare: layer {layer.name} has {layer.shape[1]} queries and {layer.shape[2]} "
-                f"keys, the other trace {shape[1]} and {shape[2]}. Compare traces of as many "
-                "tokens."
-            )
-        if shape[0] != layer.shape[0]:
-            raise InputError(
-                f"compare: layer {layer.name} has {layer.shape[0]} heads, the other trace "
-                f"{shape[0]}. Compare models of as many heads."
-            )
+        _check_shapes(layer, second.layers[other])
         pairs.append((number, other))
     if not pairs:
         kinds = [" and ".join(sorted({x.kind for x in t.layers})) for t in (first, second)]
@@ -256,16 +253,44 @@ def matched_layers(first: TraceData, second: TraceData) -> list[tuple[int, int]]
     return pairs
 
 
+def _check_shapes(layer: TraceLayer, other: TraceLayer) -> None:
+    """Raise an InputError where two layers have other heads or numbers of tokens."""
+    shape = other.shape
+    if shape[1:] != layer.shape[1:]:
+        raise InputError(
+            f"compare: layer {layer.name} has {layer.shape[1]} queries and {layer.shape[2]} "
+            f"keys, the other trace {shape[1]} and {shape[2]}. Compare traces of as many tokens."
+        )
+    if shape[0] != layer.shape[0]:
+        raise InputError(
+            f"compare: layer {layer.name} has {layer.shape[0]} heads, the other trace "
+            f"{shape[0]}. Compare models of as many heads."
+        )
+
+
 def distance(first: TraceLayer, second: TraceLayer, *, exact: bool | None = None) -> Interval:
     """The mean total variation between the rows of each head of two layers, (heads,)."""
+    for layer, name in ((first, "the first"), (second, "the second")):
+        check_layer("compare", layer, name)
+    check_flag("compare", "exact", exact, optional=True)
+    _check_shapes(first, second)
     heads, queries, keys = first.shape
     if exact is None:
         exact = heads * queries * keys <= CHEAP_CELLS and not (first.no_matrix or second.no_matrix)
     if not exact:
         return _of_edges(first.graph, second.graph)
+    if first.no_matrix or second.no_matrix:
+        return _of_edges(_every_edge(first), _every_edge(second))
     causal = first.mask == second.mask == "causal"
     distance = _of_matrices(_exact(first), _exact(second), causal)
     return Interval(distance, distance)
+
+
+def _every_edge(layer: TraceLayer) -> AttentionGraph:
+    """The graph of all edges of a layer. Raises: InputError: they are not known."""
+    if keeps_all(layer.graph):
+        return layer.graph
+    return _exact(layer).top(layer.shape[2])
 
 
 def _exact(layer: TraceLayer) -> AttentionMatrix:
@@ -341,6 +366,12 @@ def changed_edges(
     weights that were not kept are not looked up; the middle of what they can be counts. Else those
     that can have changed most are, at most 256 besides the wanted ones.
     """
+    for layer, name in ((first, "the first"), (second, "the second")):
+        check_layer("compare", layer, name)
+    _check_shapes(first, second)
+    head = place_of("layer", "compare", "head", head, first.heads)
+    wanted = whole_number("compare", "wanted", wanted, 0)
+    check_flag("compare", "exact", exact, optional=True)
     changes = [
         *_changed(number, head, (first, second), wanted, exact, turned=False),
         *_changed(number, head, (second, first), wanted, exact, turned=True),

@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_text, texts
 from weft.errors import InputError, ShapeError
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.mechanism.function import attend
 from weft.mechanism.graph import Top
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import chosen, describe, real_tensor, whole_number
 
 __all__ = ["layer_of_weights"]
 
@@ -40,14 +41,23 @@ def layer_of_weights(
     >>> layer.graph.keys[0].tolist()
     [[0, 1], [1, 0]]
     """
+    real_tensor("layer_of_weights", "the tensor of weights", weights)
+    check_text("layer_of_weights", "mask", mask, '"all" or "causal"')
+    chosen("layer_of_weights", "mask", mask, ("all", "causal"))
+    if keep is not None:
+        keep = whole_number("layer_of_weights", "keep", keep, 0)
     if weights.ndim != 3:
         raise ShapeError(
             f"layer_of_weights: the weights are {describe(weights)}; expected (heads, queries, "
             "keys)."
         )
     heads, queries, keys = weights.shape
-    names = [f"#{i}" for i in range(queries)] if tokens is None else list(tokens)
-    columns = names if key_tokens is None else list(key_tokens)
+    names = [f"#{i}" for i in range(queries)]
+    if tokens is not None:
+        names = texts("layer_of_weights", "tokens", tokens)
+    columns = names
+    if key_tokens is not None:
+        columns = texts("layer_of_weights", "key_tokens", key_tokens)
     if (len(names), len(columns)) != (queries, keys):
         raise InputError(
             f"layer_of_weights: {len(names)} tokens of queries and {len(columns)} of keys for "

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_trace, in_words
 from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
@@ -75,17 +76,16 @@ def image_map(
     Raises: InputError: no such layer, head, token or image; no image at all; weights that are not
     known exactly; pixels that are not known.
     """
+    check_trace("image_map", trace)
     sequence = _sequence(trace)
     chosen = _layer(trace, layer, sequence)
-    if head is not None and not 0 <= head < chosen.heads:
-        raise InputError(
-            f"image_map: head {head}; layer {chosen.name} has the heads 0 to {chosen.heads - 1}."
-        )
+    if head is not None:
+        there = f"layer {chosen.name} has the heads 0 to {chosen.heads - 1}"
+        head = _at("head", head, chosen.heads, there)
     query = _query(chosen, token)
-    if not 0 <= image < len(trace.images):
-        count = len(trace.images)
-        there = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
-        raise InputError(f"image_map: image {image}; the text has {there}.")
+    count = len(trace.images)
+    images = "one image, 0" if count == 1 else f"the images 0 to {count - 1}"
+    image = _at("image", image, count, f"the text has {images}")
     original = _original(size, trace.images[image])
     picture = trace.images[image].arranged(original)
     row = row_of_layer(chosen, head, query)
@@ -123,19 +123,31 @@ def _layer(trace: TraceData, layer: int | str, sequence: str) -> TraceLayer:
     """The layer of a number or a path, whose keys are the tokens that hold the images."""
     fitting = [i for i, each in enumerate(trace.layers) if each.keys_from == sequence]
     chosen = None
+    place = whole_number(layer)
     if isinstance(layer, str):
         chosen = next((each for each in trace.layers if each.name == layer), None)
-    elif 0 <= layer < len(trace.layers):
-        chosen = trace.layers[layer]
+    elif place is not None and 0 <= place < len(trace.layers):
+        chosen = trace.layers[place]
     there = f"the layers that look at text and images: {_numbers(fitting)}"
     if chosen is None:
-        raise InputError(f"image_map: the trace has no layer {layer!r}. Choose one of {there}.")
+        raise InputError(
+            f"image_map: the trace has no layer {in_words(layer)}. Choose one of {there}."
+        )
     if chosen.keys_from != sequence:
         raise InputError(
             f"image_map: layer {layer!r} ({chosen.name}) looks at {chosen.keys_from}, of which no "
             f"word is part. Choose one of {there}."
         )
     return chosen
+
+
+def _at(name: str, given: object, count: int, there: str) -> int:
+    """A number from 0 of so many. there: those that there are, for the error."""
+    place = whole_number(given)
+    if place is None or not 0 <= place < count:
+        shown_as = in_words(given) if place is None else place
+        raise InputError(f"image_map: {name} {shown_as}; {there}.")
+    return place
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -162,7 +174,7 @@ def _query(layer: TraceLayer, token: int | str) -> int:
         return number % len(tokens)
     if not isinstance(token, str):
         raise InputError(
-            f"image_map: token={token!r}; expected the position of a token, or its text."
+            f"image_map: token={in_words(token)}; expected the position of a token, or its text."
         )
     for spelled in (list(tokens), [text.strip() for text in tokens], list(layer.query_tokens)):
         places = [place for place, own in enumerate(spelled) if own == token]
@@ -188,8 +200,8 @@ def _original(size: Any, image: TracedImage) -> Size | None:
     rows, columns = sides if len(sides) == 2 else (None, None)
     if rows is None or columns is None or rows < 1 or columns < 1:
         raise InputError(
-            f"image_map: size={size!r}; expected the rows and columns of pixels of the original "
-            "picture, as (480, 640)."
+            f"image_map: size={in_words(size)}; expected the rows and columns of pixels of the "
+            "original picture, as (480, 640)."
         )
     if image.original is not None and (rows, columns) != image.original:
         raise InputError(

@@ -20,7 +20,15 @@ from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 
-__all__ = ["Interval", "Source", "check_numbers", "column_maxima", "left_out", "to_others"]
+__all__ = [
+    "Interval",
+    "Source",
+    "check_numbers",
+    "column_maxima",
+    "keeps_all",
+    "left_out",
+    "to_others",
+]
 
 #: What a measure is taken from: all weights, or the kept edges.
 Source = AttentionMatrix | AttentionGraph
@@ -69,6 +77,18 @@ def check_numbers(source: Source, measure: str) -> None:
             "the model's queries or keys were not. All such rows of a trace: weft query TRACE "
             '"select layer, head, query from rows where isnan(lse)".'
         )
+
+
+def keeps_all(graph: AttentionGraph) -> bool:
+    """Whether every key that a row may look at is among its kept edges: then all is known.
+
+    >>> import weft
+    >>> tokens = torch.eye(3)[None]
+    >>> graphs = [weft.attend(tokens, tokens, tokens, keep=weft.Top(k))[1] for k in (2, 3)]
+    >>> [keeps_all(graph) for graph in graphs]
+    [False, True]
+    """
+    return bool((graph.count <= (graph.keys >= 0).sum(-1)).all())
 
 
 def left_out(graph: AttentionGraph, masses: Tensor | None = None) -> tuple[Tensor, Tensor]:

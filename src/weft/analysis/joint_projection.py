@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.errors import InputError, ShapeError
+from weft.mechanism.shapes import describe, real_tensor
 
 __all__ = ["JointProjection", "joint_projection"]
 
@@ -44,6 +45,13 @@ def joint_projection(queries: Tensor, keys: Tensor) -> JointProjection:
     >>> found.queries.tolist(), found.keys.tolist(), found.shares
     ([[2.0, 0.0]], [[-2.0, 0.0]], (1.0, 0.0))
     """
+    for name, tensor in (("queries", queries), ("keys", keys)):
+        real_tensor("projection", f"the tensor of {name}", tensor)
+    if not queries.ndim == keys.ndim == 2 or queries.shape[1] != keys.shape[1]:
+        raise ShapeError(
+            f"projection: queries {describe(queries)} and keys {describe(keys)}; expected "
+            "(positions, depth) of a head, of one depth."
+        )
     points = torch.cat((queries, keys)).detach().cpu().double()
     if not bool(torch.isfinite(points).all()):
         raise InputError("projection: a query or a key holds a number that is not finite.")

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_layer
 from weft.analysis.interval import left_out
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Window
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["Overview", "block_sizes", "edge_means", "layer_means", "matrix_means", "mean_left_out",
            "overview"]  # fmt: skip
@@ -69,6 +71,8 @@ def overview(layer: TraceLayer, most: int) -> Overview:
     >>> seen.means[0].round(6).tolist(), seen.masses[0].round(6).tolist()
     ([[0.5, 0.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 1.0]])
     """
+    check_layer("overview", layer)
+    most = whole_number("overview", "most", most, 1)
     heads, queries, keys = layer.shape
     sizes = block_sizes(queries, keys, most)
     graph = layer.graph

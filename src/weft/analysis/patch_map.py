@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_trace
 from weft.analysis.image_map import image_map, row_of_layer
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.formats.traced_images import Size
+from weft.mechanism.shapes import place_of
 
 __all__ = ["PatchMap", "has_patches", "patch_map"]
 
@@ -70,7 +72,8 @@ def patch_map(
     Raises: InputError: no patch among the keys of the layer, or several of one place; weights that
     are not known exactly; no such head, query or image.
     """
-    layer = trace.layers[number]
+    check_trace("patch_map", trace)
+    layer = trace.layers[place_of("trace", "patch_map", "layer", number, len(trace.layers))]
     known = trace.positions.get(layer.keys_from, {})
     if not has_patches(trace, layer.keys_from):
         raise InputError(
@@ -85,10 +88,9 @@ def patch_map(
         return PatchMap(
             weights, seen.mass, seen.outside, pixels, seen.of_original, _strongest(best)
         )
-    if head is not None and not 0 <= head < layer.heads:
-        raise InputError(f"patch_map: head {head}; there are the heads 0 to {layer.heads - 1}.")
-    if not 0 <= query < layer.shape[1]:
-        raise InputError(f"patch_map: query {query}; there are 0 to {layer.shape[1] - 1}.")
+    if head is not None:
+        head = place_of("layer", "patch_map", "head", head, layer.heads)
+    query = place_of("layer", "patch_map", "query", query, layer.shape[1])
     row = row_of_layer(layer, head, query)
     rows, columns = (max(known[side]) + 1 for side in ("rows", "columns"))
     places = [

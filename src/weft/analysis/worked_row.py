@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_layer
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.parts import with_tensors
+from weft.mechanism.shapes import place_of
 
 __all__ = ["Term", "WorkedRow", "worked_row"]
 
@@ -161,6 +163,9 @@ def worked_row(layer: TraceLayer, head: int, query: int, *, given: str | None = 
     Raises: InputError: they were not kept, or something else enters the scores that was not; the
     line says the remedy.
     """
+    check_layer("worked_row", layer)
+    head = place_of("layer", "worked_row", "head", head, layer.heads)
+    query = place_of("layer", "worked_row", "query", query, layer.shape[1])
     queries, keys, terms = layer.queries, layer.keys, layer.terms
     if queries is None or keys is None:
         raise InputError(f"{layer.name}: its queries and keys were not kept. {remedy(given)}")

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         ({"heads": [0.2]}, "heads: 0.2; expected LAYER"),
         ({"method": "hmm"}, "no method 'hmm'"),
         ({"step": "wrote"}, "step 'wrote'; expected read or write"),
-        ({"most": 0}, "at most 0 heads"),
+        ({"most": 0}, "most is 0; expected a whole number, 1 or more"),
         ({"gold": [GoldLinks.of_line("0-0")]}, "gold has 1 lines for 2 pairs"),
         ({"gold": [GoldLinks.of_line("0-6"), GoldLinks.of_line("")]}, "line 1 links word 0"),
     ):

@@ -129,7 +129,7 @@ def test_what_there_is_not(trace, make_trace) -> None:
     with pytest.raises(weft.InputError, match="no position 12"):
         attention_flow(trace, 0, 12)
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
-        attention_flow(make_trace(["a"]), 0, 0, exact=True)
+        attention_flow(make_trace(["a", "b"], keep=1), 0, 0, exact=True)
 
 
 def run(*arguments: object) -> int:

@@ -160,7 +160,8 @@ def test_bad_input_is_refused_in_a_line() -> None:
     with pytest.raises(InputError, match="no cross layer; it has encoder"):
         strongest_paths(trace, 0, 0, kind="cross")
     with pytest.raises(InputError, match="no exact weights"):
-        strongest_paths(trace, 0, 0, exact=True)
+        few = layer_of_weights(torch.full((1, 3, 3), 1 / 3), keep=1)
+        strongest_paths(TraceData(trace.sequences, (few,)), 0, 0, exact=True)
     broken = torch.full((1, 3, 3), 1 / 3)
     broken[0, 1] = torch.nan
     trace = TraceData({"tokens": list("abc")}, (layer_of_weights(broken),))

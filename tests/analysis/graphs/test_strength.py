@@ -70,7 +70,7 @@ def test_heavy_hitters_are_the_smallest_set(case, share) -> None:
 
 
 def test_a_share_that_is_none(case) -> None:
-    with pytest.raises(weft.InputError, match=r"share=1\.5; expected a share"):
+    with pytest.raises(weft.InputError, match=r"share=1\.5; expected a number above 0, at most 1"):
         heavy_hitters(case.graph, 1.5)
 
 

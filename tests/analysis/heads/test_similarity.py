@@ -83,7 +83,7 @@ def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
     with pytest.raises(weft.InputError, match="different sequences or sizes"):
         similarity(pair_trace)
     assert similarity(pair_trace, layers=[1]).affinity.shape == (4, 4)
-    with pytest.raises(weft.InputError, match="layer 6; the trace has 0 to 5"):
+    with pytest.raises(weft.InputError, match="no layer 6; the trace has layers 0 to 5"):
         similarity(minilm_top, layers=[6])
     alike = similarity(minilm_top)
     with pytest.raises(weft.InputError, match="count=0"):

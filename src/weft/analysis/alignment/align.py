@@ -11,9 +11,11 @@ from weft.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
 from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
 from weft.analysis.alignment.links import links_by, pairs_of
 from weft.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
+from weft.analysis.arguments import check_flag, each_trace, in_words
 from weft.errors import InputError
 from weft.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from weft.formats.trace import TraceData
+from weft.mechanism.shapes import whole_number
 
 __all__ = [
     "Alignment",
@@ -24,6 +26,9 @@ __all__ = [
     "check_choice",
     "check_heads",
 ]
+
+#: How heads are chosen that are not named.
+_CHOICES = ("best", "agreement")
 
 #: Pairs of sentences on which heads are chosen by agreement, at most: the first ones.
 _ENOUGH = 1_000
@@ -50,17 +55,22 @@ class AlignmentOptions:
     def __post_init__(self) -> None:
         """Raise an InputError for what cannot be asked."""
         links_by(self.method)
-        if self.step not in (None, *STEPS):
-            raise InputError(f"align: step {self.step!r}; expected {' or '.join(STEPS)}.")
-        if self.most < 1:
-            raise InputError(f"align: at most {self.most} heads; expected 1 or more.")
+        if self.step is not None and not (isinstance(self.step, str) and self.step in STEPS):
+            raise InputError(f"align: step {in_words(self.step)}; expected {' or '.join(STEPS)}.")
+        object.__setattr__(self, "most", whole_number("align", "most", self.most, 1))
+        check_flag("align", "norms", self.norms)
         _ = self.named
 
     @property
     def named(self) -> list[AligningHead] | None:
         """The heads that are named; None: they are to be chosen."""
-        if self.heads is None or self.heads in ("best", "agreement"):
+        if self.heads is None or (isinstance(self.heads, str) and self.heads in _CHOICES):
             return None
+        if not isinstance(self.heads, str | list | tuple) or not self.heads:
+            raise InputError(
+                f'align: heads={in_words(self.heads)}; expected "best", "agreement", names of '
+                "heads, as 0.1, or None."
+            )
         names = self.heads.split(",") if isinstance(self.heads, str) else self.heads
         return [AligningHead.named(name) for name in names]
 
@@ -135,8 +145,15 @@ def align(
     name those of the formulas.
     """
     options = AlignmentOptions(heads, method, step, norms, most)
-    several = [traces] if isinstance(traces, TraceData) else list(traces)
+    several = list(each_trace("align", traces))
     known = read_pharaoh(gold) if isinstance(gold, str | Path) else gold
+    if known is not None and not (
+        isinstance(known, Sequence) and all(isinstance(links, GoldLinks) for links in known)
+    ):
+        raise InputError(
+            f"align: gold={in_words(known)}; expected a file in the Pharaoh format, a list of "
+            "GoldLinks, as weft.read_pharaoh gives, or None."
+        )
     steps = options.steps(known is not None)
     words = (word_weights(trace, steps=steps, norms=norms) for trace in several)
     return align_words(words, options, known, str(gold) if isinstance(gold, str | Path) else "gold")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from weft.analysis.arguments import in_words
 from weft.errors import InputError
 from weft.formats.pharaoh import GoldLinks, Link
 
@@ -58,6 +60,12 @@ def alignment_error_rate(links: Sequence[Iterable[Link]], gold: Sequence[GoldLin
     >>> alignment_error_rate([[(0, 0), (1, 2), (2, 2)]], [gold]).aer
     0.25
     """
+    for name, lines in (("links", links), ("gold", gold)):
+        if not isinstance(lines, list | tuple):
+            raise InputError(
+                f"alignment_error_rate: {name}={in_words(lines)}; expected a list with the links "
+                "of each pair of sentences."
+            )
     if len(links) != len(gold):
         raise InputError(
             f"alignment_error_rate: {len(links)} lines of links and {len(gold)} of gold; expected "
@@ -65,7 +73,23 @@ def alignment_error_rate(links: Sequence[Iterable[Link]], gold: Sequence[GoldLin
         )
     whole = [0, 0, 0, 0]
     for line, right in zip(links, gold, strict=True):
-        own = set(line)
+        if not isinstance(right, GoldLinks):
+            raise InputError(
+                f"alignment_error_rate: gold holds {in_words(right)}; expected GoldLinks, as "
+                "weft.read_pharaoh gives."
+            )
+        own = _pairs(line)
         counts = len(own), len(right.sure), len(own & right.sure), len(own & right.possible)
         whole = [total + count for total, count in zip(whole, counts, strict=True)]
     return ErrorRate(*whole)
+
+
+def _pairs(line: Any) -> set[Link]:
+    """The links of a pair of sentences."""
+    several = list(line) if isinstance(line, Iterable) and not isinstance(line, str) else None
+    if several is None or not all(isinstance(link, tuple) and len(link) == 2 for link in several):
+        raise InputError(
+            f"alignment_error_rate: links hold {in_words(line)}; expected pairs of places, source "
+            "and target, as [(0, 0), (1, 2)]."
+        )
+    return set(several)

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.errors import InputError
+from weft.analysis.arguments import in_words
+from weft.errors import InputError, ShapeError
 from weft.formats.pharaoh import Link
+from weft.mechanism.shapes import describe, real_tensor
 
 __all__ = ["METHODS", "Method", "argmax", "dtw", "links_by", "mutual", "pairs_of"]
 
@@ -26,7 +28,7 @@ def argmax(weights: Tensor) -> Tensor:
 
     Source: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models".
     """
-    return _best(weights, 2)
+    return _best(_checked(weights), 2)
 
 
 def mutual(weights: Tensor) -> Tensor:
@@ -36,6 +38,7 @@ def mutual(weights: Tensor) -> Tensor:
 
     Source: Jalili Sabet et al. 2020, "SimAlign" (Argmax).
     """
+    weights = _checked(weights)
     return _best(weights, 2) & _best(weights, 1)
 
 
@@ -58,7 +61,7 @@ def dtw(weights: Tensor) -> Tensor:
 
     Source: Sakoe and Chiba 1978, dynamic time warping.
     """
-    cost = 1 - weights.double().numpy()
+    cost = 1 - _checked(weights).detach().double().numpy()
     heads, rows, columns = cost.shape
     links = np.zeros(cost.shape, bool)
     if not links.size:
@@ -89,8 +92,8 @@ METHODS: Mapping[str, Method] = {"mutual": mutual, "argmax": argmax, "dtw": dtw}
 
 def links_by(method: str) -> Method:
     """A method by its name. Raises: InputError: there is none."""
-    if method not in METHODS:
-        raise InputError(f"align: no method {method!r}; there are {', '.join(METHODS)}.")
+    if not isinstance(method, str) or method not in METHODS:
+        raise InputError(f"align: no method {in_words(method)}; there are {', '.join(METHODS)}.")
     return METHODS[method]
 
 
@@ -101,3 +104,13 @@ def pairs_of(links: Tensor) -> list[Link]:
     [(0, 1), (1, 0)]
     """
     return [(source, target) for source, target in links.T.nonzero().tolist()]
+
+
+def _checked(weights: Tensor) -> Tensor:
+    """Weights between words, (heads, target words, source words)."""
+    real_tensor("align", "the tensor of weights", weights)
+    if weights.ndim != 3:
+        raise ShapeError(
+            f"align: weights {describe(weights)}; expected (heads, target words, source words)."
+        )
+    return weights

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_text, check_trace, check_type, in_words
+from weft.analysis.arguments import texts as listed
 from weft.analysis.heads.patterns import separators
 from weft.errors import InputError
 from weft.formats.tokens import each_once, shown
@@ -114,6 +117,8 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     >>> parts.words, parts.share.tolist()
     (['an', 'end'], [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
     """
+    check_text("align", "the text", text)
+    offsets = _spans(offsets)
     words = list(re.finditer(r"\S+", text))
     begins, ends = [word.start() for word in words], [word.end() for word in words]
     owners: list[tuple[int, int]] = []
@@ -132,6 +137,17 @@ def parts_by_offsets(text: str, offsets: Sequence[Sequence[int]]) -> WordParts:
     return WordParts([word[0] for word in words], _shared(share))
 
 
+def _spans(offsets: Any) -> list[tuple[int, int]]:
+    """Pairs of places in a text."""
+    try:
+        return [(operator.index(start), operator.index(end)) for start, end in offsets]
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"align: offsets={in_words(offsets)}; expected the first character and the end of each "
+            "token, as [(0, 3), (3, 5)]."
+        ) from None
+
+
 def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None) -> WordParts:
     """The words of a sequence, by how its tokens are spelled.
 
@@ -141,6 +157,7 @@ def parts_by_tokens(tokens: Sequence[str], special: Sequence[bool] | None = None
     >>> parts_by_tokens(["<start>", " gold", "en", " end", "<end>"]).words
     ['golden', 'end']
     """
+    tokens = listed("align", "tokens", tokens)
     texts = [text.replace(_SPACE, " ") for text in each_once(shown(tokens))]
     no_word = {*separators(tokens, special), *_first(tokens, special)}
     spaced = any(" " in text for number, text in enumerate(texts) if number not in no_word)
@@ -217,6 +234,15 @@ def word_weights(
     Translation" (the step that reads a word against the one that writes it); Kobayashi et al. 2020
     (norms).
     """
+    check_trace("align", trace)
+    for name, words in (("source", source), ("target", target)):
+        if words is not None:
+            check_type("align", name, words, WordParts, "WordParts, or None")
+    if not isinstance(steps, list | tuple) or not steps or any(step not in STEPS for step in steps):
+        raise InputError(
+            f"align: steps={in_words(steps)}; expected a list of {' and '.join(map(repr, STEPS))}."
+        )
+    check_flag("align", "norms", norms)
     layers = [layer for layer in trace.layers if layer.kind == "cross"]
     if not layers:
         raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_trace, check_type, in_words, whole_numbers
 from weft.analysis.eviction.layer import Given, LayerEviction, after_prompt, at_each_step
 from weft.analysis.eviction.policies import POLICIES, Policy
 from weft.analysis.eviction.prompt import Prompt
 from weft.analysis.interval import check_numbers
-from weft.errors import InputError, optional_package
+from weft.errors import InputError, ShapeError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import describe, place_of, real_tensor, whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -245,11 +247,21 @@ def evict(
     Source: policies: see `weft.analysis.eviction.policies`. The bounds are in
     `weft.analysis.eviction.layer.after_prompt` and `.losses.best_sets_lost`.
     """
+    check_trace("evict", trace)
+    check_flag("evict", "each_step", each_step)
+    if not callable(progress):
+        raise InputError(f"evict: progress is {in_words(progress)}; expected a function.")
     rules = [_policy(rule, each_step) for rule in _wanted(policies, each_step)]
     numbers, passed_over = _layers(trace, layers)
     length = prompt_of(trace, trace.layers[numbers[0]], prompt)
+    if isinstance(budgets, str | bytes | Mapping) or not isinstance(budgets, Iterable):
+        raise InputError(
+            f"evict: budgets={in_words(budgets)}; expected a list of shares or numbers, as (0.2,)."
+        )
     # NumPy's numbers become Python's.
     budgets = [budget.item() if isinstance(budget, np.generic) else budget for budget in budgets]
+    for name, tensors in (("values", values), ("projections", projections)):
+        _check_tensors(trace, name, tensors)
     sizes = [keys_of(budget, length) for budget in budgets]
     if not sizes:
         raise InputError("evict: budgets=() asks for nothing; give shares or numbers, as (0.2,).")
@@ -289,12 +301,36 @@ def evict(
     )
 
 
+def _check_tensors(trace: TraceData, name: str, tensors: object) -> None:
+    """Raise an InputError where tensors of layers are none, or do not fit their layers."""
+    if tensors is None:
+        return
+    check_type("evict", name, tensors, Mapping, "a dict from the numbers of layers to tensors")
+    for number, tensor in dict(tensors).items():  # type: ignore[call-overload]
+        place_of("trace", "evict", "layer", number, len(trace.layers))
+        given = real_tensor("evict", f"{name} of layer {number}", tensor)
+        heads, _, keys = trace.layers[number].shape
+        fits = given.ndim == 3 and len(given) and not heads % len(given)
+        if name == "values" and not (fits and given.shape[1] == keys):
+            raise ShapeError(
+                f"evict: values of layer {number} are {describe(given)}; expected (kv_heads, "
+                f"{keys}, value_depth), the kv_heads a divisor of {heads}."
+            )
+        if name == "projections" and not (fits and len(given) == heads):
+            raise ShapeError(
+                f"evict: the projection of layer {number} is {describe(given)}; expected "
+                f"({heads}, value_depth, width)."
+            )
+
+
 def prompt_of(trace: TraceData, layer: TraceLayer, asked: int | None) -> int:
     """Where the prompt of a trace ends.
 
     Raises: InputError: it leaves no query after it.
     """
     length = layer.shape[1]
+    if asked is not None:
+        asked = whole_number("evict", "prompt", asked)
     if asked is None:
         generated = trace.positions.get(layer.keys_from, {}).get("generated", [])
         asked = generated.index(True) if True in generated else int(_PROMPT * length)
@@ -319,6 +355,7 @@ def keys_of(budget: float, prompt: int) -> int:
 
     Raises: InputError: no key, or more than the prompt has.
     """
+    prompt = whole_number("evict", "prompt", prompt, 0)
     number = not isinstance(budget, bool) and isinstance(budget, int | float)
     if number and 0 < budget <= 1 and isinstance(budget, float):
         # Not one key less where the product is a little too small.
@@ -326,8 +363,8 @@ def keys_of(budget: float, prompt: int) -> int:
     if number and 1 <= budget <= prompt and int(budget) == budget:
         return int(budget)
     raise InputError(
-        f"evict: budget {budget!r}; expected a share of the prompt, above 0 and up to 1.0, or a "
-        f"number of keys, 1 to {prompt:,}."
+        f"evict: budget {in_words(budget)}; expected a share of the prompt, above 0 and up to 1.0, "
+        f"or a number of keys, 1 to {prompt:,}."
     )
 
 
@@ -339,10 +376,10 @@ def named_policies(each_step: bool) -> list[Policy]:
 def _wanted(policies: Sequence[Rule] | None, each_step: bool) -> Sequence[Rule]:
     if policies is None:
         return named_policies(each_step)
-    if isinstance(policies, str) or not policies:
+    if isinstance(policies, str) or not isinstance(policies, Sequence) or not policies:
         raise InputError(
-            f"evict: policies={policies!r}; expected a list of names ({', '.join(POLICIES)}), "
-            "functions or Policy objects."
+            f"evict: policies={in_words(policies)}; expected a list of names "
+            f"({', '.join(POLICIES)}), functions or Policy objects."
         )
     return policies
 
@@ -360,7 +397,9 @@ def _policy(rule: Rule, each_step: bool) -> Policy:
     elif callable(rule):
         policy = Policy(getattr(rule, "__name__", type(rule).__name__), rule)
     else:
-        raise InputError(f"evict: {rule!r} is no policy; expected a name, function or Policy.")
+        raise InputError(
+            f"evict: {in_words(rule)} is no policy; expected a name, function or Policy."
+        )
     if each_step and policy.step is None:
         raise InputError(
             f"evict: {policy.name} chooses once, after the prompt, and not at each step. Leave it "
@@ -381,6 +420,11 @@ def _layers(trace: TraceData, asked: Sequence[int] | None) -> tuple[list[int], t
             "evict: the trace has no layer in which a sequence looks back at itself, as in a "
             "decoder: in others there is no cache of keys that grows. Trace a language model."
         )
+    if asked is not None:
+        asked = [
+            number % len(trace.layers) if -len(trace.layers) <= number < 0 else number
+            for number in whole_numbers("evict", "layers", asked)
+        ]
     for number in asked or ():
         if number not in fits:
             raise InputError(

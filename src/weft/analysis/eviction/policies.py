@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
+from weft.analysis.arguments import check_type, real_number
 from weft.analysis.eviction.prompt import Prompt
 from weft.errors import InputError
+from weft.mechanism.shapes import real_tensor, whole_number
 
 __all__ = [
     "POLICIES",
@@ -71,6 +73,8 @@ def kept(scores: Tensor, budget: int) -> Tensor:
     >>> kept(torch.tensor([[0.5, 0.1, 0.1, 0.3]]), 3).tolist()
     [[0, 2, 3]]
     """
+    real_tensor("kept", "the tensor of scores", scores)
+    budget = whole_number("kept", "budget", budget, 0)
     order = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices
     return (scores.shape[-1] - 1 - order[..., :budget]).sort(-1).values
 
@@ -93,6 +97,9 @@ def snapkv(prompt: Prompt, budget: int, *, window: int = 64, kernel: int = 5) ->
     Source: Li et al. 2024, SnapKV, listing 1, with the pooling by means and the mean over a group
     that NVIDIA's kvpress has (window 64, kernel 5).
     """
+    _check("snapkv", prompt)
+    window = whole_number("snapkv", "window", window)
+    kernel = whole_number("snapkv", "kernel", kernel)
     if window < 1 or kernel < 1 or kernel % 2 == 0:
         raise InputError(
             f"snapkv: window={window}, kernel={kernel}; expected 1 query or more, and an odd "
@@ -119,6 +126,8 @@ def h2o(prompt: Prompt, budget: int, *, recent: float = 0.5) -> Tensor:
     Source: Zhang et al. 2023, H2O, algorithm 1; half of the budget for the latest as in its
     experiments. With grouped heads: the mean over the heads that share keys.
     """
+    budget = _check("h2o", prompt, budget)
+    recent = real_number("h2o", "recent", recent)
     return _latest_kept(prompt.by_kv_head(prompt.received), int(recent * budget))
 
 
@@ -131,6 +140,7 @@ def observed(prompt: Prompt, budget: int) -> Tensor:
     Source: ObservedAttentionPress of NVIDIA's kvpress, related to H2O: early keys, which more
     queries have seen, have no advantage, and the latest are not kept for certain.
     """
+    _check("observed", prompt)
     seen_by = torch.arange(prompt.length, 0, -1).to(prompt.received)
     return prompt.by_kv_head(prompt.received / seen_by)
 
@@ -145,6 +155,7 @@ def tova(prompt: Prompt, budget: int) -> Tensor:
     Returns: (kv_heads, length), the same for each.
     Source: Oren et al. 2024, Transformers are Multi-State RNNs, section 4.
     """
+    _check("tova", prompt)
     return _of_last_query(prompt.last(1)[:, 0], prompt.kv_heads)
 
 
@@ -155,7 +166,15 @@ def streaming(prompt: Prompt, budget: int, *, sinks: int = 4) -> Tensor:
     Source: Xiao et al. 2024, Efficient Streaming Language Models with Attention Sinks, with its 4
     sinks. Positions are not turned anew, as there: weights are those of the trace.
     """
+    _check("streaming", prompt)
+    sinks = whole_number("streaming", "sinks", sinks, 0)
     return _sinks_and_latest(prompt.length, sinks).expand(prompt.kv_heads, -1)
+
+
+def _check(policy: str, prompt: Prompt, budget: int = 0) -> int:
+    """The budget; an InputError where something is no prompt, or no number of keys."""
+    check_type(policy, "the prompt", prompt, Prompt, "a Prompt, as weft.Trace.evict gives policies")
+    return whole_number(policy, "budget", budget, 0)
 
 
 def _latest_kept(scores: Tensor, latest: int) -> Tensor:

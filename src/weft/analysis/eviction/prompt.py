@@ -7,7 +7,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_type
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["Prompt", "column_sums", "rows_of"]
 
@@ -63,6 +65,8 @@ class Prompt:
     def __init__(
         self, matrix: AttentionMatrix, length: int, name: str = "", values: Tensor | None = None
     ) -> None:
+        check_type("Prompt", "the matrix", matrix, AttentionMatrix, "that of a layer, layer.matrix")
+        length = whole_number("Prompt", "length", length, 1, matrix.shape[1])
         self._matrix, self._values = matrix, values
         self.length, self.name = length, name
 

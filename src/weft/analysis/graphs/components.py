@@ -10,8 +10,9 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components
 
+from weft.analysis.arguments import check_flag, check_source, real_number
 from weft.analysis.interval import Source, check_numbers, left_out
-from weft.errors import InputError, ShapeError
+from weft.errors import ShapeError
 from weft.mechanism.graph import AttentionGraph
 
 __all__ = ["Components", "components"]
@@ -64,14 +65,16 @@ def components(
     >>> components(graph, 0.5).labels.tolist()                   # 0 and 1 look at each other
     [[0, 0, 1]]
     """
+    check_source("components", source)
+    threshold = real_number("components", "threshold", threshold, above=True)
+    check_flag("components", "strong", strong)
+    check_flag("components", "together", together)
     _, queries, keys = source.shape
     if queries != keys:
         raise ShapeError(
             f"components: {queries} queries and {keys} keys; expected as many keys as queries, of "
             "a sequence that looks at itself."
         )
-    if not 0 < threshold <= 1:
-        raise InputError(f"components: threshold={threshold}; expected above 0, at most 1.")
     check_numbers(source, "components")
     if isinstance(source, AttentionGraph):
         graph = source

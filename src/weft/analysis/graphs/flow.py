@@ -31,11 +31,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import maximum_flow
 
+from weft.analysis.arguments import check_flag, optional_whole, places_of, real_number
 from weft.analysis.graphs.head_average import average_edges, rounding
 from weft.analysis.graphs.rollout import chosen_layers
-from weft.analysis.interval import Interval, check_numbers, left_out, to_others
+from weft.analysis.interval import Interval, check_numbers, keeps_all, left_out, to_others
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import place_of
 
 __all__ = ["attention_flow"]
 
@@ -76,15 +78,12 @@ def attention_flow(
     Raises: InputError: no such position or layer; no exact weights.
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind)
-    wanted = [targets] if isinstance(targets, int) else list(targets)
-    for place, length in ((position, sizes[queries]), *((j, sizes[keys]) for j in wanted)):
-        if not -length <= place < length:
-            raise InputError(
-                f"flow: no position {place}; the sequence has positions 0 to {length - 1}."
-            )
+    check_flag("flow", "exact", exact, optional=True)
+    residual = real_number("flow", "residual", residual)
+    edges = optional_whole("flow", "edges", edges, 1)
+    start = place_of("sequence", "flow", "position", position, sizes[queries])
+    ends = places_of("flow", "position", targets, sizes[keys])
     steps = [_step(layer, exact, edges) for layer in layers]
-    start = position % sizes[queries]
-    ends = [j % sizes[keys] for j in wanted]
     values = np.array(
         [
             [_largest(steps, sizes, (queries, start), (keys, end), residual, upper) for end in ends]
@@ -118,13 +117,13 @@ def _step(layer: TraceLayer, exact: bool | None, edges: int | None) -> _Step:
     graph = layer.graph
     if exact is None:
         exact = layer.shape[0] * queries * keys <= CHEAP_CELLS and layer.matrix is not None
-    if exact:
-        if layer.matrix is None:
-            raise InputError(
-                f"flow: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
-                "edges, exact=False."
-            )
+    if exact and layer.matrix is not None:
         graph = layer.matrix.top(keys)
+    elif exact and not keeps_all(graph):
+        raise InputError(
+            f"flow: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
+            "edges, exact=False."
+        )
     check_numbers(graph, f"flow: layer {layer.name}")
     averaged = average_edges(graph)
     mass, largest = (part.double() for part in left_out(graph))

@@ -18,7 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from weft.analysis.interval import check_numbers, left_out
+from weft.analysis.interval import check_numbers, keeps_all, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -171,19 +171,20 @@ def average_rows(
 def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     """A layer's weights averaged over heads.
 
-    exact: True: all of them, from queries and keys; False: those of the kept edges; None: all of
-    them where the layer knows its queries and keys, or has every edge anyway.
+    exact: True: all of them, from queries and keys, or from the kept edges where these are all;
+    False: those of the kept edges; None: all of them where the layer has them.
 
-    Raises: InputError: exact is True and the layer has no `matrix`; weights that are not numbers.
+    Raises: InputError: exact is True and the layer has no `matrix`, nor every edge; weights that
+    are not numbers.
     """
     if exact is not False and layer.matrix is not None:
         check_numbers(layer.matrix, f"layer {layer.name}")
         return MeanOfMatrix(layer.matrix, causal=layer.mask == "causal")
-    if exact:
+    graph = layer.graph
+    if exact and not keeps_all(graph):
         raise InputError(
             f"layer {layer.name}: it has no exact weights: {layer.no_matrix}. Take the kept edges, "
             "exact=False."
         )
-    graph = layer.graph
     check_numbers(graph, f"layer {layer.name}")
     return MeanOfEdges(graph)

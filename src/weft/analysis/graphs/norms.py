@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from weft.analysis.arguments import check_layer, check_source, check_type
 from weft.analysis.interval import Interval, Source, check_numbers, left_out
 from weft.errors import InputError, ShapeError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import real_tensor
 
 __all__ = ["given_by_edges", "given_by_rows", "norms_of_heads"]
 
@@ -26,6 +28,7 @@ def norms_of_heads(layer: TraceLayer) -> Tensor:
 
     Raises: InputError: the trace does not know them.
     """
+    check_layer("norms_of_heads", layer)
     if layer.value_norms is None:
         raise InputError(
             f"layer {layer.name}: the norms of its values were not kept. Trace the model again."
@@ -46,6 +49,8 @@ def given_by_edges(graph: AttentionGraph, value_norms: Tensor) -> Tensor:
     >>> given_by_edges(graph, torch.tensor([[0.0, 4.0]]))[0, 0, :2]
     tensor([0., 2.])
     """
+    check_type("norms", "the graph", graph, AttentionGraph, "kept edges, layer.graph")
+    check_source("norms", graph)
     _check(graph.shape, value_norms)
     heads, queries, places = graph.keys.shape
     there = graph.keys.clamp(min=0).long().reshape(heads, -1)
@@ -61,6 +66,7 @@ def given_by_rows(source: Source, value_norms: Tensor) -> Interval:
     Args: source: all weights, or the kept edges; value_norms: (heads, keys).
     Returns: (heads, queries).
     """
+    check_source("norms", source)
     check_numbers(source, "norms")
     _check(source.shape, value_norms)
     if not isinstance(source, AttentionGraph):
@@ -72,6 +78,7 @@ def given_by_rows(source: Source, value_norms: Tensor) -> Interval:
 
 
 def _check(shape: tuple[int, ...], value_norms: Tensor) -> None:
+    real_tensor("norms", "value_norms", value_norms)
     if value_norms.shape != (shape[0], shape[2]):
         raise ShapeError(
             f"norms: the norms of values are {tuple(value_norms.shape)}; expected a number for "

@@ -11,6 +11,7 @@ Source: Page et al. 1999. Every result comes with a bound on its error, whose de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,11 +20,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_source, check_type, real_number
 from weft.analysis.graphs.head_average import average_edges
 from weft.analysis.interval import Source, check_numbers, column_maxima, left_out, to_others
 from weft.errors import InputError, ShapeError
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["PageRank", "pagerank"]
 
@@ -81,14 +84,23 @@ def pagerank(
     >>> pagerank(graph, damping=0.5).mean.round(decimals=4)      # r_0 = (1 - 0.5) / 2
     tensor([0.2500, 0.7500])
     """
+    check_source("pagerank", source)
+    damping = real_number("pagerank", "damping", damping, below=True)
+    tolerance = real_number("pagerank", "tolerance", tolerance, most=math.inf, above=True)
+    steps = whole_number("pagerank", "steps", steps, 1)
+    if edges is not None:
+        check_type("pagerank", "edges", edges, AttentionGraph, "kept edges, layer.graph, or None")
+        if edges.shape != source.shape:
+            raise ShapeError(
+                f"pagerank: edges of {tuple(edges.shape)} for weights {tuple(source.shape)}; "
+                "expected kept edges of the same layer."
+            )
     heads, queries, keys = source.shape
     if queries != keys:
         raise ShapeError(
             f"pagerank: {queries} queries and {keys} keys; expected as many keys as queries, of a "
             "sequence that looks at itself."
         )
-    if not 0 <= damping < 1:
-        raise InputError(f"pagerank: damping={damping}; expected a number from 0, below 1.")
     check_numbers(source, "pagerank")
     if not queries:
         nothing = torch.zeros(heads, 0)

@@ -36,11 +36,13 @@ import scipy.sparse
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, real_number
 from weft.analysis.graphs.head_average import average_rows, averaged
 from weft.analysis.graphs.rollout import chosen_layers
 from weft.analysis.interval import left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import place_of, whole_number
 
 __all__ = ["KeptEdges", "Network", "Path", "StrongestPaths", "strongest_paths"]
 
@@ -118,6 +120,7 @@ def strongest_paths(
     >>> round(found.least, 4)                                     # their sum: all there are
     0.5156
     """
+    count = whole_number("paths", "count", count, 1)
     network = Network(trace, kind=kind, exact=exact, residual=residual)
     start = network.node(network.queries, position)
     return network.strongest(start, network.node(network.keys, target), count)
@@ -140,6 +143,8 @@ class Network:
         kept: Callable[[TraceLayer], KeptEdges] | None = None,
     ) -> None:
         self.layers, self.queries, self.keys, self.sizes = chosen_layers(trace, kind)
+        check_flag("paths", "exact", exact, optional=True)
+        residual = real_number("paths", "residual", residual)
         starts = np.cumsum([0, *self.sizes.values()]).tolist()
         #: The first node of each sequence.
         self.first: dict[str, int] = dict(zip(self.sizes, starts, strict=False))
@@ -153,11 +158,7 @@ class Network:
         Raises: InputError: no such position.
         """
         size = self.sizes[sequence]
-        if not -size <= position < size:
-            raise InputError(
-                f"paths: no position {position}; the sequence has positions 0 to {size - 1}."
-            )
-        return self.first[sequence] + position % size
+        return self.first[sequence] + place_of("sequence", "paths", "position", position, size)
 
     def place(self, node: int) -> tuple[str, int]:
         """The sequence and the position of a node."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_source
 from weft.analysis.graphs.strength import received
 from weft.analysis.interval import Interval, Source, check_numbers, column_maxima, left_out
 from weft.errors import ShapeError
@@ -40,6 +41,7 @@ def reciprocity(source: Source) -> Interval:
     >>> reciprocity(graph).middle                                # 1 of 2: 0 looks back at itself
     tensor([0.5000])
     """
+    check_source("reciprocity", source)
     heads, queries, keys = source.shape
     if queries != keys:
         raise ShapeError(

@@ -38,6 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_trace, in_words, places_of, real_number
 from weft.analysis.graphs.head_average import Averaged, averaged
 from weft.analysis.heads.pattern_mass import rounded_to
 from weft.errors import InputError
@@ -130,6 +131,8 @@ def whole_rollout(
 ) -> Rollout:
     """The whole rollout with the bound of each row. Takes what `rollout` takes."""
     layers, queries, keys, sizes = chosen_layers(trace, kind)
+    residual = _checked("rollout", exact, residual)
+    check_flag("rollout", "force", force)
     if sizes[queries] * sizes[keys] > LIMIT and not force:
         raise InputError(
             f"rollout: the whole of it is {sizes[queries]:,} x {sizes[keys]:,}. Take some rows or "
@@ -176,6 +179,7 @@ def rollout_rows(
     Returns: values (rows, keys) and bound (rows,).
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind)
+    residual = _checked("rollout", exact, residual)
     wanted = _positions(positions, sizes[queries])
     held = {name: torch.zeros(size, len(wanted)) for name, size in sizes.items()}
     held[queries][wanted, torch.arange(len(wanted))] = 1
@@ -205,6 +209,7 @@ def rollout_columns(
     Returns: values (queries, columns) and bound (queries,).
     """
     layers, queries, keys, sizes = chosen_layers(trace, kind)
+    residual = _checked("rollout", exact, residual)
     wanted = _positions(positions, sizes[keys])
     # The last vector is what is unknown of each row.
     held = {name: torch.zeros(size, len(wanted) + 1) for name, size in sizes.items()}
@@ -245,6 +250,11 @@ def chosen_layers(
     trace: TraceData, kind: str | None
 ) -> tuple[list[TraceLayer], str, str, dict[str, int]]:
     """The layers of a kind, the sequences at both ends, and the lengths of all that take part."""
+    check_trace("rollout", trace)
+    if kind is not None and not isinstance(kind, str):
+        raise InputError(
+            f'rollout: kind={in_words(kind)}; expected "encoder", "decoder", "cross" or None.'
+        )
     kinds = [layer.kind for layer in trace.layers]
     if kind is None:
         kind = "cross" if "cross" in kinds else kinds[-1] if kinds else None
@@ -325,12 +335,12 @@ def of_half_precision(
     )
 
 
+def _checked(operation: str, exact: object, residual: object) -> float:
+    """What comes past a layer, from 0 to 1; an InputError for what cannot be asked."""
+    check_flag(operation, "exact", exact, optional=True)
+    return real_number(operation, "residual", residual)
+
+
 def _positions(positions: int | Sequence[int], length: int) -> Tensor:
     """Positions as indices; negative ones count from the end."""
-    wanted = [positions] if isinstance(positions, int) else list(positions)
-    for position in wanted:
-        if not -length <= position < length:
-            raise InputError(
-                f"rollout: no position {position}; the sequence has positions 0 to {length - 1}."
-            )
-    return torch.tensor(wanted, dtype=torch.long) % max(length, 1)
+    return torch.tensor(places_of("rollout", "position", positions, length), dtype=torch.long)

@@ -7,11 +7,13 @@ import math
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_source
 from weft.analysis.interval import Interval, Source, check_numbers, left_out
 from weft.errors import InputError
 from weft.mechanism import spectra
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["effective_rank", "energy_rank"]
 
@@ -35,6 +37,7 @@ def effective_rank(source: Source) -> Tensor:
     >>> effective_rank(weft.AttentionMatrix(tokens, tokens)).round(decimals=4)
     tensor([4.])
     """
+    check_source("effective_rank", source)
     heads, queries, keys = source.shape
     if max(queries, keys) > DENSE:
         raise InputError(
@@ -90,6 +93,9 @@ def energy_rank(source: Source, leading: int = 32, *, seed: int = 0) -> Interval
     >>> rank.lower.round(decimals=2), rank.upper.round(decimals=2)
     (tensor([64.]), tensor([64.]))
     """
+    check_source("energy_rank", source)
+    leading = whole_number("energy_rank", "leading", leading, 1)
+    seed = whole_number("energy_rank", "seed", seed, 0, 2**32 - 1)
     check_numbers(source, "energy_rank")
     heads, queries, keys = source.shape
     leading = min(leading, queries, keys)

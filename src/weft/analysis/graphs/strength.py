@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_norms, check_source, real_number
 from weft.analysis.interval import Interval, Source, check_numbers, left_out, to_others
-from weft.errors import InputError
 from weft.mechanism.graph import AttentionGraph
 
 __all__ = ["HeavyHitters", "heavy_hitters", "received"]
@@ -36,6 +36,9 @@ def received(source: Source, value_norms: Tensor | None = None) -> Interval:
     >>> received(graph).lower
     tensor([[2., 0.]])
     """
+    check_source("received", source)
+    if value_norms is not None:
+        check_norms("received", source.shape, value_norms)
     check_numbers(source, "received")
     known = source.received if isinstance(source, AttentionGraph) else source.received()
     if known is not None:
@@ -91,8 +94,9 @@ def heavy_hitters(source: Source, share: float = 0.9, *, together: bool = False)
     >>> heavy_hitters(graph).of(0)
     tensor([0])
     """
-    if not 0 < share <= 1:
-        raise InputError(f"heavy_hitters: share={share}; expected a share above 0, at most 1.")
+    check_source("heavy_hitters", source)
+    share = real_number("heavy_hitters", "share", share, above=True)
+    check_flag("heavy_hitters", "together", together)
     got = received(source)
     lower, upper = got.lower.double(), got.upper.double()
     if isinstance(source, AttentionGraph) and source.received is None:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_trace, in_words, real_number
 from weft.analysis.graphs.components import components
 from weft.analysis.graphs.pagerank import pagerank
 from weft.analysis.graphs.reciprocity import reciprocity
 from weft.analysis.graphs.spectrum import energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
 from weft.analysis.heads.pattern_mass import rounded_to
-from weft.analysis.interval import Source, check_numbers, left_out
+from weft.analysis.interval import Source, check_numbers, keeps_all, left_out
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.tokens import shown
@@ -68,8 +69,12 @@ def graph_measures(
     """
     with optional_package("measures"):
         import pandas
-    if by not in ("head", "layer"):
-        raise InputError(f'measures: by={by!r}; expected "head" or "layer".')
+    check_trace("measures", trace)
+    if not isinstance(by, str) or by not in ("head", "layer"):
+        raise InputError(f'measures: by={in_words(by)}; expected "head" or "layer".')
+    check_flag("measures", "exact", exact, optional=True)
+    share = real_number("measures", "share", share, above=True)
+    threshold = real_number("measures", "threshold", threshold, above=True)
     rows: list[JsonObject] = []
     for number, layer in enumerate(trace.layers):
         source, name = _source(layer, exact)
@@ -91,10 +96,10 @@ def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
     heads, queries, keys = layer.shape
     if exact is None:
         exact = heads * queries * keys <= CHEAP_CELLS and layer.matrix is not None
-    if not exact:
-        graph = layer.graph
+    graph = layer.graph
+    if not exact or (layer.matrix is None and keeps_all(graph)):
         check_numbers(graph, f"measures: layer {layer.name}")
-        return graph, "kept"
+        return graph, "exact" if keeps_all(graph) else "kept"
     if layer.matrix is None:
         raise InputError(
             f"measures: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "

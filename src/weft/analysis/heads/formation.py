@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from weft.analysis.arguments import check_type, in_words
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.analysis.heads.sinks import sink_keys
@@ -41,6 +42,7 @@ class Moment:
 
 def trace_of_snapshot(snapshot: Snapshot) -> TraceData:
     """The probe of a snapshot as a trace, without queries and keys."""
+    check_type("formation", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
     counts: Counter[str] = Counter()
     two = any(layer.kind == "cross" for layer in snapshot.layers)
     sequences: dict[str, list[str]] = {}
@@ -92,8 +94,11 @@ def formation(history: History, measure: str) -> list[Moment]:
 
     Raises: InputError: no such measure, or a history without snapshots.
     """
-    if measure not in MEASURES:
-        raise InputError(f"formation: no measure {measure!r}; there are {', '.join(MEASURES)}.")
+    check_type("formation", "the history", history, History, "that of a run, weft.History(folder)")
+    if not isinstance(measure, str) or measure not in MEASURES:
+        raise InputError(
+            f"formation: no measure {in_words(measure)}; there are {', '.join(MEASURES)}."
+        )
     if not len(history):
         raise InputError(f"{history.folder}: this history has no snapshots yet.")
     moments = []

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from weft.analysis.arguments import keys_named
 from weft.analysis.heads.chance import partner_moments
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import (
@@ -32,6 +33,7 @@ from weft.analysis.heads.stripes import sink, vertical
 from weft.analysis.interval import Interval
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
+from weft.mechanism.shapes import whole_number
 
 __all__ = [
     "breadth",
@@ -211,7 +213,9 @@ def separator(layer: _Layer, at: Sequence[int] | None = None) -> HeadScores:
     0.6667
     """
     weights = weights_of(layer)
-    at = separators(weights.layer.key_tokens) if at is None else at
+    if at is None:
+        at = separators(weights.layer.key_tokens)
+    at = keys_named("separator", "at", at, weights.layer.shape[2])
     return on_pattern("separator", weights, Classes.of_keys_at(weights.layer, at))
 
 
@@ -244,6 +248,7 @@ def local_window(layer: _Layer, reach: int = 4) -> HeadScores:
     >>> round(local_window(layer_of_weights(far[None]), reach=1).score.item(), 4)
     0.3333
     """
+    reach = whole_number("local_window", "reach", reach, 0)
     return on_pattern("local", _one_sequence(layer, "local_window"), Diagonals(-reach, reach))
 
 

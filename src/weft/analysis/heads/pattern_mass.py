@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_flag, check_layer
 from weft.analysis.heads.cells import cells_of, members
 from weft.analysis.heads.chance import log_means
 from weft.analysis.heads.patterns import (
@@ -60,6 +61,8 @@ class LayerWeights:
     """
 
     def __init__(self, layer: TraceLayer, *, exact: bool | None = None) -> None:
+        check_layer("measure", layer)
+        check_flag("measure", "exact", exact, optional=True)
         # A copy reads from disk for itself, and takes what it read with it when it goes.
         self.layer = layer if "graph" in layer.__dict__ else replace(layer)
         self.graph: AttentionGraph = self.layer.graph

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_layer, in_words, texts
+from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.tracing.recording.score_terms import ranges_of
@@ -58,6 +60,7 @@ def allowed_keys(layer: TraceLayer) -> Allowed:
     that lacks edges, a window is looked for that explains how many keys each row may look at and
     has every kept edge in it.
     """
+    check_layer("allowed_keys", layer)
     graph = layer.graph
     _, queries, keys = graph.shape
     position, count = torch.arange(queries), graph.count
@@ -262,8 +265,14 @@ def separators(tokens: Sequence[str], special: Sequence[bool] | None = None) -> 
     >>> separators(["[CLS]", "[MASK]", "/s"], [True, True, True])
     [2]
     """
+    tokens = texts("separators", "tokens", tokens)
     if special is None:
         special = [token in SEPARATORS for token in tokens]
+    elif not isinstance(special, Sequence) or len(special) != len(tokens):
+        raise InputError(
+            f"separators: special={in_words(special)}; expected True or False for each of "
+            f"{len(tokens)} tokens."
+        )
     others = ("mask", "pad", "unk")
     return [
         place
@@ -283,4 +292,5 @@ def punctuation_marks(tokens: Sequence[str]) -> list[int]:
         bare = token.strip(" \u0120\u2581")
         return bool(bare) and all(unicodedata.category(letter)[0] == "P" for letter in bare)
 
+    tokens = texts("punctuation_marks", "tokens", tokens)
     return [place for place, token in enumerate(tokens) if is_mark(token)]

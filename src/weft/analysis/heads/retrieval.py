@@ -15,12 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.arguments import check_text, check_trace, check_type, texts
+from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import Classes
 from weft.analysis.heads.scores import HeadScores, on_pattern
 from weft.errors import InputError
 from weft.formats.tokens import each_once, shown
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
 
@@ -60,8 +62,10 @@ def find_needle(tokens: Sequence[str], text: str | None = None) -> Needle:
     >>> find_needle("a b x y z c x y z".split())
     Needle(start=2, answer=6, length=3)
     """
+    tokens = texts("retrieval", "tokens", tokens)
     if text is None:
         return _longest_repeat(tokens)
+    check_text("retrieval", "text", text)
     # Of a character that several tokens share, the first has it.
     bare_tokens = [bare(token) for token in each_once(shown(tokens))]
     sought = "".join(bare(word) for word in text.split())
@@ -124,7 +128,7 @@ def retrieval_score(layer: TraceLayer | LayerWeights, needle: Needle) -> Tensor:
     >>> retrieval_score(layer, find_needle(tokens))           # a is fetched, b is not
     tensor([0.5000])
     """
-    weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
+    weights = weights_of(layer)
     graph = weights.graph
     _check(weights.layer, needle)
     if not graph.k:
@@ -146,7 +150,7 @@ def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
 
     mean over the answer's tokens t of sum_(j in needle: t_j = t) w_(t - 1, j)
     """
-    weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
+    weights = weights_of(layer)
     _check(weights.layer, needle)
     _, queries, keys = weights.layer.shape
     numbers: dict[str, int] = {}
@@ -161,6 +165,9 @@ def needle_mass(layer: TraceLayer | LayerWeights, needle: Needle) -> HeadScores:
 
 
 def _check(layer: TraceLayer, needle: Needle) -> None:
+    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
+    for name in ("start", "answer", "length"):
+        whole_number("retrieval", f"{name} of the needle", getattr(needle, name))
     one_sequence = layer.queries_from == layer.keys_from and layer.shape[1] == layer.shape[2]
     if not one_sequence:
         raise InputError(
@@ -183,6 +190,8 @@ def retrieval(trace: TraceData, needle: Needle) -> list[dict[str, float]]:
     Returns: rows of layer, head, retrieval (`retrieval_score`), and of `needle_mass` the score,
     what chance would score and how likely it is by chance at most: needle, needle_null, needle_p.
     """
+    check_trace("retrieval", trace)
+    check_type("retrieval", "the needle", needle, Needle, "a Needle, as find_needle gives")
     rows = []
     for number, layer in enumerate(trace.layers):
         if layer.queries_from != layer.keys_from or layer.shape[1] != len(trace.tokens):

@@ -23,14 +23,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import (
+    check_flag,
+    check_trace,
+    each_trace,
+    in_words,
+    keys_named,
+    real_number,
+)
 from weft.analysis.heads.chance import holm
 from weft.analysis.heads.measures import head_measures
-from weft.analysis.heads.pattern_mass import LayerWeights
+from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import separators
 from weft.analysis.heads.scores import HeadScores, Role
 from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -125,7 +134,15 @@ def layer_scores(
 
     Returns: of MEASURES, those that apply.
     """
-    weights = layer if isinstance(layer, LayerWeights) else LayerWeights(layer)
+    reach = whole_number("layer_scores", "reach", reach, 0)
+    weights = weights_of(layer)
+    keys = weights.layer.shape[2]
+    special = None if special is None else keys_named("layer_scores", "special", special, keys)
+    sinks = None if sinks is None else keys_named("layer_scores", "sinks", sinks, keys)
+    if not isinstance(without, list | tuple | set | frozenset | dict):
+        raise InputError(
+            f"layer_scores: without={in_words(without)}; expected names of measures to leave out."
+        )
     read = weights.layer
     one_sequence = read.queries_from == read.keys_from and read.shape[1] == read.shape[2]
     return {
@@ -158,16 +175,15 @@ def head_roles(
 
     Raises: InputError: the traces are of different models, or not as exact as asked.
     """
-    if not 0 < alpha < 1 or not 0 <= least <= 1:
-        raise InputError(
-            f"head_roles: alpha={alpha}, least={least}; expected alpha above 0 and below 1, least "
-            "from 0 to 1."
-        )
+    alpha = real_number("head_roles", "alpha", alpha, above=True, below=True)
+    least = real_number("head_roles", "least", least)
+    reach = whole_number("head_roles", "reach", reach, 0)
+    check_flag("head_roles", "exact", exact, optional=True)
     layers: list[TraceLayer] = []
     summed: list[dict[str, HeadScores]] = []
     sources: list[set[str]] = []
     broken: list[Tensor] = []
-    for trace in [traces] if isinstance(traces, TraceData) else traces:
+    for trace in each_trace("head_roles", traces):
         if not layers:
             layers = list(trace.layers)
             summed, sources = [{} for _ in layers], [set() for _ in layers]
@@ -200,6 +216,10 @@ def _said(names: list[tuple[str, int]]) -> str:
 
 def special_keys(trace: TraceData, sequence: str) -> list[int]:
     """The places of a sequence's separators, by what the trace says of its tokens."""
+    check_trace("special_keys", trace)
+    if not isinstance(sequence, str) or sequence not in trace.sequences:
+        there = ", ".join(trace.sequences) or "none"
+        raise InputError(f"special_keys: no sequence {in_words(sequence)}; the trace has {there}.")
     special = trace.positions.get(sequence, {}).get("special")
     return separators(trace.sequences[sequence], special)
 

@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from weft.analysis.arguments import (
+    check_flag,
+    check_trace,
+    check_type,
+    numbers_of_layers,
+    real_number,
+)
 from weft.analysis.heads.pattern_mass import CHEAP_CELLS, LayerWeights
 from weft.errors import InputError
 from weft.formats.trace import TraceData
+from weft.mechanism.shapes import whole_number
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -84,12 +92,9 @@ def similarity(
            [0.    , 1.    , 0.7071],
            [0.7071, 0.7071, 1.    ]])
     """
-    numbers = range(len(trace.layers)) if layers is None else layers
-    for number in numbers:
-        if not 0 <= number < len(trace.layers):
-            raise InputError(
-                f"similarity: layer {number}; the trace has 0 to {len(trace.layers) - 1}."
-            )
+    check_trace("similarity", trace)
+    check_flag("similarity", "exact", exact, optional=True)
+    numbers = numbers_of_layers("similarity", layers, len(trace.layers))
     chosen = [trace.layers[number] for number in numbers]
     kinds = {(layer.queries_from, layer.keys_from, *layer.shape[1:]) for layer in chosen}
     if len(kinds) > 1:
@@ -221,11 +226,13 @@ def clusters(
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
+    check_type("clusters", "alike", alike, Similarity, "what `similarity` gives for a trace")
     size = len(alike.heads)
-    if count is not None and not 1 <= count <= max(size, 1):
-        raise InputError(f"clusters: count={count}; expected 1 to {size}, the number of heads.")
-    if not 0 <= distance <= 1:
-        raise InputError(f"clusters: distance={distance}; expected 0 to 1.")
+    if count is not None:
+        count = whole_number("clusters", "count", count)
+        if not 1 <= count <= max(size, 1):
+            raise InputError(f"clusters: count={count}; expected 1 to {size}, the number of heads.")
+    distance = real_number("clusters", "distance", distance)
     if size < 2:
         return np.zeros(size, dtype=int)
     tree = linkage(squareform(alike.distance, checks=False), "average")

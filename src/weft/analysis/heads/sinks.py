@@ -24,8 +24,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_layer, several_layers
 from weft.analysis.heads.patterns import allowed_keys
 from weft.formats.trace import TraceLayer
+from weft.mechanism.shapes import whole_number
 
 __all__ = ["EFFECT", "SHARE", "looked_at", "sink_keys"]
 
@@ -56,6 +58,8 @@ def sink_keys(layers: Sequence[TraceLayer], reach: int = 4) -> list[list[int] | 
     >>> sink_keys([layer, layer]), sink_keys([layer])
     ([[2], [2]], [None])
     """
+    reach = whole_number("sink_keys", "reach", reach, 0)
+    layers = several_layers("sink_keys", layers)
     groups: dict[tuple[str, str, int], list[int]] = {}
     for number, layer in enumerate(layers):
         groups.setdefault((layer.queries_from, layer.keys_from, layer.shape[2]), []).append(number)
@@ -81,6 +85,8 @@ def looked_at(layer: TraceLayer, reach: int) -> Tensor:
     # A copy reads from disk for itself, and takes what it read with it when it goes.
     from dataclasses import replace
 
+    check_layer("looked_at", layer)
+    reach = whole_number("looked_at", "reach", reach, 0)
     layer = layer if "graph" in layer.__dict__ else replace(layer)
     graph, allowed = layer.graph, allowed_keys(layer)
     heads, queries, keys = graph.shape

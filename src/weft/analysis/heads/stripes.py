@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from weft.analysis.arguments import keys_named
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import Classes, HeadKeys
 from weft.analysis.heads.scores import HeadScores, on_pattern
@@ -34,6 +35,7 @@ def sink(layer: TraceLayer | LayerWeights, at: Sequence[int]) -> HeadScores:
     0.75
     """
     weights = weights_of(layer)
+    at = keys_named("sink", "at", at, weights.layer.shape[2])
     return on_pattern("sink", weights, Classes.of_keys_at(weights.layer, at))
 
 

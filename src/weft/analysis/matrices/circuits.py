@@ -17,14 +17,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_type
 from weft.analysis.matrices.projections import LayerMatrices
-from weft.errors import InputError
+from weft.errors import InputError, ShapeError
 from weft.mechanism import spectra
+from weft.mechanism.shapes import describe, place_of, real_tensor
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 __all__ = ["Circuit", "ov_circuit", "qk_circuit"]
+
+
+_EXPECTED = "matrices of a layer, as matrices_of(model)[0]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +110,14 @@ class Circuit:
 
     def dense(self, head: int) -> Tensor:
         """The matrix of a head, (rows, columns)."""
+        head = place_of("circuit", "dense", "head", head, len(self.left))
         return self.left[head] @ self.right[head].T
 
     def operator(self, head: int) -> LinearOperator:
         """The matrix of a head for SciPy, never formed."""
         from scipy.sparse.linalg import aslinearoperator
 
+        head = place_of("circuit", "operator", "head", head, len(self.left))
         left, right = self.left[head].numpy(), self.right[head].numpy()
         product: LinearOperator = aslinearoperator(left) @ aslinearoperator(right.T)
         return product
@@ -129,9 +136,11 @@ def qk_circuit(layer: LayerMatrices, embedding: Tensor | None = None) -> Circuit
 
     Returns: a Circuit of (heads, width, source_width), or (heads, tokens, tokens).
     """
+    check_type("qk_circuit", "the layer", layer, LayerMatrices, _EXPECTED)
     layer = layer.repeated()
     if embedding is None:
         return Circuit(layer.W_Q, layer.W_K)
+    _check_embedding("qk_circuit", "embedding", embedding, layer.W_Q.shape[1], 1)
     return Circuit(embedding @ layer.W_Q, embedding @ layer.W_K)
 
 
@@ -149,11 +158,23 @@ def ov_circuit(
 
     Raises: InputError: the layer's W_O is not known.
     """
+    check_type("ov_circuit", "the layer", layer, LayerMatrices, _EXPECTED)
     layer = layer.repeated()
     if layer.W_O is None:
         raise InputError(f"ov_circuit: W_O of layer {layer.name} is not known.")
     written = layer.W_O.transpose(-2, -1)
     if embedding is None:
         return Circuit(layer.W_V, written)
+    _check_embedding("ov_circuit", "embedding", embedding, layer.W_V.shape[1], 1)
+    if unembedding is not None:
+        _check_embedding("ov_circuit", "unembedding", unembedding, layer.W_O.shape[2], 0)
     out = embedding if unembedding is None else unembedding.T
     return Circuit(embedding @ layer.W_V, out @ written)
+
+
+def _check_embedding(operation: str, name: str, matrix: object, width: int, side: int) -> None:
+    """Raise an InputError unless a matrix has the width of a layer on a side."""
+    given = real_tensor(operation, name, matrix)
+    if given.ndim != 2 or given.shape[side] != width:
+        shape = f"(tokens, {width})" if side else f"({width}, tokens)"
+        raise ShapeError(f"{operation}: {name} is {describe(given)}; expected {shape}.")

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from weft.analysis.arguments import check_type
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
-from weft.analysis.matrices.projections import LayerMatrices, check_finite
+from weft.analysis.matrices.projections import LayerMatrices, check_finite, checked_matrices
 from weft.errors import InputError, ShapeError, optional_package
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def composition(first: Circuit, second: Circuit) -> Tensor:
     >>> composition(one, one), composition(one, other)
     (tensor([[0.7071]]), tensor([[0.5000]]))
     """
+    for name, circuit in (("the first", first), ("the second", second)):
+        check_type("composition", name, circuit, Circuit, "a Circuit, as ov_circuit gives")
     if first.shape[2] != second.shape[1]:
         raise ShapeError(
             f"composition: the first circuit leads to a width of {first.shape[2]}, the second "
@@ -93,6 +96,7 @@ def composition_table(layers: Sequence[LayerMatrices]) -> pandas.DataFrame:
     """
     with optional_package("composition"):
         import pandas
+    layers = checked_matrices("composition", layers)
     check_finite("composition", layers)
     parts = []
     for later, reader in enumerate(layers):

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.analysis.arguments import check_type, in_words
 from weft.errors import InputError
 from weft.formats.history import Snapshot
 from weft.mechanism.attention_layer import AttentionLayer
@@ -24,6 +25,7 @@ from weft.tracing.recording.sequences import layer_kind
 __all__ = [
     "LayerMatrices",
     "check_finite",
+    "checked_matrices",
     "matrices_of",
     "matrices_of_snapshot",
     "output_projection",
@@ -79,6 +81,16 @@ class LayerMatrices:
         )
 
 
+def checked_matrices(operation: str, layers: object) -> list[LayerMatrices]:
+    """The matrices of layers as a list; an InputError where they are none."""
+    several: list[Any] = list(layers) if isinstance(layers, Sequence) else []
+    if not isinstance(layers, Sequence) or not all(isinstance(x, LayerMatrices) for x in several):
+        raise InputError(
+            f"{operation}: layers={in_words(layers)}; expected those of matrices_of(model)."
+        )
+    return several
+
+
 def check_finite(operation: str, layers: Iterable[LayerMatrices]) -> None:
     """Raise the InputError that names the first matrix with an infinite number or NaN."""
     for layer in layers:
@@ -102,6 +114,7 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
     >>> layer.W_Q.shape, layer.W_K.shape, layer.W_O.shape
     (torch.Size([2, 8, 4]), torch.Size([1, 8, 4]), torch.Size([2, 4, 8]))
     """
+    check_type("weights", "the model", model, nn.Module, "a module of torch")
     layers = list(_layers(model))
     if not layers:
         raise InputError(
@@ -116,6 +129,7 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
 
     Raises: InputError: the history does not keep them.
     """
+    check_type("weights", "the snapshot", snapshot, Snapshot, "one of a history, history[step]")
     layers = []
     for layer in snapshot.layers:
         known = layer.matrices

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from weft.analysis.arguments import check_type, in_words
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
-from weft.analysis.matrices.projections import LayerMatrices, check_finite, matrices_of_snapshot
+from weft.analysis.matrices.projections import (
+    LayerMatrices,
+    check_finite,
+    checked_matrices,
+    matrices_of_snapshot,
+)
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.history import History
@@ -32,8 +38,8 @@ def weight_measures(layers: Sequence[LayerMatrices], *, by: str = "layer") -> pa
     """
     with optional_package("weights"):
         import pandas
-    if by not in ("head", "layer"):
-        raise InputError(f'weights: by={by!r}; expected "head" or "layer".')
+    _check_by(by)
+    layers = checked_matrices("weights", layers)
     check_finite("weights", layers)
     rows: list[JsonObject] = []
     for number, layer in enumerate(layers):
@@ -60,14 +66,29 @@ def history_measures(
     """
     import pandas
 
+    _check_by(by)
+    check_type("weights", "the history", history, History, "that of a run, weft.History(folder)")
+    if steps is not None and not isinstance(steps, Iterable):
+        raise InputError(f"weights: steps={in_words(steps)}; expected a list of steps, or None.")
     tables = []
     for step in history.steps if steps is None else steps:
+        if step not in history.steps:
+            raise InputError(
+                f"weights: no snapshot of step {in_words(step)}; the history has those of "
+                f"{history.steps[0] if history.steps else 'none'} to "
+                f"{history.steps[-1] if history.steps else 'none'}."
+            )
         table = weight_measures(matrices_of_snapshot(history[step]), by=by)
         table.insert(0, "step", step)
         tables.append(table)
     if not tables:
         raise InputError("weights: the history has no snapshot. Train with a history.")
     return pandas.concat(tables, ignore_index=True)
+
+
+def _check_by(by: object) -> None:
+    if not isinstance(by, str) or by not in ("head", "layer"):
+        raise InputError(f'weights: by={in_words(by)}; expected "head" or "layer".')
 
 
 def _by_head(layer: LayerMatrices) -> JsonObject:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.analysis.arguments import check_text, check_trace, check_type
 from weft.analysis.sql.answer import Answer
 from weft.analysis.sql.database import (
     connect,
@@ -50,6 +52,13 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
 
     Raises: InputError: the query is no SELECT, or asks for what there is not; DuckDB is missing.
     """
+    if isinstance(trace, Mapping):
+        for name, one in trace.items():
+            check_text("query", "the name of a trace", name)
+            check_trace("query", one, f"{name!r}")
+    else:
+        check_trace("query", trace)
+    check_text("query", "the query", query, 'a text, as "select * from layers"')
     connection = connect()
     statement = statement_of(connection, query)
     with one_line():
@@ -63,6 +72,7 @@ def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:
 
     Raises: DataError: there is none, or one is damaged.
     """
+    check_type("open", "the path", path, str | os.PathLike, "that of a trace, as 't.weft'")
     folder = Path(path)
     if (folder / MANIFEST).exists() or not folder.is_dir():
         return TraceData.open(folder)

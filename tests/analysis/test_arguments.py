@@ -1,0 +1,270 @@
+"""Analyses that are given what does not fit: each says so in one line, whatever it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.analysis.alignment import links
+from weft.analysis.alignment.align import align
+from weft.analysis.alignment.error_rate import alignment_error_rate
+from weft.analysis.alignment.words import parts_by_offsets, parts_by_tokens, word_weights
+from weft.analysis.arguments import in_words, real_number
+from weft.analysis.compare import changed_edges, compare, first_difference, matched_layers
+from weft.analysis.compare import distance as row_distance
+from weft.analysis.dense_layer import layer_of_weights
+from weft.analysis.eviction.evict import evict, keys_of
+from weft.analysis.eviction.policies import h2o, kept, observed, snapkv, streaming, tova
+from weft.analysis.eviction.prompt import Prompt
+from weft.analysis.graphs.components import components
+from weft.analysis.graphs.flow import attention_flow
+from weft.analysis.graphs.norms import given_by_edges, given_by_rows, norms_of_heads
+from weft.analysis.graphs.pagerank import pagerank
+from weft.analysis.graphs.paths import strongest_paths
+from weft.analysis.graphs.reciprocity import reciprocity
+from weft.analysis.graphs.rollout import ends, passed_over, rollout, rollout_columns, rollout_rows
+from weft.analysis.graphs.spectrum import effective_rank, energy_rank
+from weft.analysis.graphs.strength import heavy_hitters, received
+from weft.analysis.graphs.table import graph_measures
+from weft.analysis.heads import measures
+from weft.analysis.heads.formation import formation, trace_of_snapshot
+from weft.analysis.heads.patterns import allowed_keys, punctuation_marks, separators
+from weft.analysis.heads.retrieval import Needle, find_needle, needle_mass, retrieval
+from weft.analysis.heads.roles import head_roles, layer_scores, special_keys
+from weft.analysis.heads.similarity import clusters, similarity
+from weft.analysis.heads.sinks import looked_at, sink_keys
+from weft.analysis.heads.stripes import sink, vertical
+from weft.analysis.image_map import image_map
+from weft.analysis.joint_projection import joint_projection
+from weft.analysis.matrices.circuits import ov_circuit, qk_circuit
+from weft.analysis.matrices.composition import composition, composition_table
+from weft.analysis.matrices.projections import matrices_of
+from weft.analysis.matrices.table import history_measures, weight_measures
+from weft.analysis.overview import overview
+from weft.analysis.patch_map import patch_map
+from weft.analysis.sql.query import ask, open_traces
+from weft.analysis.worked_row import worked_row
+from weft.formats.pharaoh import GoldLinks
+from weft.formats.traced_images import Tile, TracedImage
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+TRACE: Any = weft.from_queries_keys(
+    drawn(2, 3, 6, 4), drawn(2, 3, 6, 4) + 1, drawn(2, 3, 6, 4), mask=weft.causal(),
+    tokens=["a", "b", "a", "b", "c", "d"],
+)  # fmt: skip
+LAYER = TRACE.layers[0]
+PAIR: Any = weft.from_weights(
+    drawn(1, 3, 4, 4).softmax(-1), kind="cross",
+    tokens={"source": ["the", "dog", "saw", "it"], "target": ["der", "hund", "sah", "es"]},
+)  # fmt: skip
+IMAGES = dataclasses.replace(
+    TRACE,
+    positions={
+        "tokens": {
+            "images": [0, 0, 0, 0, -1, -1], "tiles": [0, 0, 0, 0, -1, -1],
+            "rows": [0, 0, 1, 1, -1, -1], "columns": [0, 1, 0, 1, -1, -1],
+        }
+    },
+    images=(TracedImage((4, 4), (Tile((0, 0, 4, 4), 2, 2),)),),
+)  # fmt: skip
+MODEL = weft.MultiHeadAttention(8, 2)
+(MATRICES,) = matrices_of(MODEL)
+CIRCUIT = ov_circuit(MATRICES)
+PROMPT = Prompt(LAYER.matrix, 5)
+NEEDLE = Needle(0, 3, 2)
+LINKS = GoldLinks.of_line("0-0")
+
+
+class Case(NamedTuple):
+    function: Callable[..., Any]
+    right: dict[str, Any]
+
+
+OF_LAYERS = [
+    Case(function, {"layer": LAYER})
+    for name in measures.__all__
+    if list(inspect.signature(function := getattr(measures, name)).parameters) == ["layer"]
+]
+CASES = [
+    *OF_LAYERS,
+    Case(TRACE.heads, {"exact": None}),
+    Case(TRACE.rollout, {"kind": None, "exact": None}),
+    Case(TRACE.evict, {"budgets": (0.5,), "policies": None, "prompt": None, "each_step": False}),
+    Case(TRACE.sql, {"query": "select 1"}),
+    Case(TRACE.layer, {"kind": "decoder", "index": 0}),
+    Case(TRACE.save, {"path": None}),
+    Case(weft.Trace.of, {"data": TRACE}),
+    Case(weft.Trace.open, {"path": None}),
+    Case(align, {"traces": PAIR, "gold": None, "heads": None, "method": "mutual", "step": None,
+                 "norms": False, "most": 8}),
+    Case(alignment_error_rate, {"links": [[(0, 0)]], "gold": [LINKS]}),
+    Case(word_weights, {"trace": PAIR, "source": None, "target": None, "steps": ("read",),
+                        "norms": False}),
+    Case(parts_by_tokens, {"tokens": ["a"]}),
+    Case(parts_by_offsets, {"text": "a b", "offsets": [(0, 1), (2, 3)]}),
+    Case(links.argmax, {"weights": drawn(1, 2, 3)}),
+    Case(links.mutual, {"weights": drawn(1, 2, 3)}),
+    Case(links.dtw, {"weights": drawn(1, 2, 3)}),
+    Case(links.links_by, {"method": "mutual"}),
+    Case(compare, {"first": TRACE, "second": TRACE, "exact": None, "edges": 3}),
+    Case(row_distance, {"first": LAYER, "second": LAYER, "exact": None}),
+    Case(lambda **given: changed_edges(0, **given), {"first": LAYER, "second": LAYER, "head": 0,
+                                                     "wanted": 3, "exact": None}),
+    Case(first_difference, {"first": TRACE, "second": TRACE}),
+    Case(matched_layers, {"first": TRACE, "second": TRACE}),
+    Case(layer_of_weights, {"weights": drawn(1, 2, 2), "tokens": None, "key_tokens": None,
+                            "mask": "all", "keep": None}),
+    Case(evict, {"trace": TRACE, "budgets": (0.5,), "policies": None, "prompt": None,
+                 "each_step": False, "layers": None, "values": None, "projections": None}),
+    Case(keys_of, {"budget": 0.5, "prompt": 6}),
+    Case(h2o, {"prompt": PROMPT, "budget": 2, "recent": 0.5}),
+    Case(lambda **given: snapkv(budget=2, **given), {"prompt": PROMPT, "window": 2, "kernel": 3}),
+    Case(lambda **given: streaming(budget=2, **given), {"prompt": PROMPT, "sinks": 1}),
+    Case(lambda prompt: tova(prompt, 2), {"prompt": PROMPT}),
+    Case(lambda prompt: observed(prompt, 2), {"prompt": PROMPT}),
+    Case(kept, {"scores": drawn(2, 5), "budget": 2}),
+    Case(Prompt, {"matrix": LAYER.matrix, "length": 5}),
+    Case(components, {"source": LAYER.graph, "threshold": 0.1, "strong": False,
+                      "together": False}),
+    Case(attention_flow, {"trace": TRACE, "position": 1, "targets": 0, "kind": None,
+                          "exact": None, "residual": 0.5, "edges": 32}),
+    Case(given_by_edges, {"graph": LAYER.graph, "value_norms": LAYER.value_norms}),
+    Case(given_by_rows, {"source": LAYER.graph, "value_norms": LAYER.value_norms}),
+    Case(norms_of_heads, {"layer": LAYER}),
+    Case(pagerank, {"source": LAYER.graph, "damping": 0.85, "tolerance": 1e-6, "steps": 99,
+                    "edges": None}),
+    Case(strongest_paths, {"trace": TRACE, "position": 1, "target": 0, "count": 5, "kind": None,
+                           "exact": None, "residual": 0.5}),
+    Case(reciprocity, {"source": LAYER.graph}),
+    Case(rollout, {"trace": TRACE, "kind": None, "exact": None, "residual": 0.5, "force": False}),
+    Case(rollout_rows, {"trace": TRACE, "positions": 1, "exact": None, "residual": 0.5}),
+    Case(rollout_columns, {"trace": TRACE, "positions": 1, "exact": None, "residual": 0.5}),
+    Case(passed_over, {"trace": TRACE, "kind": None}),
+    Case(ends, {"trace": TRACE, "kind": None}),
+    Case(effective_rank, {"source": LAYER.matrix}),
+    Case(energy_rank, {"source": LAYER.graph, "leading": 32, "seed": 0}),
+    Case(heavy_hitters, {"source": LAYER.graph, "share": 0.9, "together": False}),
+    Case(received, {"source": LAYER.graph, "value_norms": None}),
+    Case(graph_measures, {"trace": TRACE, "by": "head", "exact": None, "share": 0.9,
+                          "threshold": 0.1}),
+    Case(measures.local_window, {"layer": LAYER, "reach": 4}),
+    Case(measures.separator, {"layer": LAYER, "at": None}),
+    Case(head_roles, {"traces": TRACE, "exact": None, "reach": 4, "alpha": 0.01, "least": 0.2}),
+    Case(layer_scores, {"layer": LAYER, "special": None, "reach": 4, "sinks": None,
+                        "without": ()}),
+    Case(special_keys, {"trace": TRACE, "sequence": "tokens"}),
+    Case(find_needle, {"tokens": ["a", "b", "c", "d", "a", "b"], "text": None}),
+    Case(needle_mass, {"layer": LAYER, "needle": NEEDLE}),
+    Case(retrieval, {"trace": TRACE, "needle": NEEDLE}),
+    Case(similarity, {"trace": TRACE, "exact": None, "layers": None}),
+    Case(clusters, {"alike": similarity(TRACE), "count": None, "distance": 0.5}),
+    Case(looked_at, {"layer": LAYER, "reach": 4}),
+    Case(sink_keys, {"layers": TRACE.layers, "reach": 4}),
+    Case(sink, {"layer": LAYER, "at": [0]}),
+    Case(vertical, {"layer": LAYER}),
+    Case(lambda history: formation(history, "first"), {"history": None}),
+    Case(trace_of_snapshot, {"snapshot": None}),
+    Case(allowed_keys, {"layer": LAYER}),
+    Case(separators, {"tokens": ["a", "b"]}),
+    Case(punctuation_marks, {"tokens": ["a", "b"]}),
+    Case(image_map, {"trace": IMAGES, "layer": 0, "head": 0, "token": 4, "image": 0,
+                     "size": None}),
+    Case(patch_map, {"trace": IMAGES, "number": 0, "head": 0, "query": 4, "image": 0,
+                     "size": None}),
+    Case(joint_projection, {"queries": LAYER.queries[0], "keys": LAYER.keys[0]}),
+    Case(qk_circuit, {"layer": MATRICES, "embedding": None}),
+    Case(ov_circuit, {"layer": MATRICES, "embedding": None}),
+    Case(CIRCUIT.dense, {"head": 0}),
+    Case(CIRCUIT.operator, {"head": 0}),
+    Case(composition, {"first": CIRCUIT, "second": CIRCUIT}),
+    Case(composition_table, {"layers": [MATRICES, MATRICES]}),
+    Case(matrices_of, {"model": MODEL}),
+    Case(weight_measures, {"layers": [MATRICES], "by": "layer"}),
+    Case(history_measures, {"history": None}),
+    Case(overview, {"layer": LAYER, "most": 3}),
+    Case(ask, {"trace": TRACE, "query": "select 1"}),
+    Case(open_traces, {"path": None}),
+    Case(worked_row, {"layer": LAYER, "head": 0, "query": 0}),
+]  # fmt: skip
+
+#: Values that may all be wrong. What fits is taken as it is.
+WRONG = [
+    None, "dog", "", -1, 10**30, math.nan, math.inf, 0.5, True, [], ["x"], [None], {}, object(),
+    drawn(3), torch.full((3, 6), math.nan), np.zeros((2, 2)), torch.zeros(2, 3, 3).to_sparse(),
+    torch.zeros(3, 6, 6, dtype=torch.complex64), b"x", int, LAYER, TRACE, LAYER.graph,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: getattr(case.function, "__name__", "function")
+)
+def test_what_does_not_fit_is_one_line(case: Case, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a path that is right is one of a file
+    function, right = case
+    for name in right:
+        for value in WRONG:
+            try:
+                function(**{**right, name: value})
+            except weft.WeftError as error:
+                line = str(error)
+                assert "\n" not in line and len(line) < 330, (name, value)
+            else:
+                of_type = name in ("trace", "layer", "first", "second", "history", "snapshot")
+                assert not of_type or isinstance(value, (type(TRACE), type(LAYER))), (name, value)
+
+
+def test_what_is_wrong_is_named() -> None:
+    for wrong, line in (
+        (lambda: rollout(TRACE, residual="dog"), "rollout: residual='dog'; expected a number from"),
+        (lambda: rollout([TRACE]), "rollout: trace is a list of 1; expected one trace"),
+        (lambda: rollout(LAYER), "rollout: trace is a layer; expected a trace, as from weft.trace"),
+        (lambda: received(None), "received: the weights are None, as of a layer whose queries"),
+        (lambda: TRACE.heads(exact="yes"), "head_roles: exact='yes'; expected True, False or None"),
+        (lambda: strongest_paths(TRACE, 0, 0, count=0), "paths: count is 0; expected a whole"),
+        (lambda: align("a"), "align: traces is 'a'; expected a trace, or a list of traces"),
+        (lambda: similarity(TRACE, layers=[2]), "no layer 2; the trace has layers 0 to 1"),
+        (lambda: worked_row(LAYER, 3, 0), "worked_row: no head 3; the layer has heads 0 to 2"),
+        (lambda: image_map(IMAGES, 0, 9, 4), "image_map: head 9; layer layers.0 has the heads 0"),
+        (lambda: image_map(IMAGES, 0, 0, 4, image=3), "image_map: image 3; the text has one"),
+        (lambda: pagerank(LAYER.graph, damping=1), "damping=1; expected a number from 0, below 1"),
+    ):
+        with pytest.raises(weft.InputError) as caught:
+            wrong()
+        assert line in str(caught.value)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    whole = rollout(TRACE)
+    one = rollout_rows(TRACE, np.int64(-1)).values
+    assert torch.allclose(one[0], whole[-1]) and torch.equal(
+        rollout_rows(TRACE, torch.tensor([5])).values, one
+    )
+    assert torch.equal(rollout(TRACE, residual=np.float32(0.5)), whole)
+    flow = attention_flow(TRACE, np.int64(5), np.arange(6))
+    assert torch.equal(flow.lower, attention_flow(TRACE, 5, range(6)).lower)
+
+
+def test_the_bounds_of_a_number_are_said() -> None:
+    assert real_number("a", "b", 0.25) == 0.25
+    for bounds, said in (
+        ({}, "from 0 to 1"),
+        ({"above": True}, "above 0, at most 1"),
+        ({"below": True}, "from 0, below 1"),
+        ({"above": True, "below": True}, "above 0, below 1"),
+        ({"most": math.inf}, "from 0"),
+    ):
+        with pytest.raises(weft.InputError, match=f"a: b=-1; expected a number {said}"):
+            real_number("a", "b", -1, **bounds)
+    assert in_words(torch.ones(2, 3)) == "a tensor (2, 3)" and in_words(LAYER.graph) == "a graph"
