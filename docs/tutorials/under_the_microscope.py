@@ -58,7 +58,7 @@ print(tile, "\nreceived by the first keys of head 0:", received[0, :4])
 # %% [markdown]
 # ## A real text
 #
-# The attention of SmolLM2 on a text of some 2,500 tokens: how much of each row's mass do 32 edges
+# The attention of SmolLM2 on a text of some 2,700 tokens: how much of each row's mass do 32 edges
 # leave out?
 
 # %%

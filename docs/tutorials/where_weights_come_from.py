@@ -70,13 +70,16 @@ first, last = history[0].layer(layer), history[-1].layer(layer)
 {name: tuple(matrix.shape) for name, matrix in first.matrices.items()}
 
 # %%
-figure, axes = plt.subplots(2, 3, figsize=(9, 5.5), constrained_layout=True)
-for row, (when, step) in enumerate([("at random", first), ("trained", last)]):
-    for axis, name in zip(axes[row], ["W_Q", "W_K", "W_V"], strict=True):
-        matrix = step.matrices[name][0]
-        size = float(matrix.abs().max())
-        axis.imshow(matrix, cmap="RdBu", vmin=-size, vmax=size, aspect="auto")
+figure, axes = plt.subplots(2, 3, figsize=(9, 6.5), constrained_layout=True)
+for column, name in enumerate(["W_Q", "W_K", "W_V"]):
+    size = max(float(step.matrices[name][0].abs().max()) for step in (first, last))
+    for row, (when, step) in enumerate([("at random", first), ("trained", last)]):
+        axis = axes[row, column]
+        image = axis.imshow(
+            step.matrices[name][0], cmap="RdBu", vmin=-size, vmax=size, aspect="auto"
+        )
         axis.set(title=f"{name}, head 0, {when}", xlabel="depth", ylabel="width of the model")
+    figure.colorbar(image, ax=axes[:, column], location="bottom")
 
 # %% [markdown]
 # A single matrix is hard to read, before and after: W_Q and W_K may be turned together by any
@@ -86,8 +89,9 @@ for row, (when, step) in enumerate([("at random", first), ("trained", last)]):
 #
 # ## What is learned is a product
 #
-# The singular values of `W_Q W_K^T` say in how many directions a head compares. At random they are
-# all alike. Training raises a few.
+# The singular values of `W_Q W_K^T` say in how many directions a head compares, and how strongly.
+# At random those of all heads fall alike. Training raises the first ones most, and more in some
+# heads than in others.
 
 # %%
 figure, axis = plt.subplots(figsize=(6, 3.5), constrained_layout=True)
@@ -123,7 +127,7 @@ cross = weft.open(folder / "t.weft").layers[-1]
 weights = sum(cross.matrix[head, :, :] for head in range(cross.heads)) / cross.heads
 figure, axis = plt.subplots(figsize=(9, 4), constrained_layout=True)
 axis.imshow(weights, cmap="Blues", aspect="auto")
-axis.set_xticks(range(len(cross.key_tokens)), cross.key_tokens)
+axis.set_xticks(range(len(cross.key_tokens)), cross.key_tokens, fontsize=8)
 axis.set_yticks(range(len(cross.query_tokens)), cross.query_tokens)
 _ = axis.set(
     xlabel="letters of the source (keys)",
