@@ -74,6 +74,8 @@ export class Notes {
       const answer = await this.source.ask<{ notes?: Note[]; problem?: string }>(
         example.path(`notes/${path}`),
         content,
+        undefined,
+        true,
       );
       if (example !== this.example) return true;
       if (!answer) {

@@ -1,16 +1,19 @@
 // Where the numbers come from: the server beside the page, or the page itself. Both know the
 // same paths.
 
+import { Connection } from "./connection.svelte";
 import { fromBase85, unpacked } from "./unpacked";
 
 export interface Source {
   /** Whether it answers what an exported page does not hold: exact tiles, roles later. */
   live: boolean;
+  /** Whether its server is there; a server's alone. */
+  connection?: Connection;
   json<T>(path: string): Promise<T>;
   bytes(path: string, stop?: AbortSignal): Promise<ArrayBuffer>;
   /** The answer to a question; a server's alone. null: it was overtaken by a newer one. What the
-   * answer holds besides JSON is its `bytes`. */
-  ask?<T>(path: string, question: object, stop?: AbortSignal): Promise<T | null>;
+   * answer holds besides JSON is its `bytes`. once: it is not asked again where no answer comes. */
+  ask?<T>(path: string, question: object, stop?: AbortSignal, once?: boolean): Promise<T | null>;
   /** What there is of a piece that takes long, and whether that is all. */
   soFar(path: string): Promise<{ bytes: ArrayBuffer; whole: boolean }>;
 }
@@ -47,53 +50,50 @@ export function withBytes(answer: ArrayBuffer): object {
 
 /** A collection behind the local server. */
 export function servedSource(root: string): Source {
-  /** Which traces the server had when the page was opened. */
-  let traces: string | null = null;
-  const get = async (path: string, options?: RequestInit) => {
-    let response: Response;
-    try {
-      response = await fetch(root + path, options);
-    } catch (error) {
-      if ((error as Error).name === "AbortError") throw error;
-      throw new Error("The studio's server does not answer. Is weft view still running?", {
-        cause: error,
-      });
-    }
-    const served = response.headers.get("Weft-Traces");
-    traces ??= served;
-    if (served !== traces)
-      throw new Error("weft view was started again, with other traces. Reload the page.");
-    if (!response.ok && !(options?.method && response.status === 409)) {
-      const said = await response.json().catch(() => ({}));
-      throw new Error(
-        typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`,
-      );
-    }
-    return response;
-  };
+  const connection = new Connection(root);
+  const get = <T>(
+    path: string,
+    read: (response: Response) => Promise<T>,
+    options?: RequestInit,
+    once?: boolean,
+  ) => connection.ask(path, async (response) => read(await sound(path, response)), options, once);
   return {
     live: true,
-    json: async <T>(path: string) => (await get(path)).json() as Promise<T>,
-    bytes: async (path, stop) => (await get(path, { signal: stop })).arrayBuffer(),
-    ask: async <T>(path: string, question: object, stop?: AbortSignal) => {
-      try {
-        const response = await get(path, {
-          method: "POST",
-          headers: { "Content-Type": "application/json" },
-          body: JSON.stringify(question),
-          signal: stop,
-        });
+    connection,
+    json: <T>(path: string) => get(path, (response) => response.json() as Promise<T>),
+    bytes: (path, stop) => get(path, (response) => response.arrayBuffer(), { signal: stop }),
+    ask: async <T>(path: string, question: object, stop?: AbortSignal, once?: boolean) => {
+      const options = {
+        method: "POST",
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify(question),
+        signal: stop,
+      };
+      const read = async (response: Response) => {
         if (response.status === 409) return null;
-        const binary = response.headers.get("Content-Type") === "application/octet-stream";
-        return (binary ? withBytes(await response.arrayBuffer()) : await response.json()) as T;
+        if (response.headers.get("Content-Type") !== "application/octet-stream")
+          return (await response.json()) as T;
+        return response.arrayBuffer();
+      };
+      try {
+        const answer = await get(path, read, options, once);
+        return answer instanceof ArrayBuffer ? (withBytes(answer) as T) : answer;
       } catch (error) {
         if ((error as Error).name === "AbortError") return null;
         throw error;
       }
     },
-    soFar: async (path) => {
-      const response = await get(path);
-      return { bytes: await response.arrayBuffer(), whole: response.status !== 202 };
-    },
+    soFar: (path) =>
+      get(path, async (response) => ({
+        bytes: await response.arrayBuffer(),
+        whole: response.status !== 202,
+      })),
   };
+}
+
+/** An answer, unless it says what went wrong. 409: a newer question overtook this one. */
+async function sound(path: string, response: Response): Promise<Response> {
+  if (response.ok || response.status === 409) return response;
+  const said = (await response.json().catch(() => ({}))) as { detail?: unknown };
+  throw new Error(typeof said.detail === "string" ? said.detail : `${path}: ${response.status}`);
 }

@@ -49,6 +49,7 @@ export class Studio {
   ) {
     this.address = new Address(linked, start, views);
     this.notes = new Notes(source);
+    if (source.connection) source.connection.returned = () => this.goOn();
     const dark = window.matchMedia("(prefers-color-scheme: dark)");
     this.system = dark.matches ? "dark" : "light";
     dark.addEventListener("change", () => (this.system = dark.matches ? "dark" : "light"));
@@ -124,6 +125,22 @@ export class Studio {
     }
   }
 
+  /** Goes on after its server was started again: that one has read no text. */
+  private goOn(): void {
+    this.said = "The studio's server is there again.";
+    // A text that waited for it is read now, and so is one that only the server before had read.
+    if (this.read && !this.reading) void this.ask(this.read);
+    else void this.notes.load();
+  }
+
+  /** Tries again what failed. */
+  async again(): Promise<void> {
+    this.problem = "";
+    if (this.read) return this.ask(this.read);
+    await this.open();
+    if (this.opening) await this.load(this.state.example);
+  }
+
   /** Where an example stands by the digest of its manifest, by its name, or as in old links by its
    * number; null: nowhere. */
   private find(name: string): number | null {
@@ -179,7 +196,9 @@ export class Studio {
       this.example = example;
       void this.notes.load(example);
       this.read = text;
-      this.set({ text, query: -1, key: -1, lock: false, window: "" });
+      this.reading = false;
+      // What a link points at in its text stays, and what is looked at in one that is read again.
+      if (text !== this.state.text) this.set({ text, query: -1, key: -1, lock: false, window: "" });
       this.said = `${example.layers[0]?.rows ?? 0} tokens read.`;
       // Who types on does not wait for the measures of what is typed.
       await new Promise((done) => setTimeout(done, 500));

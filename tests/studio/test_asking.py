@@ -76,6 +76,28 @@ def test_a_text_becomes_an_example(viewer: Viewer) -> None:
     assert status == 404 and "type it again" in gone["detail"]
 
 
+def test_what_others_type_does_not_push_out_the_text_of_a_window(viewer: Viewer) -> None:
+    windows = {"one": "a b", "two": "c d e"}
+    asked = {
+        name: post(viewer, "/api/ask", {"text": text, "window": name, "turn": 1})[1]["example"]
+        for name, text in windows.items()
+    }
+    for turn in range(12):
+        post(viewer, "/api/ask", {"text": "x " * (turn + 1), "window": "three", "turn": turn})
+    for name, text in windows.items():
+        found = get(viewer, f"/api/examples/{asked[name]}")
+        assert found[0] == 200 and found[1]["sequences"]["tokens"] == text.split()
+
+
+def test_the_texts_of_two_servers_have_different_numbers(make_trace: Callable[..., Trace]) -> None:
+    # A page that outlives its server asks the next one by the numbers that it knows.
+    numbers = {
+        Asking("a model", lambda text: make_trace(text.split())).ask("w", 1, "a")[0]
+        for _ in range(3)
+    }
+    assert len(numbers) == 3 and all(FIRST <= number < 10**9 for number in numbers)
+
+
 def test_what_cannot_be_read_is_one_line(viewer: Viewer) -> None:
     assert post(viewer, "/api/ask", {"text": "a Z"}) == (
         200,

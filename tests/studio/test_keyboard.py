@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.studio.windows import until
 
 import weft
 from weft.studio.page import collect
@@ -110,6 +111,42 @@ def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert focus(page) == "stage"
+
+
+def test_radio_buttons_are_one_stop_and_arrows_choose(page) -> None:
+    page.evaluate("location.hash = '#view=matrix'")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    scales = page.get_by_role("radiogroup", name="Scale of the colours")
+    stops = "all => all.map(one => one.tabIndex)"
+    radios = scales.get_by_role("radio")
+    assert radios.evaluate_all(stops) == [0, -1, -1]
+    radios.first.focus()
+    chosen = (
+        "document.activeElement.getAttribute('aria-checked') + document.activeElement.innerText"
+    )
+    cell = page.url
+    for key, name in (
+        ("ArrowRight", "linear"),
+        ("ArrowDown", "logarithmic"),
+        ("ArrowRight", "square root"),  # from the last to the first
+        ("ArrowUp", "logarithmic"),
+        ("ArrowLeft", "linear"),
+    ):
+        page.keyboard.press(key)
+        until(page, lambda name=name: page.evaluate(chosen) == f"true{name}")
+    assert radios.evaluate_all(stops) == [-1, 0, -1]
+    # The arrows were not the picture's too.
+    assert "query=" not in page.url and "query=" not in cell
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('[role=radiogroup]')") is None
+    # Those of the dialog, which the browser knows, likewise.
+    page.keyboard.press("e")
+    page.locator("dialog.export").wait_for()
+    page.get_by_label("as on screen").focus()
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.checked && document.activeElement.value") == "175"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.value") == "light"
 
 
 def test_a_digit_is_the_head_that_it_names(studio, minilm_page) -> None:

@@ -186,10 +186,13 @@ def test_a_page_notices_that_other_traces_are_served(
     alert = page.locator("[role=alert]", has_text="started again, with other traces")
     alert.first.wait_for()
     assert "Reload the page." in alert.first.inner_text()
-    page.reload()
+    page.get_by_role("button", name="Reload").click()
     page.locator('.stage.matrix[aria-busy="false"]').wait_for()
     assert alert.count() == 0
     viewer.close()
+    # The browser tells of what the other server refused.
+    assert all("412" in problem for problem in studio.problems)
+    studio.problems.clear()
 
 
 def test_the_title_of_the_page_names_view_and_trace(studio: Any, three: Collection) -> None:

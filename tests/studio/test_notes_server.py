@@ -136,6 +136,18 @@ def test_a_page_of_another_site_writes_nothing(serving, stored: Trace) -> None:
     assert sent(viewer, NOTES)[1]["notes"] == []
 
 
+def test_what_is_meant_for_other_traces_is_refused(serving, stored: Trace) -> None:
+    collection = collect([stored])
+    viewer = serving(collection)
+    note = {"text": "one", "layer": 0, "head": 0}
+    status, said = sent(viewer, f"{NOTES}/add", note, **{"Weft-Traces": "0123456789ab"})
+    assert status == 412 and "started again, with other traces" in said["detail"]
+    assert sent(viewer, NOTES)[1]["notes"] == []
+    named = {"Weft-Traces": collection.traces}
+    assert sent(viewer, f"{NOTES}/add", note, **named)[0] == 200
+    assert len(sent(viewer, NOTES, **named)[1]["notes"]) == 1
+
+
 def test_damaged_notes_are_said_and_the_trace_is_shown(serving, stored: Trace) -> None:
     file = Path(str(stored.folder) + ".notes.json")
     file.write_text("{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ __all__ = ["FIRST", "LONGEST", "Asking", "SupersededError"]
 LONGEST = 20_000
 #: The number of the first text, above those of all examples; and texts that are held.
 FIRST, _HELD = 100_000_000, 6
+#: Windows whose last text stays, however much others type.
+_SPARED = 4
 #: Windows whose last text is remembered.
 _WINDOWS = 256
 
@@ -45,7 +48,9 @@ class Asking:
     relevance: Callable[[str, int], RelevanceShown] | None = None
     _held: OrderedDict[int, Example] = field(default_factory=OrderedDict, repr=False)
     _latest: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
-    _count: int = 0
+    _last: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
+    #: A page that outlives its server must not be shown what another window asked the next one.
+    _count: int = field(default_factory=lambda: secrets.randbelow(800_000_000), repr=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -56,7 +61,7 @@ class Asking:
         turn: the number of the text in its window: requests may overtake each other on their way.
 
         Returns: the number of the example that it is from now on, and the example. The oldest of
-        several are let go.
+        several are dropped, those first that are not the last text of a window.
 
         Raises: SupersededError: a newer one of the window came meanwhile; WeftError: it cannot be
         read.
@@ -68,8 +73,13 @@ class Asking:
             example = Example(text, self.read(text), head_roles, text)
         with self._counting:
             self._held[number] = example
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
+            self._last[window] = number
+            self._last.move_to_end(window)
+            while len(self._last) > _SPARED:
+                self._last.popitem(last=False)
+            if len(self._held) > _HELD:
+                spared = set(self._last.values())
+                del self._held[next(held for held in self._held if held not in spared)]
         return number, example
 
     def relevant(self, window: str, turn: int, text: str, position: int) -> RelevanceShown | None:

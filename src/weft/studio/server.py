@@ -63,11 +63,12 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 class LocalOnly:
     """Refuses every request whose Host is not this machine, and adds the headers of safety.
 
-    traces: said in a header of every answer, so that a page learns when others are served.
+    traces: said in a header of every answer, so that a page learns when others are served; and a
+    page says there which it means: what is meant for others, as a note, is refused.
     """
 
     def __init__(self, app: ASGIApp, traces: str) -> None:
-        self.app = app
+        self.app, self.traces = app, traces
         self.headers = {**_HEADERS, "Weft-Traces": traces}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,6 +101,10 @@ class LocalOnly:
         if scope["method"] not in ("GET", "HEAD") and origin not in own:
             refused = JSONResponse({"detail": "This studio answers its own page alone."}, 403)
             await refused(scope, receive, guarded)
+            return
+        if Headers(scope=scope).get("weft-traces", self.traces) != self.traces:
+            detail = "weft view was started again, with other traces: reload the page"
+            await JSONResponse({"detail": detail}, 412)(scope, receive, guarded)
             return
         await self.app(scope, receive, guarded)
 
