@@ -91,3 +91,26 @@ def test_what_cannot_be_asked_of_generation(model: torch.nn.Module) -> None:
 def test_inputs_that_say_nothing(model: torch.nn.Module, inputs: Any, words: str) -> None:
     with pytest.raises(weft.InputError, match=words):
         weft.trace(model, inputs)
+
+
+@pytest.mark.parametrize("verify", [None, 4])
+def test_a_row_without_a_key_under_eager_attention_is_called_so(family_named, verify) -> None:
+    ids = torch.randint(3, 50, (1, 8))
+    hidden = ~torch.ones(8, 8, dtype=torch.bool).tril()
+    hidden[2] = True
+    mask = torch.zeros(1, 1, 8, 8).masked_fill(hidden, -torch.inf)
+    model = family_named("Llama").build("eager")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        assert bool(model(**inputs).logits[0, 2].isnan().all())
+    with pytest.raises(weft.VerificationError) as caught:
+        weft.trace(model, inputs, verify=verify)
+    said = str(caught.value)
+    assert "row 2 of layer" in said and "may look at no key" in said and "report" not in said
+    # What it says to do does work.
+    trace = weft.trace(model, inputs, verify=False)
+    assert trace.layers[0].graph.count[0].tolist() == [1, 2, 0, 4, 5, 6, 7, 8]
+    fused = weft.trace(family_named("Llama").build("sdpa"), inputs, verify=verify)
+    assert fused.verification is not None and fused.layers[0].graph.count[0, 2] == 0
+    lowest = mask.clamp(min=torch.finfo(mask.dtype).min)
+    weft.trace(model, {"input_ids": ids, "attention_mask": lowest}, verify=verify)

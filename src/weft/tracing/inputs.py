@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
 from weft.tracing.arguments import BESIDE, Arguments, Inputs
+from weft.tracing.module_paths import named_modules
 
 __all__ = [
     "batch_of",
@@ -301,7 +302,7 @@ def token_limit(model: nn.Module) -> int | None:
     config: Any = model.config
     config = getattr(config, "text_config", None) or config
     limit: int | None = getattr(config, "max_position_embeddings", None)
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         learned = name.rpartition(".")[2] in ("position_embeddings", "embed_positions", "wpe")
         if learned and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             # As in RoBERTa: positions are counted from the one after padding.

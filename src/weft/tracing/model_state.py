@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
+from weft.tracing.module_paths import is_compiled
 from weft.tracing.sources.shared_switch import SharedSwitch
 
 __all__ = [
@@ -45,8 +46,7 @@ def unwrapped(model: Any, what: str) -> nn.Module:
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
-        # What torch.compile returns; its class would load the compiler.
-        elif type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):
+        elif is_compiled(model):
             model = model._orig_mod
         else:
             break

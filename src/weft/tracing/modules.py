@@ -16,11 +16,11 @@ from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import AttentionGraph, Keep
 from weft.mechanism.received import LastQueries, last_queries
-from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import check_loaded, explained
 from weft.tracing.model_state import as_written, evaluation_mode, recording_alone
+from weft.tracing.module_paths import named_modules, own_layers
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.comparison import Comparison
@@ -66,7 +66,7 @@ def attention_calls(
         notice = stack.enter_context(noticing(model, told=True))
         receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
         stack.enter_context(recorded(model, keep, receivers))
-        observed = {path for path, _ in layers_of(model)}
+        observed = {path for path, _ in own_layers(model)}
         calls = AttentionCalls(notice, receivers, keep, observed)
         for path, layer in unknown_layers(model).items():
             refuse = partial(_refuse, calls, path or type(layer).__name__)
@@ -201,7 +201,7 @@ def nothing_seen(model: nn.Module, notice: AttentionNotice, calls: AttentionCall
 def check_visible(model: nn.Module, operation: str) -> None:
     """Raise an InputError for code that runs past every watch, and for a model without numbers."""
     check_loaded(model, operation)
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{operation}: {path or 'the model'} is compiled by torch.jit, and runs past every "
@@ -246,7 +246,7 @@ def module_arguments(model: nn.Module, inputs: Any) -> Arguments:
 
 def around_of(model: nn.Module) -> str | None:
     """What to give instead of a module around a model of Transformers; None: it is around none."""
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if is_transformers_model(module):
             return (
                 f"It is around a {type(module).__name__}: call it in a block of "

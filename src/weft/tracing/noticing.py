@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.mechanism.function import attend, attention
 from weft.mechanism.watching import layers_of
+from weft.tracing.module_paths import named_modules
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
 
@@ -111,7 +112,7 @@ class AttentionNotice(TorchFunctionMode):
         if self.looks:
             return
         self.looks = True
-        for path, module in self._model.named_modules():
+        for path, module in named_modules(self._model):
             if module not in self._hooks:
                 self._hooks[module] = list(self._hooked(path, module))
         if not self._told:
@@ -282,7 +283,7 @@ def untraced(
         for path, kind in (*computed.items(), *named.items())
         if path in computed or not any(other != path and _is_inside(other, path) for other in named)
     ]
-    classes = {path: type(module).__name__ for path, module in model.named_modules()}
+    classes = {path: type(module).__name__ for path, module in named_modules(model)}
     entries += [
         {"name": path, "class": classes.get(path, path), "reason": reason}
         for path, reason in refused.items()

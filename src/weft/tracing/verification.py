@@ -25,6 +25,7 @@ from weft.mechanism.watching import watching
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
 from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
+from weft.tracing.module_paths import named_modules
 from weft.tracing.options import Verify, tokens_to_verify
 from weft.tracing.recording.comparison import (
     Comparison,
@@ -379,7 +380,7 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules of a model of Transformers that look up the attention interface themselves."""
     known: dict[type, bool] = {}
     modules = {}
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         kind = type(module)
         if kind not in known:
             known[kind] = any(map(_looks_up, kind.__mro__))

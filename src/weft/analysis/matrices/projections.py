@@ -20,6 +20,7 @@ from weft.errors import InputError
 from weft.formats.history import Snapshot
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.spectra import finite
+from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.sequences import layer_kind
 
 __all__ = [
@@ -148,7 +149,7 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
 
 
 def _layers(model: nn.Module) -> Iterator[LayerMatrices]:
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     for path, module in modules.items():
         if isinstance(module, AttentionLayer):
             yield _of_weft(path, module)
@@ -307,7 +308,7 @@ def output_projection(path: str, model: nn.Module, heads: int) -> nn.Module | No
 
     It is in the layer; or, as in BERT, the one called `output` beside it.
     """
-    return _output_module(path, dict(model.named_modules()), heads)
+    return _output_module(path, dict(named_modules(model)), heads)
 
 
 def _output_module(path: str, modules: Mapping[str, nn.Module], heads: int) -> nn.Module | None:

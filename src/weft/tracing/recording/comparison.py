@@ -110,6 +110,8 @@ class Comparison:
         self.weights: float | None = None
         #: How many calls of attention layers were compared.
         self.layers = 0
+        #: Layers with a row that may look at no key.
+        self._blind: set[str] = set()
         #: The largest tolerance of a layer: its attention may be in half precision (autocast), and
         #: what the model gives in float32 all the same.
         self._coarsest = 0.0
@@ -123,6 +125,8 @@ class Comparison:
         self._calls[path] = self._calls.get(path, 0) + 1
         if own is None:
             return None
+        if path in self._blind:
+            _check_blind_rows(path, own[0], output)
         self._compare(f"layer {path}", own[0], output)
         self.layers += 1
         return own[0]
@@ -132,6 +136,8 @@ class Comparison:
 
         Raises: VerificationError: they differ.
         """
+        if bool((call.graph.count == 0).any()):
+            self._blind.add(call.path)
         if call.queries is not None:
             self._coarsest = max(self._coarsest, tolerance(call.queries.dtype))
         own = self._expected(call.path)
@@ -201,6 +207,26 @@ class Comparison:
                 f"rounding explains {allowed:.1e} ({self._where}). {REMEDY}"
             )
         self.difference = max(self.difference, largest)
+
+
+def _check_blind_rows(path: str, own: Tensor, other: Tensor) -> None:
+    """Raise a VerificationError where the model alone gives no numbers in rows without a key.
+
+    Eager attention divides by the sum of the row's exponentials, which is 0 where all its scores
+    are minus infinity; fused attention and weft give 0.
+    """
+    if own.shape != other.shape or own.ndim < 2:
+        return
+    alone = (own.isnan() & other.isfinite()).flatten(2).any(-1)
+    if not bool(alone.any()):
+        return
+    row = int(alone.nonzero()[0, 1])
+    raise VerificationError(
+        f"trace: row {row} of layer {path} may look at no key: all its scores are minus infinity, "
+        "and the model's eager attention gives no numbers (NaN) for it, where weft gives 0. Hide "
+        "keys by torch.finfo(dtype).min, let each row look at one key, or load the model with "
+        'attn_implementation="sdpa"; verify=False traces it with 0 there.'
+    )
 
 
 def _left_by_sinks(weights: Tensor, call: RecordedCall) -> Tensor | float:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.tracing.arguments import Inputs
+from weft.tracing.module_paths import named_modules
 
 __all__ = ["SoundAxis", "is_sound"]
 
@@ -59,7 +60,7 @@ class SoundAxis:
         if not isinstance(rate, int | float) or not isinstance(hop, int) or not rate > 0 < hop:
             return None
         length, first, step = value.shape[-1], 0.0, 1
-        for name, part in model.named_modules():
+        for name, part in named_modules(model):
             if not isinstance(part, nn.Conv1d) or any(word in name for word in _BESIDE):
                 continue
             (kernel,), (stride,), (spread,) = part.kernel_size, part.stride, part.dilation

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from weft.errors import InputError, WeftError
 from weft.tracing.arguments import Inputs
 from weft.tracing.inputs import batch_of
+from weft.tracing.module_paths import named_modules
 from weft.tracing.noticing import takes_attention
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
@@ -64,7 +65,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
         # Fused attention has no weights to return.
         config._attn_implementation_internal = "eager"
         stack.enter_context(_without_new_hooks(model))
-        for path, module in model.named_modules():
+        for path, module in named_modules(model):
             if takes_attention(module):
                 hook = _taking(path, batch, receive)
                 stack.callback(module.register_forward_hook(hook).remove)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.graph import All, AttentionGraph, Keep
+from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.source import Receivers, Source
 
@@ -33,7 +34,7 @@ def _layers(model: nn.Module) -> Mapping[str, nn.Module]:
     if convolutions is None:
         return {}
     known = tuple(getattr(convolutions, name) for name in _KNOWN)
-    return {path: module for path, module in model.named_modules() if isinstance(module, known)}
+    return {path: module for path, module in named_modules(model) if isinstance(module, known)}
 
 
 def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -44,7 +45,7 @@ def unknown_layers(model: nn.Module) -> dict[str, nn.Module]:
     known = _layers(model)
     return {
         path: module
-        for path, module in model.named_modules()
+        for path, module in named_modules(model)
         if isinstance(module, convolutions.MessagePassing)
         and path not in known
         and any(

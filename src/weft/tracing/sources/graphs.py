@@ -14,6 +14,7 @@ from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph_layer import GraphConvolution, GraphObserver
 from weft.tracing.description import describe
 from weft.tracing.model_state import evaluation_mode
+from weft.tracing.module_paths import named_modules
 
 __all__ = ["trace_nodes"]
 
@@ -41,7 +42,7 @@ def trace_nodes(
     """
     layers = {
         id(module): path
-        for path, module in model.named_modules()
+        for path, module in named_modules(model)
         if isinstance(module, GraphConvolution)
     }
     if not layers:

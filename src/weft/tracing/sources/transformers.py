@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, causal
 from weft.tracing.arguments import Arguments
+from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
 from weft.tracing.sources.score_masks import lowest_of, score_mask
@@ -356,7 +357,7 @@ def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator
     configurations = _configurations(model)
     check_unrouted(model)
     before = [config._attn_implementation_internal for config in configurations]
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths = {id(module): path for path, module in named_modules(model)}
     unique = f"weft-{uuid.uuid4().hex}"
     names = {eager: f"{unique}-{'eager' if eager else 'fused'}" for eager in (True, False)}
 
