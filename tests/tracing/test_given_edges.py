@@ -55,6 +55,49 @@ def test_an_encoder_decoder_has_two_lengths(pair_trace: weft.Trace, mask: Any) -
             assert torch.equal(layer.graph.count, known.graph.count)
 
 
+def of_pair(pair_trace: weft.Trace, **more: Any) -> dict[str, Any]:
+    """The table of the whole trace of an encoder-decoder, with the names of its tokens."""
+    table = pair_trace.to_pandas()
+    kinds = [layer.kind for layer in pair_trace.layers]
+    given = {name: table[name].to_numpy() for name in ("layer", "head", "query", "key", "weight")}
+    ends = list(zip(given["layer"], given["query"], given["key"], strict=True))
+    layers = pair_trace.layers
+    given["query_token"] = np.array([layers[at].query_tokens[query] for at, query, _ in ends])
+    given["key_token"] = np.array([layers[at].key_tokens[key] for at, _, key in ends])
+    return given | {"kind": np.array([kinds[layer] for layer in table["layer"]])} | more
+
+
+def test_the_table_of_an_encoder_decoder_names_its_tokens(pair_trace: weft.Trace) -> None:
+    trace = from_edges(of_pair(pair_trace), mask=None)
+    assert {name: list(of) for name, of in trace.sequences.items()} == {
+        name: list(of) for name, of in pair_trace.sequences.items()
+    }
+    # One layer that looks from one at the other, said once for the whole table.
+    table = of_pair(pair_trace)
+    cross = table["kind"] == "cross"
+    alone = {name: column[cross] for name, column in table.items() if name != "kind"}
+    layer = from_edges(alone, mask=None, kind="cross").layers[0]
+    assert list(layer.query_tokens) == list(pair_trace.sequences["target"])
+    assert list(layer.key_tokens) == list(pair_trace.sequences["source"])
+
+
+def test_a_token_of_an_encoder_decoder_has_one_name(pair_trace: weft.Trace) -> None:
+    table = of_pair(pair_trace)
+    tokens = table["key_token"].astype(object)
+    place = int(np.flatnonzero(table["kind"] == "cross")[-1])
+    tokens[place] = "other"
+    with pytest.raises(weft.InputError, match=r"of the source is .*'other'"):
+        from_edges(table | {"key_token": tokens}, mask=None)
+    # A sequence of which an edge has no end keeps its numbers; the other one its names.
+    some = {name: column[table["query"] != 1] for name, column in table.items()}
+    whole = (some["kind"] == "cross") & (some["query"] == 0)
+    some = {name: column[whole] for name, column in some.items()}
+    some["query"] = some["query"] + 1
+    layer = from_edges(some, mask=None, strongest=True).layers[0]
+    assert list(layer.query_tokens) == ["position 0", "position 1"]
+    assert list(layer.key_tokens) == list(pair_trace.sequences["source"])
+
+
 def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> None:
     strongest = [row for row in ROWS if row[3:] != (1, 0.2)]
     with pytest.raises(weft.InputError, match=r"query 2: its weights sum to 0\.8, and 1 rows"):

@@ -246,6 +246,21 @@ def test_patches_have_rows_and_columns(family_named) -> None:
     assert trace.positions["patches"]["columns"] == [-1, 0, 1, 2, 0, 1, 2, 0, 1, 2]
 
 
+def test_the_second_token_of_deit_is_its_distillation_token() -> None:
+    from transformers import DeiTConfig, DeiTModel
+
+    config = DeiTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=8, patch_size=4, num_channels=1,
+    )  # fmt: skip
+    model = DeiTModel(config).eval()
+    trace = weft.trace(model, {"pixel_values": torch.rand(1, 1, 8, 8)})
+    assert list(trace.sequences["patches"]) == [
+        "[CLS]", "[DISTILLATION]", "patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1",
+    ]  # fmt: skip
+    assert trace.positions["patches"]["rows"] == [-1, -1, 0, 0, 1, 1]
+
+
 def test_the_table_in_the_documentation_names_every_family_that_is_tested(families) -> None:
     page = Path(__file__).parents[2] / "docs" / "tracing.md"
     if not page.exists():

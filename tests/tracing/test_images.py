@@ -12,6 +12,7 @@ from weft.models.configuration import Architecture
 from weft.models.convolutional import ConvolutionalClassifier, Convolutions
 from weft.models.image_classifier import ImageShape
 from weft.models.vision_transformer import VisionTransformer
+from weft.tracing.recording.module_sequences import _grids
 from weft.training.recording import snapshot
 from weft.training.tasks.task import Probe
 
@@ -69,6 +70,25 @@ def test_a_vision_transformer_is_traced(transformer) -> None:
     assert list(trace.sequences["patches"]) == names
     assert trace.positions["patches"]["rows"] == [-1, 0, 0, 0, 1, 1, 1]
     assert not trace.not_traced
+
+
+@pytest.mark.parametrize(
+    ("tokens", "names"),
+    [
+        (("cls_token",), ["[CLS]"]),
+        (("cls_token", "dist_token"), ["[CLS]", "[DISTILLATION]"]),
+        (("cls_token", "reg_token"), ["[CLS]", "[REGISTER 1]"]),
+        (("reg_token",), ["[REGISTER 1]"]),
+    ],
+)
+def test_what_stands_before_the_patches_is_named_as_timm_knows_it(tokens, names) -> None:
+    model = nn.Module()
+    model.patch_embed, model.num_prefix_tokens = nn.Module(), len(tokens)
+    model.patch_embed.patch_size = (2, 2)
+    for token in tokens:
+        setattr(model, token, nn.Parameter(torch.zeros(1, 1, 4)))
+    (grid,) = _grids(model, {"images": torch.rand(1, 1, 2, 4)})
+    assert grid.names() == [*names, "patch 0,0", "patch 0,1"]
 
 
 def test_a_batch_gives_a_trace_for_each_image(transformer) -> None:

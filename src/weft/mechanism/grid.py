@@ -11,17 +11,22 @@ __all__ = ["Grid"]
 class Grid:
     """Rows and columns of patches or pixels, row by row, after what stands before them.
 
-    before: how many tokens stand before them: a class token, then registers.
+    before: how many tokens stand before them: a class token, a distillation token, registers.
+    distilled: whether there is a distillation token, which DeiT has; classed: a class token.
 
     >>> Grid(2, 2, before=1).names()
     ['[CLS]', 'patch 0,0', 'patch 0,1', 'patch 1,0', 'patch 1,1']
     >>> Grid(1, 2, before=1).places()
     {'rows': [-1, 0, 0], 'columns': [-1, 0, 1]}
+    >>> Grid(1, 1, before=3, distilled=True).names()
+    ['[CLS]', '[DISTILLATION]', '[REGISTER 1]', 'patch 0,0']
     """
 
     rows: int
     columns: int
     before: int = 0
+    distilled: bool = False
+    classed: bool = True
 
     @property
     def length(self) -> int:
@@ -30,7 +35,9 @@ class Grid:
 
     def names(self) -> list[str]:
         """A name a position."""
-        before = ["[CLS]", *(f"[REGISTER {i}]" for i in range(1, self.before))][: self.before]
+        first = ["[CLS]"] * self.classed + ["[DISTILLATION]"] * self.distilled
+        registers = [f"[REGISTER {i}]" for i in range(1, self.before - len(first) + 1)]
+        before = [*first, *registers][: self.before]
         return [*before, *(f"patch {row},{column}" for row, column in self._cells())]
 
     def places(self) -> dict[str, list[int]]:

@@ -16,7 +16,7 @@ from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import Mask
 from weft.tracing.given_layers import KINDS
-from weft.tracing.given_tokens import GivenTokens
+from weft.tracing.given_tokens import GivenTokens, names_of_kind
 from weft.tracing.recording.score_terms import as_rule, ranges_of
 from weft.tracing.sources.given_queries_keys import is_causal
 
@@ -87,15 +87,16 @@ def from_edges(
     _check(columns)
     layers = np.unique(columns["layer"])
     said = [_said(columns, "kind", number) or kind for number in layers]
-    tokens = _tokens_of(columns) if tokens is None else tokens
-    pair = "cross" in said
-    sequences = GivenTokens(operation, tokens, tokenizer, 1, pair)
     length = 1 + int(max(columns["query"].max(), columns["key"].max()))
     by_mask = "decoder" if is_causal(mask, length, length) else "encoder"
     kinds = [own_kind or by_mask for own_kind in said]
     for number, own_kind in zip(layers, kinds, strict=True):
         if own_kind not in KINDS:
             raise InputError(f"edges: layer {number}: kind {own_kind!r}; expected {KINDS}.")
+    pair = "cross" in kinds
+    if tokens is None:
+        tokens = _tokens_of(columns, dict(zip(layers.tolist(), kinds, strict=True)), pair)
+    sequences = GivenTokens(operation, tokens, tokenizer, 1, pair)
     reach = _reach(sequences, columns, dict(zip(layers.tolist(), kinds, strict=True)))
     made: list[TraceLayer] = []
     for number, own_kind in zip(layers, kinds, strict=True):
@@ -168,26 +169,38 @@ def _said(columns: Columns, name: str, number: int) -> str | None:
     return str(said.pop())
 
 
-def _tokens_of(columns: Columns) -> dict[str, list[str]] | None:
-    """The tokens that the table names at the ends of its edges, where it names every one."""
+def _tokens_of(
+    columns: Columns, kinds: Mapping[int, str], pair: bool
+) -> dict[str, list[str]] | None:
+    """The tokens that the table names at the ends of its edges, of each sequence of which it names
+    every one.
+
+    kinds: of the layers, by their numbers; pair: whether some look from one sequence at another.
+    """
     if "query_token" not in columns or "key_token" not in columns:
         return None
-    if "kind" in columns and set(columns["kind"]) - {"encoder", "decoder"}:
-        return None
-    positions = np.concatenate((columns["query"], columns["key"]))
-    tokens = np.concatenate((columns["query_token"], columns["key_token"]))
-    there, first = np.unique(positions, return_index=True)
-    if len(there) <= int(there[-1]):
-        return None  # a position without an edge has no name here
-    names = tokens[first]
-    wrong = names[positions] != tokens
-    if wrong.any():
-        place = int(wrong.argmax())
-        raise InputError(
-            f"edges: position {positions[place]} is {names[positions[place]]!r:.40} in one row of "
-            f"the table and {tokens[place]!r:.40} in another; expected one token."
-        )
-    return {"tokens": [str(name) for name in names]}
+    ends: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {}
+    for number, kind in kinds.items():
+        own = columns["layer"] == number
+        for name, what in zip(names_of_kind(kind, pair), ("query", "key"), strict=True):
+            ends.setdefault(name, []).append((columns[what][own], columns[f"{what}_token"][own]))
+    found = {}
+    for name, parts in ends.items():
+        positions, tokens = (np.concatenate(part) for part in zip(*parts, strict=True))
+        there, first = np.unique(positions, return_index=True)
+        if len(there) <= int(there[-1]):
+            continue  # a position without an edge has no name here
+        names = tokens[first]
+        wrong = names[positions] != tokens
+        if wrong.any():
+            place = int(wrong.argmax())
+            of = f" of the {name}" if pair else ""
+            raise InputError(
+                f"edges: position {positions[place]}{of} is {names[positions[place]]!r:.40} in one "
+                f"row of the table and {tokens[place]!r:.40} in another; expected one token."
+            )
+        found[name] = [str(name) for name in names]
+    return found or None
 
 
 def _reach(sequences: GivenTokens, columns: Columns, kinds: Mapping[int, str]) -> dict[str, int]:

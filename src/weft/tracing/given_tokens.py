@@ -14,7 +14,7 @@ from weft.mechanism.grid import Grid
 from weft.tracing.names import texts_known, token_names
 from weft.tracing.recording.sequences import InputSequence
 
-__all__ = ["GivenTokens"]
+__all__ = ["GivenTokens", "names_of_kind"]
 
 _NAMES = ("tokens", "source", "target")
 #: The sequences of the queries and of the keys of a layer, by its kind.
@@ -23,6 +23,14 @@ _ENDS = {
     "decoder": ("target", "target"),
     "cross": ("target", "source"),
 }
+
+
+def names_of_kind(kind: str, pair: bool) -> tuple[str, str]:
+    """The sequences of the queries and the keys of a layer of a kind.
+
+    pair: whether some layers look from one sequence at another.
+    """
+    return _ENDS[kind] if pair else ("tokens", "tokens")
 
 
 class GivenTokens:
@@ -107,7 +115,7 @@ class GivenTokens:
 
     def names_of(self, kind: str) -> tuple[str, str]:
         """The sequences of the queries and the keys of a layer of a kind."""
-        return _ENDS[kind] if self._pair else ("tokens", "tokens")
+        return names_of_kind(kind, self._pair)
 
     def length(self, name: str) -> int | None:
         """How many tokens were given of a sequence; None: none were."""

@@ -163,5 +163,13 @@ def _grids(model: nn.Module, inputs: Inputs) -> list[Grid]:
     high, wide = (size, size) if isinstance(size, int) else size
     rows, columns = images.shape[-2] // high, images.shape[-1] // wide
     before = getattr(model, "num_prefix_tokens", 0)
-    grids = [Grid(rows, columns, before if isinstance(before, int) else 0)]
+    there = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
+    grid = Grid(
+        rows,
+        columns,
+        before if isinstance(before, int) else 0,
+        distilled="dist_token" in there,
+        classed="cls_token" in there or "reg_token" not in there,
+    )
+    grids = [grid]
     return grids if rows and columns else []

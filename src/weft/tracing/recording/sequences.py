@@ -315,7 +315,7 @@ class Sequences:
         registers = getattr(config, "num_register_tokens", 0) or 0
         if not 0 <= before <= self._before_patches + registers:
             return None
-        grid = Grid(rows, columns, before)
+        grid = Grid(rows, columns, before, distilled=self._before_patches > 1)
         return grid.names(), {**grid.places()}
 
 
