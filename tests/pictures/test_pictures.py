@@ -163,6 +163,18 @@ def test_heads_of_a_long_text_are_binned_by_mean_mass(make_trace) -> None:
     assert np.allclose(tile.sum(1), 1, atol=1e-5)
 
 
+def test_what_stands_right_of_a_curve_of_history_is_in_the_picture() -> None:
+    matrices = [np.full((4, 4), float(step)) - 2 for step in range(7)]
+    for first, last in ((0.0203, 0.00271), (-0.0203, -0.00271), (-1.23e-05, -4.56e-07)):
+        figure = history(range(7), matrices, {"symmetry": np.linspace(first, last, 7).tolist()})
+        figure.canvas.draw()
+        written = figure.findobj(
+            lambda artist: isinstance(artist, Text) and "→" in artist.get_text()
+        )
+        (text,) = (artist for artist in written if isinstance(artist, Text))
+        assert text.get_window_extent().x1 < figure.bbox.width - 3
+
+
 def test_history_draws_the_first_and_the_last_on_one_scale() -> None:
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     matrices = [torch.eye(4) * (step - 100) for step in steps]

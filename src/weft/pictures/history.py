@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from torch import Tensor
 
 from weft.errors import InputError
@@ -23,6 +24,10 @@ __all__ = ["history"]
 
 Matrix = Tensor | Array | Sequence[Sequence[float]]
 Series = Sequence[float] | tuple[Sequence[float], Sequence[float]]
+#: How far what is written left and right of a curve is from it, as a share of the curve's width.
+_BESIDE = 0.012
+#: The size of the letters right of a curve, in points.
+_SMALL = 6.5
 
 
 def history(
@@ -68,7 +73,8 @@ def history(
         rows[0] = replace(rows[0], name="as it is")
         rows.append(_Row(f"change since\nstep {steps[0]:,}", moved, *scale))
 
-    sheet = _Sheet.of(drawn[0].shape, len(chosen), len(rows), len(curves))
+    ends = [_ends(y) for _, y in curves.values()]
+    sheet = _Sheet.of(drawn[0].shape, len(chosen), len(rows), ends)
     figure = new_figure(sheet.width, sheet.height, colours)
     letters = lettering([title or "", *curves])
     figure.text(
@@ -116,14 +122,17 @@ class _Sheet:
     foot: float = 0.46
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], columns: int, rows: int, curves: int) -> _Sheet:
-        """The sheet for rows of snapshots of a shape over curves."""
+    def of(cls, shape: tuple[int, ...], columns: int, rows: int, ends: Sequence[str]) -> _Sheet:
+        """The sheet for rows of snapshots of a shape over curves, and what is right of each."""
+        curves = len(ends)
         tall = cls.size * float(np.clip(shape[0] / max(shape[1], 1), 0.4, 2.0))
         wide = max(columns * (cls.size + cls.gap) - cls.gap, 3.6)
         above = cls.top + rows * (tall + cls.gap) - cls.gap
         join = 0.34 if curves else 0.12
         height = above + join + curves * (cls.band + 0.1) + cls.foot
-        return cls(tall, wide, cls.left + wide + 0.9, height)
+        written = [TextPath((0, 0), text, size=_SMALL).get_extents().x1 / 72 for text in ends]
+        right = max(0.9, _BESIDE * wide + max(written, default=0.0) + 0.1)
+        return cls(tall, wide, cls.left + wide + right, height)
 
 
 def _draw_row(
@@ -299,13 +308,17 @@ def _curve(
     if low < 0 < high:
         axes.axhline(0, color=colours.line, linewidth=0.6, zorder=0)
     axes.text(
-        -0.012, 0.5, name, transform=axes.transAxes, ha="right", va="center", fontsize=7,
+        -_BESIDE, 0.5, name, transform=axes.transAxes, ha="right", va="center", fontsize=7,
         color=colours.ink, family=families,
     )  # fmt: skip
     axes.text(
-        1.012, 0.5, f"{y[0]:.3g} → {y[-1]:.3g}", transform=axes.transAxes, ha="left", va="center",
-        fontsize=6.5, color=colours.faint,
+        1 + _BESIDE, 0.5, _ends(y), transform=axes.transAxes, ha="left", va="center",
+        fontsize=_SMALL, color=colours.faint,
     )  # fmt: skip
+
+
+def _ends(y: Array) -> str:
+    return f"{y[0]:.3g} → {y[-1]:.3g}"
 
 
 def _threads(
