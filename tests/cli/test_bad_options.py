@@ -161,6 +161,47 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("measures T --share 2", "--share 2.0; expected a number above 0"),
+        ("measures T --threshold nan", "--threshold nan; expected a number above 0"),
+        ("measures T --by x", "--by 'x'; expected"),
+        ("heads T --alpha 2", "--alpha 2.0; expected a number above 0"),
+        ("heads T --least nan", "--least nan; expected a number from 0 to 1"),
+        ("heads T --clusters 99", "--clusters: their number"),
+        ("rollout T --token 99", "--token: no position 99; the sequence has positions 0 to 3."),
+        ("rollout T --kind x", "--kind: the trace has no x layer; it has "),
+        ("flow T --from 99", "--token, --from: no position 99;"),
+        ("flow T --kind x", "--kind: the trace has no x layer; it has "),
+        ("evict D --budget 999", "--budget 999; expected a share of the prompt"),
+        ("evict D --policy x", "--policy: no policy 'x'; there are h2o"),
+        ("evict D --prompt-tokens 9999", "--prompt-tokens: a prompt of "),
+        ("evict D --layer 99", "--layer 99 is not one of those"),
+        ("evict D --by x", "--by 'x'; expected policy, layer"),
+        ("steps a --kind x", "--kind 'x'; expected one of encoder"),
+        ("steps a --query 9", "--query 9: there are words 0 to 0."),
+        ("steps a --head 9", "--head 9: there are heads 0 to 1."),
+        ("steps a --layer 9", "--layer 9: matrices that are given or drawn are one layer"),
+        ("steps a --positions x", "--positions 'x'; expected"),
+        ("steps a --target x", "--target: an encoder reads one sentence"),
+        ("steps a --width 4 --model M", "--matrices, --width, --num-heads and --model: give"),
+        ("trace M --text a -o F --layers 9", "--layers: no layer 9; the model has layers 0 to 1"),
+        ("ablate R --text the --patch thee", "--patch: the patch of "),
+    ],
+)
+def test_an_error_of_an_option_begins_with_its_name(
+    weft_main: Command, small_trace: Path, trace_path: Path, writer: Path, runs: Path, words: str,
+    start: str,
+) -> None:  # fmt: skip
+    names = {
+        "T": small_trace, "D": trace_path, "M": writer, "R": runs / "language", "F": "f.weft",
+    }  # fmt: skip
+    result = weft_main(*(names.get(word, word) for word in words.split()))
+    assert result.one_line().startswith(f"weft: {start}")
+    assert result.code == 2
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "generate R --prompt the --length 1 --top-k H",

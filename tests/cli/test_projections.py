@@ -82,4 +82,4 @@ def test_a_pretrained_model(weft_main: Command) -> None:
     assert "--history needs a training run" in result.err
     result = weft_main("projections", folder, "--by", "token")
     assert result.code == 2
-    assert "by='token'" in result.err
+    assert "weft: --by 'token'; expected one of" in result.err

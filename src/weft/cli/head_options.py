@@ -26,7 +26,10 @@ Sort = Annotated[
     str | None,
     typer.Option(help="Sort by this column, largest first; default: by layer and head."),
 ]
-Reach = Annotated[int, typer.Option(min=0, help="Up to this many tokens to either side are local.")]
+Reach = Annotated[
+    int,
+    typer.Option(min=0, max=100_000, help="Up to this many tokens to either side are local."),
+]
 Alpha = Annotated[float, typer.Option(help="The largest chance of one false role among all heads.")]
 Least = Annotated[float, typer.Option(help="The smallest effect that makes a role, 0 to 1.")]
 Clusters = Annotated[

@@ -11,6 +11,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
+from weft.cli.argument_names import options_named
 from weft.cli.help_pages import verb_page
 from weft.cli.output import say
 from weft.errors import InputError
@@ -77,10 +78,14 @@ def with_new_names(
 
 
 class Verb(TyperCommand):
-    """A verb: its page of help, the old names of its options."""
+    """A verb: its page of help, the old names of its options, errors that name its options."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(verb_page(self, ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        with options_named(self.name or ""):
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         renamed = OLD_NAMES.get(self.name or "", {})
