@@ -22,7 +22,7 @@ from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
 from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
-from weft.tracing.modules import check_visible
+from weft.tracing.modules import check_visible, traced_calls
 from weft.tracing.noticing import noticing, untraced
 from weft.tracing.options import TraceOptions, Verify, checked_tokens, whole_number
 from weft.tracing.recording.layer_call import RecordedCall
@@ -30,7 +30,13 @@ from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import Sequences, check_can_be_saved, on_device_of
 from weft.tracing.sources.dense_weights import run_dense
-from weft.tracing.sources.transformers import check_recorded, check_unrouted, routed, routes
+from weft.tracing.sources.transformers import (
+    NothingRecordedError,
+    check_recorded,
+    check_unrouted,
+    routed,
+    routes,
+)
 from weft.tracing.verification import (
     as_traced,
     untouched_transformer,
@@ -66,7 +72,8 @@ def trace_huggingface(
     Layers go by the path of their attention module, in the order of the run. The model is held
     against itself without weft: see `weft.tracing.verification`. Then each layer is
     verified on a sample of its rows: see `weft.tracing.recording.row_check.deviation`. A model that
-    does not use the attention interface is traced from its dense weights, with a warning.
+    does not use the attention interface is traced from its dense weights, with a warning; one that
+    returns none either, by its calls of torch's attention functions, as any other module.
     """
     check_visible(model, "trace")
     with recording_alone(model, "trace"):
@@ -76,7 +83,16 @@ def trace_huggingface(
         check_can_be_saved(options.save, batch_of(arguments))
         described = dict(description or describe(model))
         if generate is None:
-            return _one_pass(model, arguments, offsets, options, described, verification, progress)
+            try:
+                return _one_pass(
+                    model, arguments, offsets, options, described, verification, progress
+                )
+            except NothingRecordedError as error:
+                # It may call torch's attention function by itself, as any other module.
+                made = traced_calls(model, arguments, options, described)
+                if made is None:
+                    raise InputError(str(error)) from error
+                return made
         verified: JsonMapping | FirstPass | None = verification
         if verified is None:
             verified = FirstPass.of(model, arguments, options.keep, options.verify)

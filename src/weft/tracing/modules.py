@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from weft.tracing.sources.geometric import unknown_layers
 from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls
-from weft.tracing.sources.transformers import is_transformers_model
+from weft.tracing.sources.transformers import NothingRecordedError, is_transformers_model
 from weft.tracing.verification import UntouchedRun, run_untouched
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "named_arguments",
     "nothing_seen",
     "trace_module",
+    "traced_calls",
     "untouched_module",
 ]
 
@@ -153,7 +155,30 @@ def trace_module(
                 f"trace: {argument} is a nested tensor, whose rows no graph has. Pad it, as by "
                 "torch.nested.to_padded_tensor, and give a mask of the padding."
             )
-    with recording_alone(model, "trace"), explained(model, arguments):
+    with recording_alone(model, "trace"):
+        traces = _traces(model, arguments, options)
+    check_can_be_saved(options.save, len(traces))
+    return options.result(traces)
+
+
+def traced_calls(
+    model: nn.Module, arguments: Arguments, options: TraceOptions, described: JsonMapping
+) -> TraceData | list[TraceData] | None:
+    """Trace a model of Transformers by its calls of torch's functions; None: it calls none.
+
+    Takes what `weft.tracing.huggingface.trace_huggingface` takes; the model is recorded alone.
+    """
+    try:
+        traces = [replace(trace, model=described) for trace in _traces(model, arguments, options)]
+    except NothingRecordedError:
+        return None
+    check_can_be_saved(options.save, len(traces))
+    return options.result(traces)
+
+
+def _traces(model: nn.Module, arguments: Arguments, options: TraceOptions) -> list[TraceData]:
+    """The trace of each input of a module that reads them once."""
+    with explained(model, arguments):
         untouched = untouched_module(model, arguments, options.verify)
         run = ModuleRun(model, arguments, options.keep, options.layers, untouched, options.received)
         again = as_recorded(model, options.keep)
@@ -166,12 +191,10 @@ def trace_module(
         ):  # fmt: skip
             model(**arguments)
         if not run.recorder.paths:
-            raise InputError(f"trace: {nothing_seen(model, notice, calls)}")
+            raise NothingRecordedError(f"trace: {nothing_seen(model, notice, calls)}")
         run.recorder.check()
         report = None if untouched is None else untouched.report()
-        traces = run.traces(notice, calls.refused, options.tokenizer, options.queries_keys, report)
-    check_can_be_saved(options.save, len(traces))
-    return options.result(traces)
+        return run.traces(notice, calls.refused, options.tokenizer, options.queries_keys, report)
 
 
 def nothing_seen(model: nn.Module, notice: AttentionNotice, calls: AttentionCalls) -> str:

@@ -23,6 +23,7 @@ from weft.tracing.module_paths import named_modules
 from weft.tracing.noticing import takes_attention
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
+from weft.tracing.sources.transformers import NothingRecordedError
 
 __all__ = ["run_dense"]
 
@@ -46,11 +47,13 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
             "and its weights are a band around each query, not a matrix. docs/tracing.md lists "
             "models that can be traced."
         )
-    warnings.warn(
-        f"{type(model).__name__} does not use the attention interface of Transformers: its "
-        "weights are formed whole, one layer at a time, and its trace has no queries and keys.",
-        stacklevel=4,
-    )
+    taken = False
+
+    def take(call: LayerCall) -> None:
+        nonlocal taken
+        taken = True
+        receive(call)
+
     batch = batch_of(inputs)
     config: Any = model.config
     before = config._attn_implementation_internal
@@ -67,7 +70,7 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
         stack.enter_context(_without_new_hooks(model))
         for path, module in named_modules(model):
             if takes_attention(module):
-                hook = _taking(path, batch, receive)
+                hook = _taking(path, batch, take)
                 stack.callback(module.register_forward_hook(hook).remove)
         try:
             model(**{**inputs, **asks})
@@ -75,11 +78,17 @@ def run_dense(model: nn.Module, inputs: Inputs, receive: Receive) -> None:
             raise
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(". ")
-            raise InputError(
+            raise NothingRecordedError(
                 f"trace: {type(model).__name__} does not use the attention interface of "
                 "Transformers, and fails when it is asked for its weights "
                 f"(output_attentions=True): {reason}."
             ) from error
+    if taken:
+        warnings.warn(
+            f"{type(model).__name__} does not use the attention interface of Transformers: its "
+            "weights are formed whole, one layer at a time, and its trace has no queries and keys.",
+            stacklevel=4,
+        )
 
 
 @contextmanager

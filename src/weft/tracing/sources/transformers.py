@@ -35,6 +35,7 @@ from weft.tracing.sources.score_masks import lowest_of, score_mask
 from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
 __all__ = [
+    "NothingRecordedError",
     "check_recorded",
     "check_unrouted",
     "is_transformers_model",
@@ -315,13 +316,21 @@ def check_unrouted(model: nn.Module) -> None:
         )
 
 
+class NothingRecordedError(InputError):
+    """No attention of a model that ran could be recorded."""
+
+
 def check_recorded(model: nn.Module, paths: Sequence[str]) -> None:
     """Raise an InputError where no call of a model came from any source."""
     if not paths:
-        raise InputError(
+        own = getattr(model.config, "_attn_implementation", None)
+        remedy = "docs/tracing.md lists models that can be traced."
+        if own != "sdpa" and getattr(model, "_supports_sdpa", False):
+            remedy = 'Load it with attn_implementation="sdpa": torch\'s own function can be traced.'
+        raise NothingRecordedError(
             f"trace: {type(model).__name__} neither uses the attention interface of "
             f"Transformers {transformers().__version__} nor returns dense weights that could "
-            "be taken instead. docs/tracing.md lists models that can be traced."
+            f"be taken instead. {remedy}"
         )
 
 
