@@ -31,7 +31,7 @@ from weft.training.loop import train
 from weft.training.progress import SilentListener
 from weft.training.tasks import make_task
 from weft.training.tasks.repeats import SYMBOLS
-from weft.training.validation import Foretold, foretold
+from weft.training.validation import Evaluation, evaluate_batches
 
 CONFIG = Path(__file__).parent / "repeats.toml"
 
@@ -57,8 +57,8 @@ def tested(run: TrainedRun) -> tuple[Callable[[], float], Callable[[], float]]:
     task = make_task(run.config, run.data)
     batches = task.validation(4_096)
 
-    def measured() -> Foretold:
-        return foretold(run.model, batches, run.vocabulary.pad)
+    def measured() -> Evaluation:
+        return evaluate_batches(run.model, batches, run.vocabulary.pad)
 
     return lambda: measured().loss, lambda: measured().accuracy
 

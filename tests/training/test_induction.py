@@ -4,6 +4,8 @@ are called, and those fetch a needle that stands anywhere in a haystack.
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,6 +20,9 @@ from weft.experiments.ablation import ablate
 from weft.formats.history import History
 from weft.training.inference import TrainedRun
 
+#: The examples that are programs.
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
 
 def example_called(name: str) -> ModuleType:
     path = Path(__file__).parents[2] / "examples" / f"{name}.py"
@@ -28,6 +33,29 @@ def example_called(name: str) -> ModuleType:
     sys.modules[name] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_what_an_example_takes_from_weft_is_there(example: Path) -> None:
+    """The tests of what the examples find are slow, and run seldom."""
+    for node in ast.walk(ast.parse(example.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "weft":
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+def test_the_whole_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["induction.py", "--runs", str(tmp_path), "--steps", "2", "--since", "0"]
+    )
+    example_called("induction").main()
+    out = capsys.readouterr().out
+    assert "2 layers: 2 steps" in out
+    assert "Right on the repeated half: two layers " in out
+    assert (tmp_path / "repeats" / "induction-head.png").exists()
 
 
 @pytest.mark.slow
