@@ -178,9 +178,15 @@ class Trace(TraceData):
 
         port: 0: any that is free; None: the first free one from 8137 on. browser: open one.
         See `weft.studio.serving.view`.
+
+        Raises: InputError: no such port.
         """
+        from weft.analysis.arguments import check_flag
         from weft.studio.serving import view
 
+        check_flag("view", "browser", browser)
+        if port is not None:
+            port = whole_number("view", "port", port, 0, 65_535)
         return view(self, port=port, browser=browser)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[JsonObject, JsonObject]:

@@ -238,6 +238,8 @@ def test_what_is_wrong_is_named() -> None:
         (lambda: worked_row(LAYER, 3, 0), "worked_row: no head 3; the layer has heads 0 to 2"),
         (lambda: image_map(IMAGES, 0, 9, 4), "image_map: head 9; layer layers.0 has the heads 0"),
         (lambda: image_map(IMAGES, 0, 0, 4, image=3), "image_map: image 3; the text has one"),
+        (lambda: TRACE.view(port=70_000, browser=False), "view: port is 70000; expected a whole"),
+        (lambda: TRACE.view(port="dog", browser=False), "view: port is 'dog'; expected a whole"),
         (lambda: pagerank(LAYER.graph, damping=1), "damping=1; expected a number from 0, below 1"),
     ):
         with pytest.raises(weft.InputError) as caught:
