@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -37,6 +38,44 @@ def test_what_is_said_to_be_equal_to_other_tools_is(monkeypatch: pytest.MonkeyPa
     for block in blocks:
         assert "assert " in block
         exec(compile(block, "coming_from.md", "exec"), names)
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name leads to a module, or to what a module holds."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        parent, _, last = name.rpartition(".")
+        if not parent:
+            return False
+        try:
+            return hasattr(importlib.import_module(parent), last)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")  # of an old name
+def test_functions_that_the_page_of_analyses_names_are_there() -> None:
+    page = (DOCS / "analysis.md").read_text("utf-8")
+    table = page.split("| measure | function |")[1].split("\n\n")[0]
+    named = [line.split(" | ")[1] for line in table.splitlines()[2:]]
+    found = 0
+    for cell in named:
+        names = re.findall(r"`([a-z_.]+)`", cell)
+        for name in names:
+            module = names[0].rpartition(".")[0]  # a second one is of the same module
+            full = name if name.startswith("weft.") else f"weft.analysis.graphs.{name}"
+            if "." not in name:
+                full = f"weft.analysis.graphs.{module}.{name}"
+            assert is_there(full), full
+            found += 1
+    assert found >= 14
+    rest = page.split("## The learned matrices")[1].split("## Questions in SQL")[0]
+    for name in re.findall(r"`((?:projections|circuits|composition|table)\.[a-z_]+)", rest):
+        assert is_there(f"weft.analysis.matrices.{name}"), name
+    for name in re.findall(r"`(weft(?:\.[a-z_]+)+)", page):
+        assert is_there(name), name
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
