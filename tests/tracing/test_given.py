@@ -309,7 +309,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
             "5 queries and 9 keys under a causal",
         ),
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
-        (QUERIES, QUERIES, {"scale": float("nan")}, "layer layers.0: scale is nan"),
+        (QUERIES, QUERIES, {"scale": float("nan")}, "scale is nan; expected a finite number"),
         (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"layer layers.0: the bias is \(.*3, 3\)"),
         (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
         ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
@@ -387,3 +387,27 @@ def test_each_input_of_a_batch_of_weights_has_its_own_mask() -> None:
     traces = weft.from_weights([given], mask=weft.padding(lengths), keep=weft.Top(1))
     ends = [allowed_keys(trace.layers[0]).end.tolist() for trace in traces]
     assert ends == [[4] * 4, [2] * 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"save": 3}, "save=3; expected the path of a folder"),
+        ({"model": 3}, "model is int; expected a text"),
+        ({"names": 3}, "names is int; expected a list with a text"),
+        ({"kind": np.zeros(2)}, "expected encoder, decoder, cross or None"),
+        ({"overwrite": "yes"}, "overwrite='yes'; expected True or False"),
+    ],
+)
+def test_options_of_other_types_are_one_line(options, said) -> None:
+    queries = drawn(1, 2, 3, 4)
+    for give in (lambda: weft.from_queries_keys(queries, queries, **options),
+                 lambda: weft.from_weights(queries.softmax(-1), **options)):  # fmt: skip
+        with pytest.raises(weft.InputError) as caught:
+            give()
+        assert said in str(caught.value) and "\n" not in str(caught.value)
+    for name in ("scale", "relative"):
+        with pytest.raises(weft.InputError, match=f"from_queries_keys: {name} is"):
+            weft.from_queries_keys(queries, queries, **{name: "dog"})
+    with pytest.raises(weft.InputError, match="normalise='dog'; expected True or False"):
+        weft.from_weights(queries.softmax(-1), normalise="dog")

@@ -14,9 +14,18 @@ from weft.formats.trace import TraceData
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
-from weft.mechanism.shapes import whole_number
-from weft.tracing.given_layers import GivenLayers, Making, each, in_layer, masks_of, tensors_of
+from weft.mechanism.shapes import finite_number, whole_number
+from weft.tracing.given_layers import (
+    GivenLayers,
+    Making,
+    checked_model,
+    each,
+    in_layer,
+    masks_of,
+    tensors_of,
+)
 from weft.tracing.given_tokens import GivenTokens
+from weft.tracing.options import check_switch
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.given_queries_keys import LAYOUTS, GivenCalls
 from weft.tracing.sources.given_weights import Sums, checked_weights, graph_of_weights, weights_call
@@ -88,6 +97,11 @@ def from_queries_keys(
     Trace(3 encoder layers, tokens: 5 tokens)
     """
     operation = "from_queries_keys"
+    checked_model(operation, model)
+    if scale is not None:
+        scale = finite_number(operation, "scale", scale)
+    if softcap is not None:
+        softcap = finite_number(operation, "softcap", softcap)
     stacks = _stacks(operation, queries, keys, values, layout, heads)
     count = len(stacks[0])
     calls = GivenCalls(
@@ -99,7 +113,7 @@ def from_queries_keys(
         scale,
         softcap,
         masks=masks_of(operation, mask, count),
-        relatives=tuple(each(operation, "relative", relative, count)),
+        relatives=_relatives(operation, relative, count),
         biases=tensors_of(operation, "bias", bias, count),
         sinks=tensors_of(operation, "sinks", sinks, count),
     )
@@ -117,12 +131,24 @@ def from_queries_keys(
     return making.traces(sequences, record, said)
 
 
+def _relatives(operation: str, relative: Any, count: int) -> tuple[Relative | None, ...]:
+    """The relative positions of each layer."""
+    entries = each(operation, "relative", relative, count)
+    for entry in entries:
+        if entry is not None and not isinstance(entry, Relative):
+            raise InputError(
+                f"{operation}: relative is {type(entry).__name__}; expected relative positions, "
+                "as weft.ALiBi or weft.Shaw, or None."
+            )
+    return tuple(entries)
+
+
 def _stacks(
     operation: str, queries: Any, keys: Any, values: Any, layout: str, heads: int | None
 ) -> list[Layers]:
     """The arrays as layers, as many of each."""
-    if layout not in LAYOUTS:
-        raise InputError(f'{operation}: layout={layout!r}; expected "HND" or "NHD".')
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise InputError(f'{operation}: layout={layout!r:.40}; expected "HND" or "NHD".')
     if heads is not None:
         whole_number(operation, "heads", heads, 1)
     given = {"queries": queries, "keys": keys, "values": values}
@@ -184,6 +210,9 @@ def from_weights(
     ('decoder', [1, 0])
     """
     operation = "from_weights"
+    checked_model(operation, model)
+    check_switch(normalise, "normalise", operation)
+    check_switch(partial, "partial", operation)
     if normalise and partial:
         raise InputError(f"{operation}: normalise and partial exclude each other; give one.")
     stack = Layers("weights", weights)

@@ -18,13 +18,22 @@ from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep
 from weft.mechanism.masks import Mask, as_mask
 from weft.tracing.given_tokens import GivenTokens
-from weft.tracing.options import check_keep
+from weft.tracing.options import check_keep, check_save, check_switch
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved, kind_of_name
 from weft.tracing.sources.tensors import as_tensor
 
-__all__ = ["KINDS", "GivenLayers", "Making", "each", "in_layer", "masks_of", "tensors_of"]
+__all__ = [
+    "KINDS",
+    "GivenLayers",
+    "Making",
+    "checked_model",
+    "each",
+    "in_layer",
+    "masks_of",
+    "tensors_of",
+]
 
 KINDS = ("encoder", "decoder", "cross")
 
@@ -56,6 +65,15 @@ def tensors_of(operation: str, name: str, value: Any, count: int) -> tuple[Tenso
     return tuple(None if one is None else as_tensor(name, one) for one in entries)
 
 
+def checked_model(operation: str, model: object) -> None:
+    """Raise an InputError where what a trace calls its model is no text."""
+    if model is not None and not isinstance(model, str):
+        raise InputError(
+            f"{operation}: model is {type(model).__name__}; expected a text, the name of the "
+            "model, or None."
+        )
+
+
 @dataclass(frozen=True)
 class GivenLayers:
     """The names of layers, and their kinds where these are known before their numbers."""
@@ -81,15 +99,24 @@ class GivenLayers:
             kind: of each, or of all; None: by names and lengths.
             lengths: how many queries and keys a layer has.
         """
-        said = [f"layers.{number}" for number in range(count)] if names is None else list(names)
+        said = [f"layers.{number}" for number in range(count)]
+        if names is not None:
+            if isinstance(names, str) or not isinstance(names, Sequence):
+                raise InputError(
+                    f"{operation}: names is {type(names).__name__}; expected a list with a text "
+                    "for each layer, or None."
+                )
+            said = list(names)
         if len(said) != count or not all(isinstance(name, str) for name in said):
             raise InputError(
                 f"{operation}: {len(said)} names for {count} layers; expected a text for each."
             )
         kinds: list[str | None] = []
         for number, own in enumerate(each(operation, "kind", kind, count)):
-            if own is not None and own not in KINDS:
-                raise InputError(f"{operation}: kind={own!r}; expected {', '.join(KINDS)} or None.")
+            if own is not None and not (isinstance(own, str) and own in KINDS):
+                raise InputError(
+                    f"{operation}: kind={own!r:.40}; expected {', '.join(KINDS)} or None."
+                )
             if own is not None:
                 kinds.append(own)
                 continue
@@ -133,6 +160,9 @@ class Making:
             said: what the trace says of its model.
         """
         check_keep(self.keep, self.operation)
+        check_save(self.save, self.operation)
+        for name in ("queries_keys", "overwrite"):
+            check_switch(getattr(self, name), name, self.operation)
         check_can_be_saved(self.save, sequences.samples)
         maker = LayerMaker(sequences, sequences.samples, self.queries_keys)
         # There is no model to hold the layers against.

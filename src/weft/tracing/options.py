@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from weft.errors import InputError
@@ -20,8 +22,11 @@ __all__ = [
     "TraceOptions",
     "Verify",
     "check_keep",
+    "check_save",
+    "check_switch",
     "checked_layers",
     "checked_tokens",
+    "shown",
     "tokens_to_verify",
     "whole_number",
 ]
@@ -53,6 +58,9 @@ class TraceOptions:
         """Raise an InputError for what cannot be asked."""
         object.__setattr__(self, "layers", checked_layers(self.layers, "trace"))
         check_keep(self.keep, "trace")
+        check_save(self.save, "trace")
+        for name in ("queries_keys", "overwrite"):
+            check_switch(getattr(self, name), name, "trace")
         last_queries(self.received, "trace")
 
     @property
@@ -90,7 +98,7 @@ def checked_layers(layers: Any, operation: str) -> tuple[int | str, ...] | None:
     if layers is None:
         return None
     expected = (
-        f"{operation}: layers={layers!r}; expected a list of numbers or paths, as [0, 5] or "
+        f"{operation}: layers={shown(layers)}; expected a list of numbers or paths, as [0, 5] or "
         '["*.self_attn"]; None traces every layer.'
     )
     if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
@@ -108,9 +116,29 @@ def check_keep(keep: Keep, operation: str) -> None:
     """Raise an InputError unless edges are asked for by `Top` or `All`."""
     if not isinstance(keep, Top | All):
         raise InputError(
-            f"{operation}: keep={keep!r}; expected weft.Top(k), the k strongest edges of each "
-            "query, or weft.All(), every edge."
+            f"{operation}: keep={shown(keep)}; expected weft.Top(k), the k strongest edges of "
+            "each query, or weft.All(), every edge."
         )
+
+
+def check_save(save: object, operation: str) -> None:
+    """Raise an InputError unless a trace is to be saved nowhere, or at a path."""
+    if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
+        raise InputError(
+            f"{operation}: save={shown(save)}; expected the path of a folder, as 't.weft', or None."
+        )
+
+
+def check_switch(value: object, name: str, operation: str) -> None:
+    """Raise an InputError where something is neither True nor False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"{operation}: {name}={shown(value)}; expected True or False.")
+
+
+def shown(value: object) -> str:
+    """What was given, on a short line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def checked_tokens(tokens: Any) -> int:
@@ -120,7 +148,9 @@ def checked_tokens(tokens: Any) -> int:
     """
     number = whole_number(tokens)
     if number is None or number < 1:
-        raise InputError(f"trace: generate={tokens!r}; expected a number of tokens, 1 or more.")
+        raise InputError(
+            f"trace: generate={shown(tokens)}; expected a number of tokens, 1 or more."
+        )
     return number
 
 
@@ -136,12 +166,12 @@ def tokens_to_verify(verify: Verify) -> int | None:
         return TOKENS
     if verify is False:
         return 0
-    if verify == "all":
+    if isinstance(verify, str) and verify == "all":
         return None
     tokens = whole_number(verify)
     if tokens is not None and tokens > 0:
         return tokens
     raise InputError(
-        f"trace: verify={verify!r}; expected a number of tokens, 1 or more, 'all', True (the first "
-        f"{TOKENS}) or False (nothing is verified)."
+        f"trace: verify={shown(verify)}; expected a number of tokens, 1 or more, 'all', True (the "
+        f"first {TOKENS}) or False (nothing is verified)."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import MethodType
@@ -431,6 +431,10 @@ def watch(
     check_visible(model, "watch")
     layers = checked_layers(layers, "watch")
     check_keep(keep, "watch")
+    if description is not None and not isinstance(description, Mapping):
+        raise InputError(
+            f"watch: description is {type(description).__name__}; expected a dict, or None."
+        )
     options = TraceOptions(tokenizer, keep, queries_keys, layers, verify=verify, received=received)
     if model.training:
         raise InputError(
