@@ -50,10 +50,12 @@ def train(run: Path, ranks: int, parallel: str, steps: int) -> tuple[list[float]
     for key, value in changes.items():
         command += ["--set", f"{key}={value}"]
     before = sent()
-    subprocess.run(
+    done = subprocess.run(
         [*command, "--run", str(run), "--processes", str(ranks), "--threads", "1"],
-        check=True, capture_output=True,
+        capture_output=True, text=True,
     )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"bench_ranks.py: a training of {ranks} processes failed: {done.stderr.strip()}")
     reports = RunFolder(run).read_metrics()
     losses = [report.get("loss", report.get("validation_loss")) for report in reports]
     return losses, reports[-1]["seconds"], sent() - before
@@ -63,6 +65,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
+    if options.steps < 3:
+        sys.exit(f"bench_ranks.py: --steps {options.steps}: expected 3 or more.")
     few = options.steps // 3
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
