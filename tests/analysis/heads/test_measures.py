@@ -432,3 +432,9 @@ def test_bounds_hold_of_given_weights_whose_mask_is_not_known() -> None:
         ):
             true = weights.diagonal(offset, 1, 2)[:, cells.diagonal(offset)].mean(-1).double()
             assert (found.score <= true + 1e-6).all() and (true <= found.upper + 1e-6).all()
+
+
+def test_a_reach_beyond_all_tokens_is_all_of_them() -> None:
+    weights = torch.rand(2, 12, 12, generator=torch.Generator().manual_seed(3)).softmax(-1)
+    scores = measures.local_window(layer_of_weights(weights), reach=10**11)
+    assert torch.allclose(scores.score, torch.ones(2, dtype=torch.float64))

@@ -249,7 +249,10 @@ def local_window(layer: _Layer, reach: int = 4) -> HeadScores:
     0.3333
     """
     reach = whole_number("local_window", "reach", reach, 0)
-    return on_pattern("local", _one_sequence(layer, "local_window"), Diagonals(-reach, reach))
+    weights = _one_sequence(layer, "local_window")
+    # There are no diagonals further out, and each is looked at.
+    reach = min(reach, weights.layer.shape[2])
+    return on_pattern("local", weights, Diagonals(-reach, reach))
 
 
 def duplicate_token(layer: _Layer) -> HeadScores:
