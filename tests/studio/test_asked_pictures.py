@@ -62,8 +62,8 @@ def test_pictures_come_with_the_text(
     page.locator("[role=status]", has_text="6 tokens read").wait_for(state="attached")
 
     def pictures() -> list[str]:
-        of_text = [path for path in paths if path.startswith(f"examples/{FIRST // 10**6}")]
-        names = [path.split("/", 2)[2] for path in of_text if path.count("/") > 1]
+        parts = [path.split("/", 2) for path in paths if path.count("/") > 1]
+        names = [rest for of, number, rest in parts if of == "examples" and int(number) >= FIRST]
         return [name for name in names if name.endswith(("means", "kept")) or "small" in name]
 
     # Of the second layer kept edges come with the text, and the exact pictures after them; of the

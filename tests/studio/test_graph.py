@@ -162,13 +162,17 @@ def test_before_the_edges_are_there_a_line_says_so(
     page = studio.served(viewer)
     page.locator(".stage .tile").first.wait_for()
     waiting: list[Any] = []
-    page.route("**/edges/*", lambda route: waiting.append(route))
+    breaking: list[bool] = []
+    page.route("**/edges/*", lambda r: r.abort() if breaking else waiting.append(r))
     page.keyboard.press("g")
     page.locator(".stage", has_text="Collecting the strongest edges").wait_for()
     assert page.locator(".node").count() == 0
     until(page, lambda: bool(waiting))  # the line may be there before the request
+    # While its server is there, a page asks some times more.
+    breaking.append(True)
     waiting[0].abort()
     page.get_by_role("heading", name="This cannot be shown").wait_for()
+    assert page.get_by_text("server breaks off its answer to examples/0/").is_visible()
     # What failed there does not hide the other views.
     page.unroute("**/edges/*")
     page.keyboard.press("h")
