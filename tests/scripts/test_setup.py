@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,3 +106,39 @@ def test_the_build_ends_when_somebody_ends_it(
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert_ended(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("python", "cmake", "new"),
+    [
+        ((3, 11), "cmake version 3.18.4", True),
+        ((3, 11), "cmake version 3.17.0", False),
+        ((3, 12), "cmake version 3.26.0-rc1", True),
+        ((3, 13), "cmake version 3.25.1", False),
+        ((3, 13), "cmake version 4.0.2", True),
+        ((3, 13), "no version", False),
+        ((3, 13), None, False),
+    ],
+)
+def test_whether_cmake_is_new_enough_for_a_python(
+    tmp_path: Path, python: tuple[int, int], cmake: str | None, new: bool
+) -> None:
+    programs = {
+        ".venv/bin/python": f"""exec {sys.executable} -c '
+import sys
+sys.version_info = {python}
+exec(sys.argv[1])' "$2"
+"""
+    }
+    if cmake is not None:
+        programs["cmake"] = f"echo '{cmake}'\n"
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, content in programs.items():
+        (tmp_path / name).write_text("#!/bin/bash\n" + content)
+        (tmp_path / name).chmod(0o755)
+    script = (ROOT / "scripts" / "setup").read_text()
+    asked = re.search(r"^cmake_is_new\(\) \{\n.*?^\}\n", script, re.DOTALL | re.MULTILINE)
+    assert asked is not None
+    command = ["/bin/bash", "-c", f"set -euo pipefail\n{asked[0]}cmake_is_new"]
+    done = subprocess.run(command, cwd=tmp_path, env={"PATH": str(tmp_path)}, capture_output=True)
+    assert (done.returncode == 0, done.stderr) == (new, b"")
