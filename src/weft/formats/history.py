@@ -65,7 +65,7 @@ def is_snapshot_step(step: int, growth: float) -> bool:
     >>> [step for step in range(20) if is_snapshot_step(step, 1.5)]
     [0, 1, 2, 3, 4, 6, 8, 12, 18]
     """
-    # Steps that lie closer than two powers have one between each of them and the step before.
+    # Where growth is this small, a power lies between every step and the one before it.
     if step < 2 or step >= growth * (step - 1):
         return True
     power = round(math.log(step) / math.log1p(growth - 1))

@@ -167,7 +167,7 @@ def received_table(layer: int, graph: AttentionGraph) -> pa.Table:
     )
 
 
-#: Bytes that are handed on at once, and how often before one waits for the thread that takes them.
+#: Bytes of a piece that is handed to the thread, and pieces that may wait for it.
 _PIECE, _WAITING = 1 << 20, 8
 
 
@@ -188,17 +188,20 @@ class _Behind:
         content = bytes(data)
         self._pending.append(self._thread.submit(self._write, content))
         self._size += len(content)
-        while len(self._pending) > _WAITING:
-            self._pending.popleft().result()
+        self._wait(_WAITING)
         return len(content)
+
+    def _wait(self, left: int) -> None:
+        """Until no more pieces wait than so many; raises what went wrong."""
+        while len(self._pending) > left:
+            self._pending.popleft().result()
 
     def _write(self, content: bytes) -> None:
         self._hash.update(content)
         self._file.write(content)
 
     def flush(self) -> None:
-        while self._pending:
-            self._pending.popleft().result()
+        self._wait(0)
         self._file.flush()
 
     def tell(self) -> int:
@@ -206,8 +209,7 @@ class _Behind:
 
     def close(self) -> None:
         try:
-            while self._pending:
-                self._pending.popleft().result()
+            self._wait(0)
         finally:
             self._pending.clear()
             self._thread.shutdown()
