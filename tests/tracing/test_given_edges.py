@@ -11,6 +11,7 @@ import torch
 
 import weft
 from weft.analysis.graphs.strength import received
+from weft.analysis.heads.patterns import allowed_keys
 from weft.analysis.interval import left_out
 from weft.mechanism.masks import causal
 from weft.tracing.given_edges import from_edges
@@ -37,6 +38,22 @@ def test_whole_rows_are_a_whole_matrix() -> None:
     assert float(layer.graph.entropy[0, 2]) == pytest.approx(1.02965, abs=1e-5)
     assert layer.graph.rest.tolist() == [[0, 0, 0]]
     assert set(weft.Trace.of(trace).heads()["source"]) == {"exact"}
+
+
+def test_the_window_of_edges_is_kept(tmp_path) -> None:
+    mask = weft.window(2, 5)
+    torch.manual_seed(0)
+    weights = weft.AttentionMatrix(*torch.randn(2, 1, 24, 4), mask=mask).dense()[0]
+    rows = [(0, 0, i, j, float(weights[i, j]))
+            for i in range(24) for j in weights[i].topk(2).indices.tolist()]  # fmt: skip
+    trace = weft.Trace.of(from_edges(columns(rows), mask=mask, strongest=True))
+    trace.save(tmp_path / "t")
+    for found in (trace, weft.open(tmp_path / "t")):
+        assert found.layers[0].terms.window == [2, 5, 0]
+        assert found.layers[0].mask == "window"
+        # The last query looks at no more than two keys before it.
+        allowed = allowed_keys(found.layers[0])
+        assert (int(allowed.first[-1]), int(allowed.end[-1])) == (21, 24)
 
 
 @pytest.mark.parametrize("mask", [causal(), None])

@@ -126,3 +126,32 @@ def test_without_queries_and_keys_there_is_no_matrix(language_model) -> None:
     assert trace.layers[0].matrix is None
     assert trace.layers[0].no_matrix == "its queries and keys were not kept"
     assert trace.layers[0].value_norms.shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "mask", [weft.packed([10, 14]), weft.window(2, 5), weft.causal(), None], ids=str
+)
+def test_the_mask_and_sinks_are_kept_without_queries_and_keys(tmp_path, mask) -> None:
+    torch.manual_seed(1)
+    queries, keys = torch.randn(2, 1, 2, 24, 8)
+    trace = weft.from_queries_keys(
+        [queries], [keys], mask=mask, sinks=[torch.tensor([0.0, 3.0])], queries_keys=False,
+        keep=weft.Top(3),
+    )  # fmt: skip
+    trace.save(tmp_path / "t")
+    found = weft.open(tmp_path / "t")
+    (before,), (after,) = trace.layers, found.layers
+    assert after.no_matrix == "its queries and keys were not kept"
+    assert after.terms.rule == before.terms.rule == after.mask
+    for one in (before, after):
+        assert one.terms.sinks.tolist() == [0, 3]
+        shown = None if one.terms.mask is None else one.terms.mask.dense(24, 24)
+        assert shown is mask is None or torch.equal(shown, mask.dense(24, 24))
+    assert found.heads().equals(trace.heads())
+    # Once more from the disk, and a file that is missing is noticed.
+    found.save(tmp_path / "again")
+    file = "queries_keys.safetensors"
+    assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "t" / file).read_bytes()
+    (tmp_path / "t" / file).unlink()
+    with pytest.raises(weft.DataError, match=rf"{file} is missing"):
+        weft.open(tmp_path / "t")

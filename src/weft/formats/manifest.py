@@ -84,7 +84,7 @@ def manifest_problem(folder: Path, manifest: JsonObject) -> str | None:
     if not isinstance(files, dict):
         return f"{MANIFEST} names no files"
     needed = [EDGES, ROWS]
-    if any(layer["queries_keys"] for layer in layers):
+    if any(layer["queries_keys"] or (layer.get("terms") or {}).get("tensors") for layer in layers):
         needed.append(QUERIES_KEYS)
     if any(layer.get("value_norms") is not None for layer in layers):
         needed.append(KEYS)

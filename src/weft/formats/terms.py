@@ -10,7 +10,7 @@ with minus infinity where the mask hides a key, and a sink beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +109,13 @@ class Terms:
         sides = (self.mask.left, self.mask.right)
         left, right = (None if side is None else min(side, _FAR) for side in sides)
         return [left, right, self.mask.offset]
+
+    def of_edges(self) -> Terms:
+        """What a layer keeps without its queries and keys: the mask and the sinks."""
+        if self.relative is None and self.bias is None:
+            return self
+        missing = self.missing or "what is added to its scores is kept with queries and keys alone"
+        return replace(self, relative=None, bias=None, missing=missing)
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by their names on disk."""

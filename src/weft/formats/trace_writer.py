@@ -7,7 +7,8 @@
     received.parquet             optional: layer, head, key, received, received_most,
                                  received_last: one per head and key
     queries_keys.safetensors     optional: layers.<n>.queries and layers.<n>.keys, and what else
-                                 enters the scores: see weft.formats.terms
+                                 enters the scores, or the mask and sinks alone: see
+                                 weft.formats.terms
 
 `layer` is the position in the list of layers of trace.json, from 0, as are head, query and key.
 Both tables are in the order layer, head, query; a query's edges come strongest first. A row group
@@ -158,7 +159,7 @@ class TraceWriter:
             softcap: of its scores, where there is one.
             deviation: from the model's own attention, where it was measured.
             queries_keys: (heads, queries, depth) and (kv_heads, keys, depth), to be kept.
-            terms: what else enters the scores; kept where queries and keys are.
+            terms: what else enters the scores; without queries and keys, mask and sinks are kept.
             value_norms: (kv_heads, keys).
         """
         self._check(name, graph, queries_from, keys_from)
@@ -166,6 +167,8 @@ class TraceWriter:
         self._wait()
         # Given in lists, out of which the thread takes them, so that each goes once it is written.
         tensors = [] if queries_keys is None else list(queries_keys)
+        if terms is not None and queries_keys is None:
+            terms = terms.of_edges()
         self._pending = self._thread.submit(
             self._write, number, [graph], tensors, terms, value_norms
         )
@@ -187,7 +190,7 @@ class TraceWriter:
                 "deviation": deviation,
                 "symmetric": graph.symmetric,
                 "queries_keys": queries_keys is not None,
-                "terms": None if terms is None or queries_keys is None else terms.said(),
+                "terms": None if terms is None else terms.said(),
                 "value_norms": None if value_norms is None else value_norms.shape[0],
                 **_said_of_keys(graph),
             }
@@ -206,8 +209,7 @@ class TraceWriter:
         terms: Terms | None,
         value_norms: Tensor | None,
     ) -> None:
-        if queries_keys:
-            self._write_tensors(number, queries_keys, terms)
+        self._write_tensors(number, queries_keys, terms)
         graph = graphs.pop()
         for table in edge_tables(number, graph):
             self._table(EDGES, table)
@@ -223,16 +225,19 @@ class TraceWriter:
         self._tables[name].append(table)
 
     def _write_tensors(self, number: int, queries_keys: list[Tensor], terms: Terms | None) -> None:
+        others = {} if terms is None else terms.tensors()
+        if not queries_keys and not others:
+            return
         if self._tensors is None:
             size = sum(tensor.nbytes for tensor in queries_keys)
             self._tensors = TensorFile(self._folder / QUERIES_KEYS, {"format": FORMAT}, size)
-        for part in ("queries", "keys"):
+        for part in ("queries", "keys") if queries_keys else ():
             tensor = queries_keys.pop(0)
             dtype = self._dtype or tensor.dtype
             if dtype not in STORED_TYPES.values():
                 dtype = torch.float32
             self._tensors.append(f"layers.{number}.{part}", tensor.to(dtype))
-        for part, tensor in ({} if terms is None else terms.tensors()).items():
+        for part, tensor in others.items():
             self._tensors.append(f"layers.{number}.{part}", tensor)
 
     def _check(self, name: str, graph: AttentionGraph, queries_from: str, keys_from: str) -> None:

@@ -108,6 +108,7 @@ def from_edges(
         ends = sequences.ends(path, own_kind, *lengths)
         shape = (1 + int(own["head"].max()), *lengths)
         graph = _graph(f"edges of layer {number}", own, shape, own_mask, strongest)
+        terms = Terms(as_rule(own_mask, *lengths, 1))
         made.append(
             TraceLayer(
                 name=path,
@@ -119,9 +120,9 @@ def from_edges(
                 query_tokens=sequences.of(ends[0], lengths[0], 0).names,
                 key_tokens=sequences.of(ends[1], lengths[1], 0).names,
                 scale=1.0,
-                data=LayerInMemory(graph),
+                data=LayerInMemory(graph, known_terms=terms),
                 positions="bias",
-                mask=Terms(as_rule(own_mask, *lengths, 1)).rule,
+                mask=terms.rule,
             )
         )
     names = {layer.queries_from: layer.query_tokens for layer in made}
