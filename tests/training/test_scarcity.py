@@ -135,13 +135,13 @@ def small_disk(path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(path)], check=True)
 
 
-def fill(path: Path) -> None:
-    """Leave some 8 kB, less than a checkpoint takes."""
+def fill(path: Path, room: int = 8192) -> None:
+    """Leave so many bytes: 8 kB are less than a checkpoint takes."""
     with pytest.raises(OSError, match="No space left"), (path / "filler").open("wb") as file:
         while True:
             file.write(b"x" * 4096)
             file.flush()
-    os.truncate(path / "filler", (path / "filler").stat().st_size - 8192)
+    os.truncate(path / "filler", (path / "filler").stat().st_size - room)
 
 
 def assert_kept(path: Path, before: bytes) -> None:
@@ -169,6 +169,20 @@ def test_a_full_disk_keeps_the_former_checkpoint(tiny: ConfigMaker, tmp_path: Pa
         run(config, path)
         run(config, tmp_path / "whole")
         assert_same(path, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("room", range(0, 16384, 4096))
+def test_a_disk_on_which_no_run_can_begin_is_left_as_it_was(
+    tiny: ConfigMaker, tmp_path: Path, room: int
+) -> None:
+    """No room for config.json, for run.json, for vocabulary.json, for data.json."""
+    with small_disk(tmp_path / "disk") as disk:
+        fill(disk, room)
+        (disk / "mine").mkdir()
+        for run_folder in (disk / "runs" / "run", disk / "mine"):
+            with pytest.raises(DataError, match="no space left on device"):
+                train(tiny(), run_folder, SilentListener())
+            assert sorted(entry.name for entry in disk.rglob("*")) == ["filler", "mine"]
 
 
 def test_a_file_that_may_not_grow_keeps_the_former_checkpoint(

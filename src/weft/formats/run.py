@@ -23,8 +23,8 @@ the fixed input that is measured.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,35 +208,31 @@ class RunFolder:
     def training_lock(cls, path: Path) -> Iterator[None]:
         """Makes this training the only one that writes the run; the folder is made if need be.
 
-        The system takes the lock back when the process ends, however it ends.
+        The system takes the lock back when the process ends, however it ends. Where the block ends
+        before there is a run.json, nothing is left of what was made.
 
         Raises: InputError: it is being trained already, or there is something else.
         """
         if not (path / "run.json").exists():
             _refuse_something_else(path)
-        _make(path)
-        try:
-            descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise DataError(
-                f"cannot write {path / 'lock'}: {reason_of(error)}. {NOT_WRITABLE}"
-            ) from error
-        try:
-            try:
-                lock(descriptor)
-            except BlockingIOError:
-                raise InputError(
-                    f"{path}: is being trained already, by another process or in this one. Let "
-                    "that training end, or choose another folder."
-                ) from None
-            except OSError as error:
-                raise DataError(
-                    f"cannot lock {path / 'lock'}: {reason_of(error)}. Choose another folder "
-                    "with --run."
-                ) from error
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        with ExitStack() as stack:
+            stack.callback(_remove_empty, missing)
+            _make(path)
+            stack.callback(os.close, _locked(path / "lock"))
+            stack.callback(cls(path)._remove_start)
             yield
-        finally:
-            os.close(descriptor)
+
+    def _remove_start(self) -> None:
+        """Remove what was made of a run that has not begun: it has no run.json."""
+        if (self.path / "run.json").exists():
+            return
+        with suppress(OSError):
+            remove_leftovers(self.path)
+            for file in (self.path / "config.json", self.vocabulary, self.tokens, self.data):
+                file.unlink(missing_ok=True)
+            _remove_empty([self.history])
+            (self.path / "lock").unlink(missing_ok=True)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -319,6 +315,35 @@ def _step_of(checkpoint: Path | Shards) -> int:
     if type(step) is not int:
         raise DataError(f"{path}: this checkpoint is damaged: it has no step.")
     return step
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a lock file, locked. Raises: InputError, DataError: it cannot be."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {reason_of(error)}. {NOT_WRITABLE}") from error
+    try:
+        lock(descriptor)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InputError(
+            f"{path.parent}: is being trained already, by another process or in this one. Let "
+            "that training end, or choose another folder."
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise DataError(
+            f"cannot lock {path}: {reason_of(error)}. Choose another folder with --run."
+        ) from error
+    return descriptor
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove the folders in which nothing is, each before the one that holds it."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _make(path: Path, *inside: Path) -> None:

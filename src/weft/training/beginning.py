@@ -86,7 +86,12 @@ def _lead(config: RunConfig, path: Path, ranks: Ranks, stack: ExitStack) -> tupl
         stack.enter_context(RunFolder.training_lock(path))
         if not (path / "run.json").exists():
             folder = RunFolder.create_or_open(path, content)
-            task.description.save(folder)
+            try:
+                task.description.save(folder)
+            except BaseException:
+                # Without its data it has not begun: where the lock ends, what was made is removed.
+                (path / "run.json").unlink(missing_ok=True)
+                raise
             return folder, task
         # Another process has begun the same run meanwhile, and ended.
     else:
