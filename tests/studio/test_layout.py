@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tests.studio.windows import until, widths
 
+import weft
+from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.studio.page import collect, page_html
+from weft.traces import Trace
 
 #: What is cut off sideways, or stands out of the window.
 CUT = """() => {
@@ -73,6 +77,41 @@ def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_page) -> Non
     captions = page.locator(".stage .tile small").all_inner_texts()
     scores = [text for text in captions if "." in text or text.split()[-1:] == ["1"]]
     assert len(scores) > 40
+
+
+@pytest.mark.parametrize("width", [360, 390, 800, 1280])
+def test_a_share_that_has_no_room_under_a_tile_is_not_cut(studio, width) -> None:
+    names = [f"t{place}" for place in range(300)]
+    queries, keys = torch.randn(2, 10, 300, 8, generator=torch.Generator().manual_seed(1))
+    _, graph = weft.attend(queries, keys, keys, mask=weft.causal(), keep=weft.Top(2))
+    layers = tuple(
+        TraceLayer(
+            name=f"{index}", kind="decoder", index=index, shape=(10, 300, 300),
+            queries_from="tokens", keys_from="tokens", query_tokens=names, key_tokens=names,
+            scale=8**-0.5, data=LayerInMemory(graph), mask="causal",
+        )
+        for index in range(2)
+    )  # fmt: skip
+    page = studio.file(collect([Trace({"tokens": names}, layers)]), width=width)
+    page.locator(".sheet > canvas:not(.waiting)").wait_for()
+    assert page.evaluate(CUT) == []
+    assert "of the mass is not shown" in page.locator(".stage.heads .partial").first.inner_text()
+    assert "not shown" in page.locator(".stage .tile").first.get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("order", ["layer", "role"])
+def test_the_line_around_a_picture_is_whole(studio, minilm_page, order) -> None:
+    page = studio.file(minilm_page, f"#order={order}&layer=2&head=4")
+    page.locator(".sheet > canvas:not(.waiting)").wait_for()
+    canvas = page.locator(".sheet > canvas").bounding_box()
+    stage = page.locator(".stage.heads").bounding_box()
+    for tile in page.locator(".stage .tile").all()[::11]:
+        box = tile.bounding_box()
+        assert canvas["x"] <= box["x"] - 1 and canvas["y"] <= box["y"] - 1
+        assert box["x"] + box["width"] + 1 <= canvas["x"] + canvas["width"]
+        # The frame of the head that is chosen too.
+        assert stage["x"] <= box["x"] - 4
+        assert box["x"] + box["width"] + 4 <= stage["x"] + stage["width"]
 
 
 def test_the_slider_of_a_training_on_a_phone(studio, pair_trace, history_of) -> None:

@@ -30,6 +30,8 @@ export interface Sheet {
 }
 
 const NAMES = 17; // the height of the names of columns
+const EDGE = 1; // the line around a picture
+const FRAME = 4; // the frame around the one that is chosen
 
 /** Where the heads of a group stand.
  *
@@ -39,15 +41,15 @@ const NAMES = 17; // the height of the names of columns
 export function sheetOf(group: HeadGroup, fit: Fit, under: number, spare = 0): Sheet {
   const { tile, gap } = fit;
   const strip = stripOf(tile);
-  const left = group.numbered ? LABEL : 0,
-    top = group.numbered ? NAMES : 0;
+  const left = group.numbered ? LABEL : FRAME,
+    top = group.numbered ? NAMES : FRAME;
   const high = tile + strip.away + strip.high + under;
   const apart = tile < 38 ? Math.floor(Math.min(spare, tile * 0.7)) : 0;
   const step = { x: tile + gap, y: high + rowGapOf(fit) + apart };
   const deep = Math.ceil(group.rows.length / fit.parts);
   const everyRow = nice(13 / step.y),
     everyColumn = nice((tile >= 22 ? 24 : 15) / step.x);
-  const wide = left + group.columns * step.x - gap;
+  const wide = left + group.columns * step.x - gap + EDGE;
   const sheet: Sheet = {
     width: 0, height: 0, tile, high, cells: [], rows: [], columns: [],
   }; // prettier-ignore
@@ -150,7 +152,7 @@ export class SheetPainter {
     for (const { head, x, y } of cells) {
       if (edged) {
         context.fillStyle = of.line;
-        context.fillRect(x - 1, y - 1, tile + 2, tile + 2);
+        context.fillRect(x - EDGE, y - EDGE, tile + 2 * EDGE, tile + 2 * EDGE);
       }
       context.fillStyle = of.track;
       context.fillRect(x, y, tile, tile);
@@ -182,7 +184,7 @@ export class SheetPainter {
 export interface Shown extends Cell {
   label: string;
   words: string;
-  /** What share of its mass is not shown, and the same in short. */
+  /** What share of its mass is not shown, and the same as far as there is room below the tile. */
   missing: string;
   missingShort: string;
 }
@@ -235,7 +237,7 @@ function below(one: Shown, captions: "none" | "one" | "two"): HTMLElement[] {
     return made;
   };
   const words = line(one.words, captions === "two" ? "two" : "");
-  if (!one.missing) return [words];
+  if (!one.missingShort) return [words];
   const missing = line(one.missingShort, "partial");
   missing.title = one.missing;
   return [words, missing];
