@@ -123,6 +123,20 @@ def test_what_a_translator_and_models_of_hugging_face_refuse(
         assert said in weft_main("ablate", writer, *words).one_line()
 
 
+@pytest.mark.parametrize("option", ["--logit", "--against"])
+def test_a_word_that_the_tokenizer_does_not_know(
+    weft_main: Command, runs: Path, writer: Path, option: str
+) -> None:
+    """One line, not the logit of [UNK]; nor a second line about the same sign in the text."""
+    first = ("--logit", "a") if option == "--against" else ()
+    for model, text in ((writer, "a b zebra"), (runs / "language", "a zebra \u8a9e")):
+        word = "zebra" if model == writer else "\u8a9e"
+        asked = weft_main("ablate", model, "--text", text, *first, option, word)
+        assert f"{option} {word}: not in the vocabulary of this model" in asked.one_line()
+    # Unless it is asked for by its name.
+    assert not weft_main("ablate", writer, "--text", "a b", *first, option, "[UNK]").code
+
+
 def test_a_model_needs_a_text_and_must_be_there(weft_main: Command, tmp_path: Path) -> None:
     for arguments in ((), ("--text", "a")):
         result = weft_main("ablate", tmp_path / "no" / "model" / "here", *arguments)

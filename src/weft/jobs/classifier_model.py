@@ -66,7 +66,7 @@ class ClassifierModel(RunModel):
             )
         else:
             ids = self._ids(text, None)
-            batches = [Batch(ids, torch.tensor(self._number("--target", target)), 1)]
+            batches = [Batch(ids, torch.tensor([self._number("--target", target)]), 1)]
         return Measure("loss", lambda: evaluate_batches(self.run.model, batches, _NONE).loss)
 
     def logit_of(
@@ -76,8 +76,8 @@ class ClassifierModel(RunModel):
         if text is None:
             raise InputError("--logit and --target need --text.")
         inputs = self._ids(text, target)
-        (number,) = self._number("--logit", word)
-        other = None if against is None else self._number("--against", against)[0]
+        number = self._number("--logit", word)
+        other = None if against is None else self._number("--against", against)
 
         def run() -> float:
             logits = self.run.model(**inputs)[0]
@@ -93,16 +93,16 @@ class ClassifierModel(RunModel):
             inputs,
             token_names(inputs["tokens"][0].tolist(), self.run.vocabulary),
             [],
-            lambda label: self._number("--logit", label),
+            self._number,
             lambda numbers: [self._labels[number] for number in numbers],
             pooling=Pooling(model.pooling, lambda: model.contributions(**inputs)[0]),
         )
 
-    def _number(self, option: str, label: str) -> list[int]:
+    def _number(self, option: str, label: str) -> int:
         """The number of a class."""
         if label not in self._labels:
             raise InputError(f"{option} {label}: no such label; there are {self._shown_labels()}.")
-        return [self._labels.index(label)]
+        return self._labels.index(label)
 
     def _shown_labels(self) -> str:
         return ", ".join(self._labels[:20]) + (", ..." if len(self._labels) > 20 else "")

@@ -166,7 +166,8 @@ class Prediction:
     tokens: of the text, whose relevance is asked.
     read: the tokens that predictions come after: those of the text, or of an encoder-decoder the
         target's; of a classifier none.
-    numbers: from the word of an option to the numbers of its logits; names: from numbers to names.
+    number: from an option and its word to the number of the logit, or an InputError; names: from
+    numbers to names.
     masked: the place of a mask, whose token is predicted.
     pooling: of a classifier whose class comes from all positions; None: from the first.
     """
@@ -175,7 +176,7 @@ class Prediction:
     inputs: Mapping[str, Any]
     tokens: Sequence[str]
     read: Sequence[str]
-    numbers: Callable[[str], list[int]]
+    number: Callable[[str, str], int]
     names: Callable[[list[int]], Sequence[str]]
     masked: int | None = None
     pooling: Pooling | None = None
@@ -275,15 +276,20 @@ def check_text(text: str | Sequence[int]) -> None:
         raise InputError("the text is empty; give at least one character.")
 
 
-def one_token(option: str, ids: Sequence[int]) -> int:
+def one_token(option: str, ids: Sequence[int], unknown: int | None) -> int:
     """The only token of a word.
 
-    option: and the word, for the error.
+    Args:
+        option: and the word, for the error.
+        ids: of the word.
+        unknown: the token of all that the vocabulary lacks; None: there is none.
 
-    Raises: InputError: it has several, or none.
+    Raises: InputError: it has several, or none, or is not in the vocabulary.
     """
     if len(ids) != 1:
         raise InputError(f"{option}: {len(ids)} tokens; expected one. Give another word.")
+    if ids[0] == unknown:
+        raise InputError(f"{option}: not in the vocabulary of this model. Give another word.")
     return ids[0]
 
 

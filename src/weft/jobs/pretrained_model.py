@@ -153,10 +153,8 @@ class PretrainedModel:
         self._drop_unread(inputs)
         ids = inputs["input_ids"][0].tolist()
         position = self._masked_place("--logit", ids) if self._is_masked else -1
-        token = one_token(f"--logit {word}", self._numbers(word))
-        minus = None
-        if against is not None:
-            minus = one_token(f"--against {against}", self._numbers(against))
+        token = self._number("--logit", word)
+        minus = None if against is None else self._number("--against", against)
 
         def run() -> float:
             logits = self.network(**inputs).logits
@@ -194,7 +192,7 @@ class PretrainedModel:
             given,
             tokens,
             read,
-            self._numbers,
+            self._number,
             lambda numbers: token_names(numbers, self.tokenizer),
             self._masked_place("relevance", ids) if masked else None,
         )
@@ -232,17 +230,20 @@ class PretrainedModel:
         if "token_type_ids" not in inspect.signature(self.network.forward).parameters:
             inputs.pop("token_type_ids", None)
 
-    def _numbers(self, word: str) -> list[int]:
-        """The tokens of a word of an option."""
-        ids: list[int] = self.tokenizer(word, add_special_tokens=False)["input_ids"]
-        return ids
+    def _number(self, option: str, word: str) -> int:
+        """The token that the word of an option names; the unknown one where it is asked for."""
+        ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+        unknown = None if word == self.tokenizer.unk_token else self.tokenizer.unk_token_id
+        return one_token(f"{option} {word}", ids, unknown)
 
-    def _label(self, name: str) -> list[int]:
+    def _label(self, option: str, name: str) -> int:
         """The number of a label of a classifier."""
-        labels = {str(label): number for number, label in self._config.id2label.items()}
+        labels: dict[str, int] = {
+            str(label): number for number, label in self._config.id2label.items()
+        }
         if name not in labels:
-            raise InputError(f"--logit {name}: no such label; there are {', '.join(labels)}.")
-        return [labels[name]]
+            raise InputError(f"{option} {name}: no such label; there are {', '.join(labels)}.")
+        return labels[name]
 
     def _masked_place(self, option: str, ids: list[int]) -> int:
         """The position of the first mask of a text."""

@@ -15,7 +15,7 @@ from weft.errors import InputError
 from weft.experiments.relevance import relevance
 from weft.experiments.relevance_levels import relevance_levels
 from weft.formats.tokens import shown
-from weft.jobs.model import Model, Prediction, one_token
+from weft.jobs.model import Model, Prediction
 from weft.jobs.notices import tell_unknown
 from weft.jobs.opening import open_model
 from weft.studio.relevance import RelevanceShown
@@ -77,14 +77,14 @@ def relevance_of_tokens(
         )
     model = open_model(name, predicting=True, labelling=True)
     prediction = model.prediction(text, target, position)
-    tell_unknown("the text", model.unknown_parts(text + (target or "")))
     place = _place(prediction, position)
-    chosen = None if logit is None else _number("--logit", logit, prediction)
-    other = None if against is None else _number("--against", against, prediction)
+    chosen = None if logit is None else prediction.number("--logit", logit)
+    other = None if against is None else prediction.number("--against", against)
     asked = _Asked(prediction, place, chosen, other)
     (values,) = relevance(
         prediction.network, _inputs(prediction, place), asked.score, rows=asked.rows()
     ).tolist()
+    tell_unknown("the text", model.unknown_parts(text + (target or "")))
     return Relevance(
         _name(prediction, asked.number),
         None if other is None else _name(prediction, other),
@@ -140,11 +140,6 @@ def relevance_of_levels(model: Model, text: str, position: int) -> RelevanceShow
         found.levels,
         tuple(found.added()),
     )
-
-
-def _number(option: str, word: str, prediction: Prediction) -> int:
-    """The number of the logit that the word of an option names."""
-    return one_token(f"{option} {word}", prediction.numbers(word))
 
 
 class _Asked:

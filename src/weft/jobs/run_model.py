@@ -212,11 +212,8 @@ class RunModel:
                 "--logit is for language models; this run is a translator. Leave it out."
             )
         inputs = self._ids(text, target)
-        encode = self.run.vocabulary.encode
-        token = one_token(f"--logit {word}", encode(word))
-        minus = None
-        if against is not None:
-            minus = one_token(f"--against {against}", encode(against))
+        token = self._number("--logit", word)
+        minus = None if against is None else self._number("--against", against)
         return Measure(
             logit_name(word, against),
             lambda: chosen_logit(self.run.model(**inputs), token, minus=minus),
@@ -232,9 +229,14 @@ class RunModel:
             inputs,
             names[0],
             names[-1],
-            words.encode,
+            self._number,
             lambda numbers: token_names(numbers, words),
         )
+
+    def _number(self, option: str, word: str) -> int:
+        """The token that the word of an option names."""
+        words = self.run.vocabulary
+        return one_token(f"{option} {word}", words.encode(word), words.unknown)
 
     def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
         """The token ids of a text; of a translator, and the target's without its end."""
