@@ -202,3 +202,52 @@ def test_the_predictor_of_v_jepa_is_whole() -> None:
     assert predicting
     for layer in trace.layers:
         assert torch.allclose(layer.graph.dense().sum(-1), torch.ones(1), atol=1e-5), layer.name
+
+
+def hiera() -> tuple[nn.Module, dict[str, Tensor]]:
+    """SAM 2's encoder, of which some layers pool their queries."""
+    model = small(
+        "Sam2HieraDet", hidden_size=16, num_attention_heads=1, image_size=[64, 64],
+        blocks_per_stage=[1, 1, 2, 1], embed_dim_per_stage=[16, 32, 64, 128],
+        num_attention_heads_per_stage=[1, 2, 4, 8], window_size_per_stage=[4, 2, 4, 2],
+        global_attention_blocks=[3], window_positional_embedding_background_size=[7, 7],
+    )  # fmt: skip
+    return model, {"pixel_values": pixels(1, 64)}
+
+
+def resampler() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Idefics2, whose latents look at the patches of an image in front of its text, but for
+    those of a padded edge."""
+    model = small(
+        "Idefics2", image_token_id=49,
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                       "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+        perceiver_config={"hidden_size": 16, "resampler_n_latents": 3, "resampler_depth": 1,
+                          "resampler_n_heads": 2, "resampler_head_dim": 8,
+                          "num_key_value_heads": 1},
+        text_config={"model_type": "mistral", "hidden_size": 16, "intermediate_size": 16,
+                     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+                     "vocab_size": 50, "pad_token_id": 0},
+    )  # fmt: skip
+    ids = torch.tensor([[1, 49, 49, 49, 5, 6]])
+    there = torch.ones(1, 1, 32, 32, dtype=torch.bool)
+    there[..., 24:] = False
+    return model, {
+        "input_ids": ids, "attention_mask": torch.ones_like(ids),
+        "pixel_values": pixels(1, 32)[None], "pixel_attention_mask": there,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [hiera, resampler])
+def test_fewer_queries_than_keys_are_watched_as_they_are_traced(made: Any) -> None:
+    model, inputs = made()
+    (trace,) = as_list(weft.trace(model, inputs, keep=weft.All()))
+    with weft.watch(model, keep=weft.All()) as watched:
+        model(**inputs)
+    assert [layer.name for layer in watched.trace.layers] == [layer.name for layer in trace.layers]
+    assert any(layer.shape[1] < layer.shape[2] for layer in trace.layers)
+    for layer, seen in zip(trace.layers, watched.trace.layers, strict=True):
+        assert seen.shape == layer.shape
+        assert torch.allclose(seen.graph.dense(), layer.graph.dense(), atol=1e-6)
+        assert torch.allclose(seen.keys, layer.keys, atol=1e-5)
+        assert seen.value_norms.shape == layer.value_norms.shape

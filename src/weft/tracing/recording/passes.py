@@ -121,13 +121,12 @@ class Passes:
         own, there = call.queries.shape[2], call.keys.shape[2]
         if parts and own == 1 and there >= TOGETHER and call.bias is None:
             return None
-        return self._own_keys(own, there, first=not parts)
-
-    def _own_keys(self, own: int, there: int, first: bool) -> slice:
-        """The keys of so many queries among those that are there, of the first pass all before."""
         # Caches of a fixed size have room at the end, which the mask hides.
         end = min(there, self._before + own)
-        return slice(0 if first else end - own, end)
+        if parts:
+            return slice(end - own, end)
+        # Queries that are pooled, or latents, are fewer than the keys that they see.
+        return slice(0, end if end == there else max(end, _seen_end(call)))
 
     def __call__(self, call: RecordedCall) -> None:
         """Take a call of a layer in this pass."""
@@ -254,8 +253,9 @@ class Passes:
         own, there = call.queries.shape[2], call.keys.shape[2]
         # Caches of windows have let go of the first keys.
         first = max(0, self._before + own - there)
-        new = self._own_keys(own, there, first=not parts)
-        end = new.stop
+        # Of the first pass as many as `new_keys` said, whose norms were taken.
+        end = min(there, self._before + own) if parts else call.value_norms.shape[2]
+        new = slice(end - own if parts else 0, end)
         if parts and end > own:
             self._check_continued(call, parts, end - own)
         # Not views: they would keep the whole cache of every step in memory.
@@ -294,6 +294,16 @@ class Passes:
         while self._parts:
             parts = self._parts.pop(next(iter(self._parts)))
             yield joined_call(of_beams([self._taken(part) for part in parts], beams))
+
+
+def _seen_end(call: LayerCall) -> int:
+    """The end of the keys that some query of a call may look at."""
+    queries, keys = call.queries.shape[2], call.keys.shape[2]
+    if call.mask is None:
+        return keys if call.bias is None else 0
+    cells = call.mask.block(range(queries), keys, call.queries.device)
+    seen = cells.expand(*cells.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
+    return int(seen[-1]) + 1 if len(seen) else 0
 
 
 def _waiting(parts: list[Part]) -> int:
