@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import DataError, InputError
-from weft.formats.lines import decoded_lines, file_lines
+from weft.formats.lines import decoded_lines, file_lines, text_lines
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ def test_lines(content: bytes, expected: list[str], tmp_path: Path) -> None:
     assert list(decoded_lines(io.BytesIO(content), "it")) == expected
     (tmp_path / "a").write_bytes(content)
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    assert text_lines(content.decode("utf-8-sig")) == expected
     assert list(file_lines(tmp_path / "a")) == list(file_lines(tmp_path / "a.gz")) == expected
 
 

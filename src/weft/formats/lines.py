@@ -9,9 +9,19 @@ from typing import BinaryIO
 from weft.errors import InputError
 from weft.formats.files import not_utf8, unpacked
 
-__all__ = ["decoded_lines", "file_lines"]
+__all__ = ["decoded_lines", "file_lines", "text_lines"]
 
 _MARK = "\ufeff"
+
+
+def text_lines(text: str) -> list[str]:
+    r"""The lines of a text, as `decoded_lines` counts them; not by splitlines, which counts more.
+
+    >>> text_lines("a\u2028b\x0cc\r\nd\n"), text_lines("")
+    (['a\u2028b\x0cc', 'd'], [])
+    """
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
 
 
 def decoded_lines(file: BinaryIO, name: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from weft.errors import InputError
 from weft.formats.files import atomic_file, read_text
+from weft.formats.lines import text_lines
 
 __all__ = ["GoldLinks", "Link", "check_links", "pharaoh_line", "read_pharaoh", "write_pharaoh"]
 
@@ -58,7 +59,7 @@ def read_pharaoh(path: Path | str) -> list[GoldLinks]:
     """
     path = Path(path)
     links = []
-    for number, line in enumerate(read_text(path, "alignment").splitlines(), 1):
+    for number, line in enumerate(text_lines(read_text(path, "alignment")), 1):
         of_line = GoldLinks.of_line(line)
         if of_line is None:
             wrong = next(word for word in line.split() if _LINK.fullmatch(word) is None)

@@ -16,6 +16,7 @@ from pathlib import Path
 from weft.errors import DataError, InputError
 from weft.formats.files import JsonObject, read_json, read_text, remove_leftovers, write_json
 from weft.formats.folders import own_folder
+from weft.formats.lines import text_lines
 from weft.formats.trace_reader import open_folder
 from weft.jobs.engine import Do, Engine
 from weft.jobs.model import Model, TraceOptions, check_text
@@ -65,8 +66,8 @@ def read_corpus(path: Path) -> Corpus:
         if len(texts) < len(files):
             raise DataError(f"{path}: two texts have one name. Rename one of them.")
     else:
-        lines = read_text(path, "corpus").removesuffix("\n").split("\n")
-        texts = {f"{number:06d}": line.removesuffix("\r") for number, line in enumerate(lines, 1)}
+        lines = text_lines(read_text(path, "corpus"))
+        texts = {f"{number:06d}": line for number, line in enumerate(lines, 1)}
     written = {name: text for name, text in texts.items() if text.strip()}
     if not written:
         raise DataError(f"{path}: no text in it; expected a text on each line, or .txt files.")

@@ -12,6 +12,7 @@ import torch
 from weft.errors import DataError, InputError, optional_package
 from weft.formats import edge_lists
 from weft.formats.files import check_file, in_brief, is_there, read_json, read_text
+from weft.formats.lines import text_lines
 from weft.formats.stored_arrays import StoredArray, array_files, stored_arrays
 from weft.formats.trace import TraceData
 from weft.jobs.dump_names import Dump, arrays_of
@@ -221,8 +222,7 @@ def _of_table(
 def _read_tokens(path: Path) -> Any:
     """Tokens from a JSON file, or one from each line of a text."""
     if path.suffix.lower() != ".json":
-        lines = read_text(path, "file of tokens").removesuffix("\n").split("\n")
-        return [line.removesuffix("\r") for line in lines]
+        return text_lines(read_text(path, "file of tokens"))
     found = read_json(path, "file of tokens")
     lists = found.values() if isinstance(found, dict) else [found]
     for tokens in lists:

@@ -13,6 +13,7 @@ from weft.analysis.alignment.align import Alignment, AlignmentOptions, align_wor
 from weft.analysis.alignment.words import AligningHead, Step, WordWeights, word_weights
 from weft.errors import InputError
 from weft.formats.files import read_text
+from weft.formats.lines import text_lines
 from weft.formats.pharaoh import GoldLinks, check_links, read_pharaoh
 from weft.formats.run import is_run
 from weft.formats.trace import TraceData
@@ -172,8 +173,7 @@ def _has_traces(name: str) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    text = read_text(path, "text file").removesuffix("\n")
-    return [line.removesuffix("\r") for line in text.split("\n")]
+    return text_lines(read_text(path, "text file"))
 
 
 def _check_counts(

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.errors import InputError, ShapeError
 from weft.formats.arrays import Arrays, read_npz
 from weft.formats.files import read_text
+from weft.formats.lines import text_lines
 
 __all__ = ["SPLITS", "UNKNOWN", "NodeData", "read_nodes"]
 
@@ -261,6 +262,5 @@ def _read_folder(path: Path) -> NodeData:
 
 
 def _table(path: Path) -> list[list[str]]:
-    # Not by splitlines, which ends a line at signs that may be in a name.
-    lines = [line.removesuffix("\r") for line in read_text(path, "table").split("\n")]
+    lines = text_lines(read_text(path, "table"))
     return [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.errors import DataError, InputError
 from weft.formats.files import check_file, parse_json, read_json, read_text
+from weft.formats.lines import text_lines
 from weft.training.text import SPECIALS, Vocabulary
 
 __all__ = ["GivenVectors", "read_vectors"]
@@ -92,8 +93,7 @@ def _of_file(path: Path) -> GivenVectors:
     if "words" in metadata:
         words = parse_json(metadata["words"], path, "list of words")
     else:
-        lines = read_text(path.with_suffix(".txt"), "list of words").removesuffix("\n").split("\n")
-        words = [line.removesuffix("\r") for line in lines]
+        words = text_lines(read_text(path.with_suffix(".txt"), "list of words"))
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{path}: its words are no list of strings.")
     if len(words) != len(matrix):

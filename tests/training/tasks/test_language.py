@@ -64,6 +64,12 @@ def test_pieces(tmp_path: Path) -> None:
     assert "\n" in made.vocabulary.decode(made.batch([0]).targets[0].tolist())
 
 
+def test_pieces_are_learned_of_whole_lines(tmp_path: Path) -> None:
+    """A line separator within a line is one of its signs: its three bytes become a token."""
+    made = task(tmp_path, TEXT.replace(" of", "\u2028of"), tokens="pieces", vocabulary=300)
+    assert made.vocabulary.token_strings(made.vocabulary.encode("\u2028of"))[-2] == "\u2028"
+
+
 def test_evaluation_is_the_mean_over_the_windows(tmp_path: Path) -> None:
     made = task(tmp_path)
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject, read_text
+from weft.formats.lines import text_lines
 from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.config import LanguageConfig
@@ -151,7 +152,7 @@ def language_task(
         if config.tokens == "characters":
             vocabulary = Vocabulary.of_characters([train_text])
         else:
-            lines = (line for line in train_text.splitlines() if line)
+            lines = (line for line in text_lines(train_text) if line)
             vocabulary = Vocabulary.of_pieces(lines, config.vocabulary)
     train = None if data is None else data.tokens
     if train is None:
