@@ -109,11 +109,13 @@ class Passes:
         """Whether the calls of this pass are: of the first, the second, fourth, eighth ..."""
         return self.passes & (self.passes - 1) == 0
 
-    def new_keys(self, call: LayerCall) -> slice | None:
+    def new_keys(self, call: LayerCall, ranges: Ranges) -> slice | None:
         """The keys of a call that no pass before it had; of two sequences those of the first.
 
         None: it is a step of one token, whose values are asked for with those of the steps around
         it.
+
+        ranges: of the mask of the call, as RecordedCall has them.
         """
         parts = self._parts.get((call.path, self._seen.get(call.path, 0)))
         if call.kind == "cross" or call.weights_only:
@@ -126,7 +128,7 @@ class Passes:
         if parts:
             return slice(end - own, end)
         # Queries that are pooled, or latents, are fewer than the keys that they see.
-        return slice(0, end if end == there else max(end, _seen_end(call)))
+        return slice(0, end if end == there else max(end, _seen_end(call, ranges)))
 
     def __call__(self, call: RecordedCall) -> None:
         """Take a call of a layer in this pass."""
@@ -296,12 +298,15 @@ class Passes:
             yield joined_call(of_beams([self._taken(part) for part in parts], beams))
 
 
-def _seen_end(call: LayerCall) -> int:
+def _seen_end(call: LayerCall, ranges: Ranges) -> int:
     """The end of the keys that some query of a call may look at."""
-    queries, keys = call.queries.shape[2], call.keys.shape[2]
+    keys = call.keys.shape[2]
     if call.mask is None:
         return keys if call.bias is None else 0
-    cells = call.mask.block(range(queries), keys, call.queries.device)
+    ends = [int(own[1].max()) for own in ranges or () if own is not None and own.numel()]
+    if len(ends) == len(call.queries):
+        return max(ends)
+    cells = call.mask.block(range(call.queries.shape[2]), keys, call.queries.device)
     seen = cells.expand(*cells.shape[:-1], keys).flatten(0, -2).any(0).nonzero()
     return int(seen[-1]) + 1 if len(seen) else 0
 

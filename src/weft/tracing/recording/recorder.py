@@ -13,6 +13,7 @@ from weft.errors import InputError
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.received import LastQueries
+from weft.tracing.recording.joining import Ranges
 from weft.tracing.recording.layer_call import LayerCall, RecordedCall
 from weft.tracing.recording.row_check import deviation, reference_deviation
 from weft.tracing.recording.score_terms import ranges_of
@@ -30,8 +31,8 @@ class CallRecorder:
         verified: whether a call is to be verified, from its queries and the keys before them.
         strict: whether a call that differs from the model's own attention is an error.
         received: what is asked of keys; see `weft.attend`.
-        new_keys: from a call to those of its keys that no call before it had, or to None where
-            their norms are taken later; None: all.
+        new_keys: from a call, and the ranges of its mask, to those of its keys that no call before
+            it had, or to None where their norms are taken later; None: all.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class CallRecorder:
         verified: Callable[[], bool] = lambda: True,
         strict: bool = True,
         received: bool | LastQueries = False,
-        new_keys: Callable[[LayerCall], slice | None] | None = None,
+        new_keys: Callable[[LayerCall, Ranges], slice | None] | None = None,
     ) -> None:
         self.receive, self.keep, self._wanted = receive, keep, layers
         self._new_keys = new_keys
@@ -117,9 +118,10 @@ class CallRecorder:
         deviations: list[float | None],
     ) -> None:
         known = not call.weights_only
+        ranges = self._ranges_of(call) if known or call.mask is not None else None
         norms = values = None
         if known and call.values_known:
-            new = slice(None) if self._new_keys is None else self._new_keys(call)
+            new = slice(None) if self._new_keys is None else self._new_keys(call, ranges)
             if new is None:
                 values = call.values.detach()
             else:
@@ -137,7 +139,7 @@ class CallRecorder:
                 keys=call.keys.detach() if known else None,
                 value_norms=norms,
                 values=values,
-                ranges=self._ranges_of(call) if known or call.mask is not None else None,
+                ranges=ranges,
                 bias=call.bias if known else None,
                 relative=call.relative,
                 sinks=call.sinks,
