@@ -6,7 +6,6 @@ which stands above the analyses and the studio that it opens.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
 from weft.errors import InputError
 from weft.formats.files import JsonObject
-from weft.formats.trace import TraceData, TraceLayer
+from weft.formats.trace import TraceData
 from weft.mechanism.shapes import whole_number
 from weft.tracing import capture, given
 from weft.tracing import watch as watching
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas
-    import torch
     from torch import Tensor
 
     from weft.analysis.eviction.evict import Eviction, Rule
@@ -59,46 +57,6 @@ class Trace(TraceData):
         if not isinstance(data, TraceData):
             raise InputError(f"Trace.of: {type(data).__name__}; expected a trace.")
         return cls(**{name: getattr(data, name) for name in data.__dataclass_fields__})
-
-    @classmethod
-    def open(cls, path: Path | str) -> Self:
-        """Open a trace folder; its layers are read when they are first asked for.
-
-        Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
-            newer version.
-        """
-        _check_path("open", path)
-        return super().open(path)
-
-    def save(
-        self, path: Path | str, *, dtype: torch.dtype | None = None, overwrite: bool = False
-    ) -> None:
-        """Write the trace as a folder of open formats, whole or not at all.
-
-        Args:
-            path: the folder to be.
-            dtype: in which queries and keys are stored: float32, bfloat16 or float16; None: as
-                they are.
-            overwrite: replace a trace that is there, and nothing else.
-
-        Raises: InputError: what cannot be asked. DataError: the folder exists, or cannot be
-            written.
-        """
-        from weft.analysis.arguments import check_flag
-
-        _check_path("save", path)
-        check_flag("save", "overwrite", overwrite)
-        super().save(path, dtype=dtype, overwrite=overwrite)
-
-    def layer(self, kind: str, index: int) -> TraceLayer:
-        """The layer of a kind by its index: ``trace.layer("cross", 0)``.
-
-        Raises: InputError: there is none.
-        """
-        from weft.analysis.arguments import check_text
-
-        check_text("layer", "the kind", kind, '"encoder", "decoder" or "cross"')
-        return super().layer(kind, whole_number("layer", "index", index))
 
     def heads(self, *, exact: bool | None = None) -> pandas.DataFrame:
         """What each head is for: one row a head, a column a measure, beside what chance scores.
@@ -181,7 +139,7 @@ class Trace(TraceData):
 
         Raises: InputError: no such port.
         """
-        from weft.analysis.arguments import check_flag
+        from weft.mechanism.shapes import check_flag
         from weft.studio.serving import view
 
         check_flag("view", "browser", browser)
@@ -227,17 +185,6 @@ def open(path: Path | str) -> Trace:
         newer version.
     """
     return Trace.open(path)
-
-
-def _check_path(operation: str, path: object) -> None:
-    """Raise an InputError where something is no path."""
-    if not isinstance(path, str | os.PathLike) or not str(path):
-        from weft.analysis.arguments import in_words
-
-        raise InputError(
-            f"{operation}: the path is {in_words(path)}; expected that of the folder of a trace, "
-            "as 't.weft'."
-        )
 
 
 class WatchedModel:

@@ -229,7 +229,10 @@ def test_what_is_wrong_is_named() -> None:
     for wrong, line in (
         (lambda: rollout(TRACE, residual="dog"), "rollout: residual='dog'; expected a number from"),
         (lambda: rollout([TRACE]), "rollout: trace is a list of 1; expected one trace"),
-        (lambda: rollout(LAYER), "rollout: trace is a layer; expected a trace, as from weft.trace"),
+        (
+            lambda: rollout(LAYER),
+            "rollout: trace is an object of type TraceLayer; expected a trace, as from weft.trace",
+        ),
         (lambda: received(None), "received: the weights are None, as of a layer whose queries"),
         (lambda: TRACE.heads(exact="yes"), "head_roles: exact='yes'; expected True, False or None"),
         (lambda: strongest_paths(TRACE, 0, 0, count=0), "paths: count is 0; expected a whole"),
@@ -269,4 +272,6 @@ def test_the_bounds_of_a_number_are_said() -> None:
     ):
         with pytest.raises(weft.InputError, match=f"a: b=-1; expected a number {said}"):
             real_number("a", "b", -1, **bounds)
-    assert in_words(torch.ones(2, 3)) == "a tensor (2, 3)" and in_words(LAYER.graph) == "a graph"
+    assert in_words(torch.ones(2, 3)) == "a tensor (2, 3)"
+    assert in_words(LAYER.graph) == "an object of type AttentionGraph"
+    assert in_words([1, 2]) == "[1, 2]" and in_words([[1], [2]]) == "a list of 2"

@@ -14,7 +14,7 @@ import weft
 from weft.mechanism import scores
 from weft.mechanism.key_value_cache import KeyValueCache
 from weft.mechanism.linear import linear_maps
-from weft.mechanism.shapes import chosen, finite_number
+from weft.mechanism.shapes import check_flag, check_type, chosen, finite_number
 
 untyped: Any = weft
 zeros, array = torch.zeros, np.zeros
@@ -65,6 +65,8 @@ Cases = list[tuple[str, Callable[[], object], str, str]]
 KIND_CASES: Cases = [
     ("word", lambda: chosen("layer", "kind", "b", ("a",)), "layer", 'expected one of "a"'),
     ("number", lambda: finite_number("layer", "p", array((9, 9))), "layer", "a finite number"),
+    ("type", lambda: check_type("layer", "p", [1], str, "a text"), "layer", "p is [1]; expected"),
+    ("flag", lambda: check_flag("layer", "p", array(2)), "layer", "p=an array (2,); expected True"),
     ("number in words", lambda: finite_number("layer", "p", "1", 0, 1), "layer", "to below 1"),
     # queries, keys and values
     (

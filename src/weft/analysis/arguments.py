@@ -6,26 +6,29 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.shapes import describe, place_of, real_tensor, whole_number
+from weft.mechanism.shapes import (
+    check_type,
+    describe,
+    in_words,
+    place_of,
+    real_tensor,
+    whole_number,
+)
 
 __all__ = [
-    "check_flag",
     "check_kind",
     "check_layer",
     "check_norms",
     "check_source",
     "check_text",
     "check_trace",
-    "check_type",
     "each_trace",
-    "in_words",
     "keys_named",
     "numbers_of_layers",
     "optional_whole",
@@ -37,35 +40,6 @@ __all__ = [
 ]
 
 KINDS = ("encoder", "decoder", "cross")
-
-
-def in_words(value: object) -> str:
-    """What was given, on one short line.
-
-    >>> in_words("dog"), in_words([]), in_words({}), in_words(object())
-    ("'dog'", '[]', '{}', 'an object of type object')
-    """
-    if isinstance(value, TraceData | TraceLayer | AttentionGraph | AttentionMatrix):
-        kinds = {TraceData: "a trace", TraceLayer: "a layer", AttentionGraph: "a graph"}
-        found = [name for kind, name in kinds.items() if isinstance(value, kind)]
-        return found[0] if found else "a weight matrix"
-    if isinstance(value, Tensor):
-        return f"a tensor {describe(value)}"
-    if isinstance(value, np.ndarray):
-        return f"an array {value.shape}"
-    plain = value is None or isinstance(value, str | bytes | bool | int | float | np.generic)
-    if plain or (isinstance(value, list | tuple | dict | set) and not value):
-        text = " ".join(repr(value).split())
-        return text if len(text) <= 40 else text[:37] + "..."
-    if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"an object of type {type(value).__name__}"
-
-
-def check_type(operation: str, name: str, value: object, kind: Any, expected: str) -> None:
-    """Raise an InputError where something is of another type. expected: what it should be."""
-    if not isinstance(value, kind):
-        raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
 
 
 def check_trace(operation: str, value: object, name: str = "trace") -> None:
@@ -132,13 +106,6 @@ def check_norms(operation: str, shape: Sequence[int], value_norms: object) -> No
             f"{operation}: value_norms are {describe(norms)}; expected ({heads}, {keys}), heads "
             "and keys, or fewer heads, which divide these."
         )
-
-
-def check_flag(operation: str, name: str, value: object, *, optional: bool = False) -> None:
-    """Raise an InputError where something is neither True nor False. optional: or None."""
-    if not (isinstance(value, bool | np.bool_) or (optional and value is None)):
-        expected = "True, False or None" if optional else "True or False"
-        raise InputError(f"{operation}: {name}={in_words(value)}; expected {expected}.")
 
 
 def check_text(operation: str, name: str, value: object, expected: str = "a text") -> None:

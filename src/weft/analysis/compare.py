@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_layer, check_trace
+from weft.analysis.arguments import check_layer, check_trace
 from weft.analysis.interval import Interval, keeps_all, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
@@ -33,7 +33,7 @@ from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.shapes import place_of, whole_number
+from weft.mechanism.shapes import check_flag, place_of, whole_number
 
 if TYPE_CHECKING:
     import pandas

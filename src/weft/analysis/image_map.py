@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_trace, in_words
+from weft.analysis.arguments import check_trace
 from weft.errors import InputError
 from weft.formats.tokens import shown, visible
 from weft.formats.trace import TraceData, TraceLayer
 from weft.formats.traced_images import Box, Size, TracedImage
+from weft.mechanism.shapes import in_words
 from weft.tracing.options import whole_number
 from weft.tracing.vision_language.positions import LAYOUTS
 

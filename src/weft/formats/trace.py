@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from weft.formats.traced_images import TracedImage
 from weft.formats.verification import in_words
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
+from weft.mechanism.shapes import check_flag, check_type, whole_number
 
 if TYPE_CHECKING:
     import pandas
@@ -243,6 +245,8 @@ class TraceData:
 
         Raises: InputError: there is none.
         """
+        check_type("layer", "the kind", kind, str, '"encoder", "decoder" or "cross"')
+        index = whole_number("layer", "index", index)
         for layer in self.layers:
             if (layer.kind, layer.index) == (kind, index):
                 return layer
@@ -262,11 +266,14 @@ class TraceData:
                 they are.
             overwrite: replace a trace that is there, and nothing else.
 
-        Raises: DataError: the folder exists, or cannot be written.
+        Raises: InputError: what cannot be asked. DataError: the folder exists, or cannot be
+            written.
         """
         from weft.formats.trace_writer import writing_trace
         from weft.mechanism.backends.native import beside_a_thread
 
+        _check_path("save", path)
+        check_flag("save", "overwrite", overwrite)
         with (
             beside_a_thread(),
             writing_trace(
@@ -283,12 +290,14 @@ class TraceData:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Open a trace folder. Layers are read when they are first asked for.
+        """Open a trace folder; its layers are read when they are first asked for.
 
-        Raises: DataError: it is missing, half-written, damaged, or of a newer version.
+        Raises: InputError: it is no path. DataError: it is missing, half-written, damaged, or of a
+            newer version.
         """
         from weft.formats.trace_reader import Digests, StoredLayer, open_folder
 
+        _check_path("open", path)
         folder, manifest = open_folder(path)
         digests = Digests(folder, manifest)
         positions = manifest.get("positions", {})
@@ -332,3 +341,11 @@ class TraceData:
             edge_table(number, layer.graph).to_pandas() for number, layer in enumerate(self.layers)
         ]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+
+def _check_path(operation: str, path: object) -> None:
+    """Raise an InputError where something is no path."""
+    expected = "that of the folder of a trace, as 't.weft'"
+    check_type(operation, "the path", path, str | os.PathLike, expected)
+    if not str(path):
+        raise InputError(f"{operation}: the path is ''; expected {expected}.")

@@ -1,4 +1,4 @@
-"""Checks that tensors fit together, and the errors that say how they do not."""
+"""Checks of what a call is given, tensors above all, and the errors that say what does not fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import operator
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +24,13 @@ __all__ = [
     "Values",
     "Weights",
     "check_attention_inputs",
+    "check_flag",
+    "check_type",
     "chosen",
     "describe",
     "finite_number",
     "in_batch_of_one",
+    "in_words",
     "place_of",
     "real_tensor",
     "repeat_kv_heads",
@@ -45,6 +49,8 @@ Edges = Tensor  # (batch, heads, queries, k): a number for each kept edge, stron
 
 #: The farthest position: sums of a few of them stay far below the largest whole number of a tensor.
 FARTHEST = 2**53
+#: What errors show as it is.
+_PLAIN = (str, bytes, bool, int, float, complex, np.generic, type(None), type, torch.dtype)
 
 
 def whole_number(
@@ -75,7 +81,7 @@ def whole_number(
         no_bound = most is None or (most == FARTHEST and least > -FARTHEST)
         bounds = f"{least:,} or more" if no_bound else f"from {least:,} to {most:,}"
         raise InputError(
-            f"{operation}: {name} is {_shown(number)}; expected a whole number, {bounds}."
+            f"{operation}: {name} is {in_words(number)}; expected a whole number, {bounds}."
         )
     return whole
 
@@ -93,10 +99,36 @@ def place_of(owner: str, operation: str, name: str, number: SupportsIndex, count
     return place % count
 
 
-def _shown(given: object) -> str:
-    """What was given, on one short line of an error."""
-    text = " ".join(repr(given).split())
+def in_words(value: object) -> str:
+    """What was given, on one short line of an error.
+
+    >>> in_words("dog"), in_words([1, 2]), in_words(torch.ones(2, 3)), in_words(object())
+    ("'dog'", '[1, 2]', 'a tensor (2, 3)', 'an object of type object')
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor {describe(value)}"
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape}"
+    if isinstance(value, list | tuple | set | dict):
+        if len(value) > 8 or not all(isinstance(each, _PLAIN) for each in value):
+            return f"a {type(value).__name__} of {len(value):,}"
+    elif not isinstance(value, _PLAIN):
+        return f"an object of type {type(value).__name__}"
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_type(operation: str, name: str, value: object, kind: Any, expected: str) -> None:
+    """Raise an InputError where something is of another type. expected: what it should be."""
+    if not isinstance(value, kind):
+        raise InputError(f"{operation}: {name} is {in_words(value)}; expected {expected}.")
+
+
+def check_flag(operation: str, name: str, value: object, *, optional: bool = False) -> None:
+    """Raise an InputError where something is neither True nor False. optional: or None."""
+    if not (isinstance(value, bool | np.bool_) or (optional and value is None)):
+        expected = "True, False or None" if optional else "True or False"
+        raise InputError(f"{operation}: {name}={in_words(value)}; expected {expected}.")
 
 
 def finite_number(
@@ -119,7 +151,7 @@ def finite_number(
         bounds = "" if math.isinf(least) else f", {least:g} or more"
         bounds = bounds if math.isinf(below) else f" from {least:g} to below {below:g}"
         raise InputError(
-            f"{operation}: {name} is {_shown(number)}; expected a finite number{bounds}."
+            f"{operation}: {name} is {in_words(number)}; expected a finite number{bounds}."
         )
     return real
 
@@ -128,7 +160,7 @@ def chosen(operation: str, name: str, choice: object, choices: tuple[str, ...]) 
     """Raise an InputError, which lists the choices, where one of several words is none of them."""
     if choice not in choices:
         expected = ", ".join(f'"{word}"' for word in choices)
-        raise InputError(f"{operation}: {name}={_shown(choice)}; expected one of {expected}.")
+        raise InputError(f"{operation}: {name}={in_words(choice)}; expected one of {expected}.")
 
 
 def real_tensor(operation: str, name: str, tensor: object) -> Tensor:

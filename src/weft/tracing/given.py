@@ -14,7 +14,7 @@ from weft.formats.trace import TraceData
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
-from weft.mechanism.shapes import finite_number, whole_number
+from weft.mechanism.shapes import check_flag, finite_number, whole_number
 from weft.tracing.given_layers import (
     GivenLayers,
     Making,
@@ -25,7 +25,6 @@ from weft.tracing.given_layers import (
     tensors_of,
 )
 from weft.tracing.given_tokens import GivenTokens
-from weft.tracing.options import check_switch
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.given_queries_keys import LAYOUTS, GivenCalls
 from weft.tracing.sources.given_weights import Sums, checked_weights, graph_of_weights, weights_call
@@ -211,8 +210,8 @@ def from_weights(
     """
     operation = "from_weights"
     checked_model(operation, model)
-    check_switch(normalise, "normalise", operation)
-    check_switch(partial, "partial", operation)
+    check_flag(operation, "normalise", normalise)
+    check_flag(operation, "partial", partial)
     if normalise and partial:
         raise InputError(f"{operation}: normalise and partial exclude each other; give one.")
     stack = Layers("weights", weights)

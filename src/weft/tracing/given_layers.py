@@ -17,8 +17,9 @@ from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep
 from weft.mechanism.masks import Mask, as_mask
+from weft.mechanism.shapes import check_flag
 from weft.tracing.given_tokens import GivenTokens
-from weft.tracing.options import check_keep, check_save, check_switch
+from weft.tracing.options import check_keep, check_save
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved, kind_of_name
@@ -162,7 +163,7 @@ class Making:
         check_keep(self.keep, self.operation)
         check_save(self.save, self.operation)
         for name in ("queries_keys", "overwrite"):
-            check_switch(getattr(self, name), name, self.operation)
+            check_flag(self.operation, name, getattr(self, name))
         check_can_be_saved(self.save, sequences.samples)
         maker = LayerMaker(sequences, sequences.samples, self.queries_keys)
         # There is no model to hold the layers against.

@@ -17,6 +17,7 @@ from weft.formats.files import JsonMapping, JsonObject
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep
+from weft.mechanism.shapes import in_words
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.first_pass import FirstPass
@@ -24,7 +25,7 @@ from weft.tracing.inputs import batch_of, check_readable, explained, token_limit
 from weft.tracing.model_state import evaluation_mode, recording_alone
 from weft.tracing.modules import check_visible, traced_calls
 from weft.tracing.noticing import noticing, untraced
-from weft.tracing.options import TraceOptions, Verify, checked_tokens, shown, whole_number
+from weft.tracing.options import TraceOptions, Verify, checked_tokens, whole_number
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
@@ -212,7 +213,7 @@ def _generation(model: nn.Module, arguments: Arguments, generate: int | Inputs) 
     """
     if not isinstance(generate, Mapping) and whole_number(generate) is None:
         raise InputError(
-            f"trace: generate={shown(generate)}; expected a number of tokens, or a dict of the "
+            f"trace: generate={in_words(generate)}; expected a number of tokens, or a dict of the "
             "options of the model's generate."
         )
     asked = generate if isinstance(generate, Mapping) else {"max_new_tokens": generate}

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.received import LastQueries, last_queries
+from weft.mechanism.shapes import check_flag, in_words
 
 __all__ = [
     "TOKENS",
@@ -23,10 +23,8 @@ __all__ = [
     "Verify",
     "check_keep",
     "check_save",
-    "check_switch",
     "checked_layers",
     "checked_tokens",
-    "shown",
     "tokens_to_verify",
     "whole_number",
 ]
@@ -60,7 +58,7 @@ class TraceOptions:
         check_keep(self.keep, "trace")
         check_save(self.save, "trace")
         for name in ("queries_keys", "overwrite"):
-            check_switch(getattr(self, name), name, "trace")
+            check_flag("trace", name, getattr(self, name))
         last_queries(self.received, "trace")
 
     @property
@@ -98,8 +96,8 @@ def checked_layers(layers: Any, operation: str) -> tuple[int | str, ...] | None:
     if layers is None:
         return None
     expected = (
-        f"{operation}: layers={shown(layers)}; expected a list of numbers or paths, as [0, 5] or "
-        '["*.self_attn"]; None traces every layer.'
+        f"{operation}: layers={in_words(layers)}; expected a list of numbers or paths, as [0, 5] "
+        'or ["*.self_attn"]; None traces every layer.'
     )
     if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
         raise InputError(expected)
@@ -116,7 +114,7 @@ def check_keep(keep: Keep, operation: str) -> None:
     """Raise an InputError unless edges are asked for by `Top` or `All`."""
     if not isinstance(keep, Top | All):
         raise InputError(
-            f"{operation}: keep={shown(keep)}; expected weft.Top(k), the k strongest edges of "
+            f"{operation}: keep={in_words(keep)}; expected weft.Top(k), the k strongest edges of "
             "each query, or weft.All(), every edge."
         )
 
@@ -125,20 +123,9 @@ def check_save(save: object, operation: str) -> None:
     """Raise an InputError unless a trace is to be saved nowhere, or at a path."""
     if save is not None and (not isinstance(save, str | os.PathLike) or not str(save)):
         raise InputError(
-            f"{operation}: save={shown(save)}; expected the path of a folder, as 't.weft', or None."
+            f"{operation}: save={in_words(save)}; expected the path of a folder, as 't.weft', or "
+            "None."
         )
-
-
-def check_switch(value: object, name: str, operation: str) -> None:
-    """Raise an InputError where something is neither True nor False."""
-    if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{operation}: {name}={shown(value)}; expected True or False.")
-
-
-def shown(value: object) -> str:
-    """What was given, on a short line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def checked_tokens(tokens: Any) -> int:
@@ -149,7 +136,7 @@ def checked_tokens(tokens: Any) -> int:
     number = whole_number(tokens)
     if number is None or number < 1:
         raise InputError(
-            f"trace: generate={shown(tokens)}; expected a number of tokens, 1 or more."
+            f"trace: generate={in_words(tokens)}; expected a number of tokens, 1 or more."
         )
     return number
 
@@ -172,6 +159,6 @@ def tokens_to_verify(verify: Verify) -> int | None:
     if tokens is not None and tokens > 0:
         return tokens
     raise InputError(
-        f"trace: verify={shown(verify)}; expected a number of tokens, 1 or more, 'all', True (the "
-        f"first {TOKENS}) or False (nothing is verified)."
+        f"trace: verify={in_words(verify)}; expected a number of tokens, 1 or more, 'all', True "
+        f"(the first {TOKENS}) or False (nothing is verified)."
     )

@@ -11,11 +11,11 @@ from weft.analysis.alignment.error_rate import ErrorRate, alignment_error_rate
 from weft.analysis.alignment.heads import agreement, best_few, error_rates, links_of_heads
 from weft.analysis.alignment.links import links_by, pairs_of
 from weft.analysis.alignment.words import STEPS, AligningHead, Step, WordWeights, word_weights
-from weft.analysis.arguments import check_flag, each_trace, in_words
+from weft.analysis.arguments import each_trace
 from weft.errors import InputError
 from weft.formats.pharaoh import GoldLinks, Link, check_links, read_pharaoh, write_pharaoh
 from weft.formats.trace import TraceData
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_flag, in_words, whole_number
 
 __all__ = [
     "Alignment",

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.analysis.arguments import in_words
 from weft.errors import InputError
 from weft.formats.pharaoh import GoldLinks, Link
+from weft.mechanism.shapes import in_words
 
 __all__ = ["ErrorRate", "alignment_error_rate"]
 

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import in_words
 from weft.errors import InputError, ShapeError
 from weft.formats.pharaoh import Link
-from weft.mechanism.shapes import describe, real_tensor
+from weft.mechanism.shapes import describe, in_words, real_tensor
 
 __all__ = ["METHODS", "Method", "argmax", "dtw", "links_by", "mutual", "pairs_of"]
 

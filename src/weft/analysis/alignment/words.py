@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_text, check_trace, check_type, in_words
+from weft.analysis.arguments import check_text, check_trace
 from weft.analysis.arguments import texts as listed
 from weft.analysis.heads.patterns import separators
 from weft.errors import InputError
 from weft.formats.tokens import each_once, shown
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import check_flag, check_type, in_words
 
 __all__ = [
     "STEPS",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_trace, check_type, in_words, whole_numbers
+from weft.analysis.arguments import check_trace, whole_numbers
 from weft.analysis.eviction.layer import Given, LayerEviction, after_prompt, at_each_step
 from weft.analysis.eviction.policies import POLICIES, Policy
 from weft.analysis.eviction.prompt import Prompt
@@ -19,7 +19,15 @@ from weft.analysis.interval import check_numbers
 from weft.errors import InputError, ShapeError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.shapes import describe, place_of, real_tensor, whole_number
+from weft.mechanism.shapes import (
+    check_flag,
+    check_type,
+    describe,
+    in_words,
+    place_of,
+    real_tensor,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import pandas

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
-from weft.analysis.arguments import check_type, real_number
+from weft.analysis.arguments import real_number
 from weft.analysis.eviction.prompt import Prompt
 from weft.errors import InputError
-from weft.mechanism.shapes import real_tensor, whole_number
+from weft.mechanism.shapes import check_type, real_tensor, whole_number
 
 __all__ = [
     "POLICIES",

@@ -7,9 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_type
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_type, whole_number
 
 __all__ = ["Prompt", "column_sums", "rows_of"]
 

@@ -10,10 +10,11 @@ import scipy.sparse
 import torch
 from scipy.sparse.csgraph import connected_components
 
-from weft.analysis.arguments import check_flag, check_source, real_number
+from weft.analysis.arguments import check_source, real_number
 from weft.analysis.interval import Source, check_numbers, left_out
 from weft.errors import ShapeError
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import check_flag
 
 __all__ = ["Components", "components"]
 

@@ -31,13 +31,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import maximum_flow
 
-from weft.analysis.arguments import check_flag, optional_whole, places_of, real_number
+from weft.analysis.arguments import optional_whole, places_of, real_number
 from weft.analysis.graphs.head_average import average_edges, rounding
 from weft.analysis.graphs.rollout import chosen_layers
 from weft.analysis.interval import Interval, check_numbers, keeps_all, left_out, to_others
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.shapes import place_of
+from weft.mechanism.shapes import check_flag, place_of
 
 __all__ = ["attention_flow"]
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from weft.analysis.arguments import check_layer, check_source, check_type
+from weft.analysis.arguments import check_layer, check_source
 from weft.analysis.interval import Interval, Source, check_numbers, left_out
 from weft.errors import InputError, ShapeError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
-from weft.mechanism.shapes import real_tensor
+from weft.mechanism.shapes import check_type, real_tensor
 
 __all__ = ["given_by_edges", "given_by_rows", "norms_of_heads"]
 

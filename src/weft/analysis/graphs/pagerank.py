@@ -20,13 +20,13 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_source, check_type, real_number
+from weft.analysis.arguments import check_source, real_number
 from weft.analysis.graphs.head_average import average_edges
 from weft.analysis.interval import Source, check_numbers, column_maxima, left_out, to_others
 from weft.errors import InputError, ShapeError
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_type, whole_number
 
 __all__ = ["PageRank", "pagerank"]
 

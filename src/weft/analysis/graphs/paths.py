@@ -36,13 +36,13 @@ import scipy.sparse
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, real_number
+from weft.analysis.arguments import real_number
 from weft.analysis.graphs.head_average import average_rows, averaged
 from weft.analysis.graphs.rollout import chosen_layers
 from weft.analysis.interval import left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.shapes import place_of, whole_number
+from weft.mechanism.shapes import check_flag, place_of, whole_number
 
 __all__ = ["KeptEdges", "Network", "Path", "StrongestPaths", "strongest_paths"]
 

@@ -38,11 +38,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_trace, in_words, places_of, real_number
+from weft.analysis.arguments import check_trace, places_of, real_number
 from weft.analysis.graphs.head_average import Averaged, averaged
 from weft.analysis.heads.pattern_mass import rounded_to
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
+from weft.mechanism.shapes import check_flag, in_words
 
 __all__ = [
     "Rollout",

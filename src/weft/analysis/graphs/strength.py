@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_norms, check_source, real_number
+from weft.analysis.arguments import check_norms, check_source, real_number
 from weft.analysis.interval import Interval, Source, check_numbers, left_out, to_others
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import check_flag
 
 __all__ = ["HeavyHitters", "heavy_hitters", "received"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_trace, in_words, real_number
+from weft.analysis.arguments import check_trace, real_number
 from weft.analysis.graphs.components import components
 from weft.analysis.graphs.pagerank import pagerank
 from weft.analysis.graphs.reciprocity import reciprocity
@@ -19,6 +19,7 @@ from weft.formats.files import JsonObject
 from weft.formats.tokens import shown
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import check_flag, in_words
 
 if TYPE_CHECKING:
     import pandas

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.analysis.arguments import check_type, in_words
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.roles import MEASURES, layer_scores
 from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError
 from weft.formats.history import History, LayerSnapshot, Snapshot
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
+from weft.mechanism.shapes import check_type, in_words
 
 __all__ = ["Moment", "formation", "trace_of_snapshot"]
 

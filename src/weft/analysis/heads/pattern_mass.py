@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_flag, check_layer
+from weft.analysis.arguments import check_layer
 from weft.analysis.heads.cells import cells_of, members
 from weft.analysis.heads.chance import log_means
 from weft.analysis.heads.patterns import (
@@ -25,7 +25,7 @@ from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
-from weft.mechanism.shapes import repeat_kv_heads
+from weft.mechanism.shapes import check_flag, repeat_kv_heads
 
 __all__ = ["LayerWeights", "rounded_to", "weights_of"]
 

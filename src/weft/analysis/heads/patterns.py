@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_layer, in_words, texts
+from weft.analysis.arguments import check_layer, texts
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
+from weft.mechanism.shapes import in_words
 from weft.tracing.recording.score_terms import ranges_of
 
 __all__ = [

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_text, check_trace, check_type, texts
+from weft.analysis.arguments import check_text, check_trace, texts
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import Classes
 from weft.analysis.heads.scores import HeadScores, on_pattern
 from weft.errors import InputError
 from weft.formats.tokens import each_once, shown
 from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_type, whole_number
 
 __all__ = ["Needle", "bare", "find_needle", "needle_mass", "retrieval", "retrieval_score"]
 

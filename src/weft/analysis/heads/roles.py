@@ -23,14 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import (
-    check_flag,
-    check_trace,
-    each_trace,
-    in_words,
-    keys_named,
-    real_number,
-)
+from weft.analysis.arguments import check_trace, each_trace, keys_named, real_number
 from weft.analysis.heads.chance import holm
 from weft.analysis.heads.measures import head_measures
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
@@ -39,7 +32,7 @@ from weft.analysis.heads.scores import HeadScores, Role
 from weft.analysis.heads.sinks import sink_keys
 from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_flag, in_words, whole_number
 
 if TYPE_CHECKING:
     import pandas

@@ -21,17 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from weft.analysis.arguments import (
-    check_flag,
-    check_trace,
-    check_type,
-    numbers_of_layers,
-    real_number,
-)
+from weft.analysis.arguments import check_trace, numbers_of_layers, real_number
 from weft.analysis.heads.pattern_mass import CHEAP_CELLS, LayerWeights
 from weft.errors import InputError
 from weft.formats.trace import TraceData
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import check_flag, check_type, whole_number
 
 if TYPE_CHECKING:
     import scipy.sparse

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_type
 from weft.analysis.matrices.projections import LayerMatrices
 from weft.errors import InputError, ShapeError
 from weft.mechanism import spectra
-from weft.mechanism.shapes import describe, place_of, real_tensor
+from weft.mechanism.shapes import check_type, describe, place_of, real_tensor
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator

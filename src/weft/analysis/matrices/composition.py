@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from weft.analysis.arguments import check_type
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
 from weft.analysis.matrices.projections import LayerMatrices, check_finite, checked_matrices
 from weft.errors import InputError, ShapeError, optional_package
+from weft.mechanism.shapes import check_type
 
 if TYPE_CHECKING:
     import pandas

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from weft.analysis.arguments import check_type, in_words
 from weft.analysis.matrices.circuits import Circuit, ov_circuit, qk_circuit
 from weft.analysis.matrices.projections import (
     LayerMatrices,
@@ -16,6 +15,7 @@ from weft.analysis.matrices.projections import (
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.history import History
+from weft.mechanism.shapes import check_type, in_words
 
 if TYPE_CHECKING:
     import pandas

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.analysis.arguments import check_text, check_trace, check_type
+from weft.analysis.arguments import check_text, check_trace
 from weft.analysis.sql.answer import Answer
 from weft.analysis.sql.database import (
     connect,
@@ -21,6 +21,7 @@ from weft.analysis.sql.views import view_parts
 from weft.errors import optional_package
 from weft.formats.trace import TraceData
 from weft.formats.trace_writer import MANIFEST
+from weft.mechanism.shapes import check_type
 
 if TYPE_CHECKING:
     import pandas
