@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,3 +173,13 @@ def test_what_a_sink_takes_is_on_no_edge(studio: Any, kept: int) -> None:
     weaker = 100 * float(weights.sum() - weights.topk(kept).values.sum())
     assert f" {taken:.0f} % is on a sink, which is no key." in said
     assert (f"{weaker:.0f} % is on weaker edges." in said) == (kept == 3)
+
+
+def test_sums_that_nobody_waits_for_end_before_the_next_head(drawn) -> None:
+    trace, dense = drawn(1)
+    (example,) = collect([trace]).examples
+    heads = iter([True, False])
+    with pytest.raises(InterruptedError):
+        example.sums(0, lambda: next(heads))
+    received = np.frombuffer(example.sums(0), "<f4")[: 2 * 40].reshape(2, 40)
+    np.testing.assert_allclose(received, dense.sum(1), rtol=1e-5)

@@ -256,10 +256,10 @@ def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
     may_end = threading.Event()
     make = MatrixTiles._make
 
-    def slowly(self: MatrixTiles, number: int, head: int) -> Any:
+    def slowly(self: MatrixTiles, number: int, head: int, *band: Any) -> None:
         begun.append(head)
         assert may_end.wait(30)
-        return make(self, number, head)
+        make(self, number, head, *band)
 
     monkeypatch.setattr(MatrixTiles, "_make", slowly)
     client = Client(serving(collect([long_trace(4096)])))
@@ -278,6 +278,36 @@ def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(
     # Nobody looks at head 0 any longer, but that its pass was begun.
     assert client.get(path.format(1))[0] == 200
     assert begun.count(0) <= 1 and begun.count(1) == 1
+
+
+def test_a_pass_ends_when_nobody_waits_for_it_any_longer(
+    serving: Serving, long_trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.studio.tiles._BAND_CELLS", 16 * 4096)
+    begun, made = threading.Event(), []
+    make = MatrixTiles._make
+
+    def noticed(self: MatrixTiles, number: int, head: int, found: Any, band: int) -> None:
+        made.append((head, band))
+        begun.set()
+        time.sleep(0.05)
+        make(self, number, head, found, band)
+
+    monkeypatch.setattr(MatrixTiles, "_make", noticed)
+    client = Client(serving(collect([long_trace(4096)])))
+    path = "/api/examples/0/layers/0/heads/0/matrix/max/4/0/0"
+    with socket.create_connection(("127.0.0.1", client.port)) as left:
+        left.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
+        assert begun.wait(30)
+    end = time.monotonic() + 30
+    before = -1
+    while before != len(made) and time.monotonic() < end:
+        before = len(made)
+        time.sleep(1)
+    assert 0 < before < 256
+    # Whoever comes back goes on from there: every band was made once.
+    assert client.get(path)[0] == 200
+    assert sorted(made) == [(0, band) for band in range(256)]
 
 
 def test_parallel_clients_lose_no_request(client: Client) -> None:

@@ -120,6 +120,28 @@ def test_of_too_many_blocks_the_pass_begins_higher(
     assert (level < 5) == (not tiles._passes)
 
 
+@pytest.mark.parametrize("of", ["max", "mass"])
+def test_a_pass_is_made_for_the_rows_in_sight_and_goes_on_from_there(
+    long_trace, monkeypatch: pytest.MonkeyPatch, of
+) -> None:
+    trace = long_trace(5_000)
+    expected = tiles_of(trace).numbers(0, 1, of, 5, 0, 0)
+    lower = tiles_of(trace).numbers(0, 1, of, 4, 1, 0)
+    monkeypatch.setattr("weft.studio.tiles._BAND_CELLS", 16 * 5_000 * 10)
+    tiles = tiles_of(trace)
+    np.testing.assert_array_equal(tiles.numbers(0, 1, of, 4, 1, 0), lower)
+    found = tiles._passes[0, 1]
+    # Rows of blocks 256 to 312 are in bands 25 to 31 of ten.
+    assert np.flatnonzero(found.done).tolist() == list(range(25, 32))
+    assert tiles.takes_long(0, 1, 4, 0) and not tiles.takes_long(0, 1, 4, 1)
+    left = iter([True] * 3 + [False])
+    with pytest.raises(InterruptedError):
+        tiles.tile(0, 1, of, 5, 0, 0, lambda: next(left))
+    assert np.flatnonzero(found.done).tolist() == [0, 1, 2, *range(25, 32)]
+    np.testing.assert_array_equal(tiles.numbers(0, 1, of, 5, 0, 0), expected)
+    assert found.done.all() and not tiles.takes_long(0, 1, 5, 0)
+
+
 def test_a_very_long_text_takes_little_memory() -> None:
     length = 200_000
     queries, keys = torch.randn(2, 1, length, 4)

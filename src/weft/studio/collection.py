@@ -166,14 +166,16 @@ class Example:
         norms = self._norms(number)
         return None if norms is None else bytes(norms.astype("<f4").tobytes())
 
-    def sums(self, number: int) -> bytes:
+    def sums(self, number: int, go_on: Callable[[], bool] = lambda: True) -> bytes:
         """See `weft.studio.sums.layer_sums`; of a layer whose pictures are exact."""
         with self._summing:
             if number not in self._sums:
                 arrays, norms = self.layers[number], self._norms(number)
                 terms = self.trace.layers[number].terms
                 sinks = None if terms is None else terms.sinks
-                self._sums[number] = layer_sums(arrays, self.matrix.matrix(number), norms, sinks)
+                self._sums[number] = layer_sums(
+                    arrays, self.matrix.matrix(number), norms, sinks, go_on
+                )
         return self._sums[number]
 
     def sums_take_long(self, number: int) -> bool:

@@ -75,6 +75,6 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
         return await pieces.slowly(
             request,
-            lambda: found.tiles.tile(layers, place, of, height, *at),
-            lambda: found.tiles.takes_long(layers, place, height),
+            lambda go_on: found.tiles.tile(layers, place, of, height, *at, go_on),
+            lambda: found.tiles.takes_long(layers, place, height, at[0]),
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -37,19 +38,26 @@ class DifferenceTiles:
         self._sides = tuple(_Bounds(example) for example in (first, second))
 
     def tile(
-        self, layers: tuple[int, int], head: int, of: Of, level: int, row: int, column: int
+        self,
+        layers: tuple[int, int],
+        head: int,
+        of: Of,
+        level: int,
+        row: int,
+        column: int,
+        go_on: Callable[[], bool] = lambda: True,
     ) -> bytes:
         """A tile as `weft.studio.tiles.MatrixTiles.tile`; layers: their numbers in both."""
         (low, high), (later_low, later_high) = (
-            side.tile(number, head, of, level, row, column)
+            side.tile(number, head, of, level, row, column, go_on)
             for side, number in zip(self._sides, layers, strict=True)
         )
         return as_tile(nearest(later_low - high, later_high - low))
 
-    def takes_long(self, layers: tuple[int, int], head: int, level: int) -> bool:
+    def takes_long(self, layers: tuple[int, int], head: int, level: int, row: int) -> bool:
         """Whether a tile waits for a pass over a whole matrix: see `MatrixTiles`."""
         pairs = zip(self._sides, layers, strict=True)
-        return any(side.matrix.takes_long(number, head, level) for side, number in pairs)
+        return any(side.matrix.takes_long(number, head, level, row) for side, number in pairs)
 
 
 def nearest(low: Array, high: Array) -> Array:
@@ -72,10 +80,17 @@ class _Bounds:
         self._reading = threading.Lock()
 
     def tile(
-        self, number: int, head: int, of: Of, level: int, row: int, column: int
+        self,
+        number: int,
+        head: int,
+        of: Of,
+        level: int,
+        row: int,
+        column: int,
+        go_on: Callable[[], bool],
     ) -> tuple[Array, Array]:
         """The least and the most that the numbers of a tile can be."""
-        low = self.matrix.numbers(number, head, of, level, row, column)
+        low = self.matrix.numbers(number, head, of, level, row, column, go_on)
         if self.matrix.exact(number):
             return low, low
         size = 2**level

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ __all__ = ["BYTES", "JSON", "MISSING", "SO_FAR", "Binary", "Found", "Number", "P
 
 #: Pieces that take long and are made at the same time.
 _AT_ONCE = 2
+#: Seconds between two looks whether a browser still waits for one.
+_LOOK = 0.2
 #: What there is of a piece, and whether that is all.
 Found = tuple[bytes, bool]
 # Decimal digits only: a path is one thing, not many spellings of it.
@@ -68,17 +71,38 @@ class Pieces:
         return Response(make(), media_type=kind, headers=caching)
 
     async def slowly(
-        self, request: Request, make: Callable[[], bytes], takes_long: Callable[[], bool]
+        self,
+        request: Request,
+        make: Callable[[Callable[[], bool]], bytes],
+        takes_long: Callable[[], bool],
     ) -> Response:
         """Likewise of a piece that may take long. Such ones wait for each other outside of the
         server's threads, which others need meanwhile; and none is made for a browser that has left.
+
+        make: is given what it asks now and then: whether to go on; raises InterruptedError where
+        not.
         """
+        left = threading.Event()
+
+        def made() -> Response:
+            try:
+                return self.answer(request, lambda: make(lambda: not left.is_set()))
+            except InterruptedError:
+                return Response(status_code=204)
+
         if not takes_long():
-            return await run_in_threadpool(self.answer, request, make)
+            return await run_in_threadpool(made)
         async with self._slow:
             if await request.is_disconnected():
                 return Response(status_code=204)
-            return await run_in_threadpool(self.answer, request, make)
+            making = asyncio.ensure_future(run_in_threadpool(made))
+            try:
+                while not (await asyncio.wait({making}, timeout=_LOOK))[0]:
+                    if await request.is_disconnected():
+                        left.set()
+                return making.result()
+            finally:
+                left.set()
 
     def so_far(self, request: Request, content: bytes, whole: bool) -> Response:
         """A piece that is not whole yet is asked for again."""

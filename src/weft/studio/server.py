@@ -255,7 +255,9 @@ def _add_layers(app: FastAPI, pieces: Pieces) -> None:
         if chosen.overviews.state(number) == "kept":
             raise HTTPException(404, "this layer has its kept edges alone: there are no exact sums")
         return await pieces.slowly(
-            request, lambda: chosen.sums(number), lambda: chosen.sums_take_long(number)
+            request,
+            lambda go_on: chosen.sums(number, go_on),
+            lambda: chosen.sums_take_long(number),
         )
 
 
@@ -301,8 +303,10 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         tile_column = within("column", column, -(-keys // step))
         return await pieces.slowly(
             request,
-            lambda: chosen.matrix.tile(number, of_head, of, height, tile_row, tile_column),
-            lambda: chosen.matrix.takes_long(number, of_head, height),
+            lambda go_on: chosen.matrix.tile(
+                number, of_head, of, height, tile_row, tile_column, go_on
+            ),
+            lambda: chosen.matrix.takes_long(number, of_head, height, tile_row),
         )
 
     @app.get(_HEAD + "/cells/{row}/{column}", responses=JSON)

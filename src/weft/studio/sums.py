@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from scipy import sparse
@@ -19,6 +21,7 @@ def layer_sums(
     matrix: AttentionMatrix | None,
     norms: Array | None,
     sinks: Tensor | None = None,
+    go_on: Callable[[], bool] = lambda: True,
 ) -> bytes:
     """Sums over the weights P of each head, float32, little-endian, one after the other:
 
@@ -31,6 +34,9 @@ def layer_sums(
         arrays: the kept edges, which are all of them where there is no matrix.
         norms: |v|, (heads, keys); None: `valued` and `given` are left out.
         sinks: logits, (heads,); None: `sinks` is left out.
+        go_on: asked before each head.
+
+    Raises: InterruptedError: it said no.
     """
     heads, queries, length = arrays.heads, arrays.queries, arrays.length
     known = arrays.received
@@ -38,6 +44,8 @@ def layer_sums(
     valued = np.zeros((heads, queries), np.float32)
     given = np.zeros((heads, length), np.float32)
     for head in range(heads if queries and length else 0):
+        if not go_on():
+            raise InterruptedError
         whole = _edges(arrays, head) if matrix is None else matrix.head(head)
         if known is None:
             received[head] = whole.T @ np.ones(queries, np.float32)

@@ -7,8 +7,9 @@ keys and log-sum-exp; at level L blocks of 2^L x 2^L cells, of which a tile show
     mass    the mass that a row of the block has in it, on average
 
 From level 4 on, above 131,072 tokens from a higher one, tiles are made of one pass over the whole
-matrix of a head, which is kept for the heads looked at last. Where a trace has no queries and keys,
-tiles hold the kept edges alone.
+matrix of a head, which is kept for the heads looked at last. It goes from band to band of rows: a
+tile waits for its own rows alone, and what was made for one that is called off stays for the next.
+Where a trace has no queries and keys, tiles hold the kept edges alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,6 +39,8 @@ SIDE = 256
 _BASE, _MOST_BLOCKS = 4, 2**26
 #: Heads whose pass is kept, and layers whose queries and keys are.
 _HEADS, _LAYERS = 16, 2
+#: Cells of a band of a pass: some tenths of a second.
+_BAND_CELLS = 2**27
 #: Bytes of passes held at most, besides the last: at 131,072 tokens one takes 512 MiB.
 _HELD = 2**29
 
@@ -48,6 +53,29 @@ def top_level(queries: int, keys: int) -> int:
     return level
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """Largest weights and masses of blocks of a whole matrix, of the base level; size: their side;
+    tall: rows of blocks in a band; done: of which bands they are there.
+    """
+
+    largest: Array
+    masses: Array
+    size: int
+    tall: int
+    done: Array
+
+    def missing(self, rows: range) -> list[int]:
+        """The bands that some rows of blocks wait for."""
+        bands = range(rows.start // self.tall, -(-rows.stop // self.tall))
+        return [band for band in bands if not self.done[band]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.largest.nbytes + self.masses.nbytes
+
+
 class MatrixTiles:
     """The tiles of a trace. Safe to ask from several threads."""
 
@@ -55,24 +83,54 @@ class MatrixTiles:
         self._trace = trace
         self._arrays = layers
         self._matrices: OrderedDict[int, AttentionMatrix | None] = OrderedDict()
-        self._passes: OrderedDict[tuple[int, int], tuple[Array, Array]] = OrderedDict()
+        self._passes: OrderedDict[tuple[int, int], _Pass] = OrderedDict()
         self._opening = threading.Lock()
         self._passing = threading.Lock()
         self._keeping = threading.Lock()
         self._working = threading.Semaphore(2)
 
-    def tile(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> bytes:
-        """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends."""
-        return as_tile(self.numbers(number, head, of, level, row, column))
+    def tile(
+        self,
+        number: int,
+        head: int,
+        of: Of,
+        level: int,
+        row: int,
+        column: int,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> bytes:
+        """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends.
 
-    def numbers(self, number: int, head: int, of: Of, level: int, row: int, column: int) -> Array:
+        go_on: asked now and then in a pass that takes long.
+        Raises: InterruptedError: it said no.
+        """
+        return as_tile(self.numbers(number, head, of, level, row, column, go_on))
+
+    def numbers(
+        self,
+        number: int,
+        head: int,
+        of: Of,
+        level: int,
+        row: int,
+        column: int,
+        go_on: Callable[[], bool] = lambda: True,
+    ) -> Array:
         """A tile as it was worked out, float32."""
         _, queries, keys = self._trace.layers[number].shape
         base = _base_level(queries, keys)
         if level >= base:
-            whole = self._pass(number, head)[0 if of == "max" else 1]
-            numbers = _coarser(whole, 2**base, 2 ** (level - base), of, queries)
-            return numbers[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
+            found = self._held(number, head)
+            factor = 2 ** (level - base)
+            down, across = (
+                range(place * SIDE * factor, min((place + 1) * SIDE * factor, blocks))
+                for place, blocks in zip((row, column), found.largest.shape, strict=True)
+            )
+            self._pass(number, head, found, down, go_on)
+            whole = found.largest if of == "max" else found.masses
+            part = whole[down.start : down.stop, across.start : across.stop]
+            last = min(down.stop * found.size, queries)
+            return _coarser(part, found.size, factor, of, last - down.start * found.size)
         size = 2**level
         rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
         columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
@@ -134,52 +192,62 @@ class MatrixTiles:
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
-    def takes_long(self, number: int, head: int, level: int) -> bool:
-        """Whether a tile waits for a pass over the whole matrix of its head, yet to be made."""
+    def takes_long(self, number: int, head: int, level: int, row: int) -> bool:
+        """Whether a tile waits for a pass over the matrix of its head, yet to be made."""
         _, queries, keys = self._trace.layers[number].shape
-        return level >= _base_level(queries, keys) and self._made(number, head) is None
+        base = _base_level(queries, keys)
+        if level < base:
+            return False
+        with self._keeping:
+            found = self._passes.get((number, head))
+        if found is None:
+            return True
+        tall = SIDE << (level - base)
+        return bool(found.missing(range(row * tall, min((row + 1) * tall, len(found.largest)))))
 
-    def _pass(self, number: int, head: int) -> tuple[Array, Array]:
-        """Largest weights and masses of blocks of the whole matrix, of the base level."""
-        found = self._made(number, head)
-        if found is not None:
-            return found
-        with self._passing:
-            # Whoever was here before may have made it.
-            found = self._made(number, head)
-            if found is None:
-                found = self._make(number, head)
-                with self._keeping:
-                    self._passes[number, head] = found
-                    self._forget()
-            return found
-
-    def _made(self, number: int, head: int) -> tuple[Array, Array] | None:
-        """The pass of a head that is held; None: there is none."""
+    def _held(self, number: int, head: int) -> _Pass:
+        """The pass of a head, as far as it is made; those of the heads looked at last are held."""
         with self._keeping:
             if (number, head) not in self._passes:
-                return None
+                _, queries, keys = self._trace.layers[number].shape
+                size = 2 ** _base_level(queries, keys)
+                high, wide = -(-queries // size), -(-keys // size)
+                tall = max(1, _BAND_CELLS // (size * max(keys, 1)))
+                largest, masses = (np.zeros((high, wide), np.float32) for _ in range(2))
+                done = np.zeros(-(-high // tall), bool)
+                self._passes[number, head] = _Pass(largest, masses, size, tall, done)
+                self._forget()
             self._passes.move_to_end((number, head))
             return self._passes[number, head]
 
-    def _make(self, number: int, head: int) -> tuple[Array, Array]:
-        matrix = self.matrix(number)
+    def _pass(
+        self, number: int, head: int, found: _Pass, rows: range, go_on: Callable[[], bool]
+    ) -> None:
+        """Make a pass for some rows of blocks."""
+        for band in found.missing(rows):
+            with self._passing:
+                if not go_on():
+                    raise InterruptedError
+                # Whoever was here before may have made it.
+                if not found.done[band]:
+                    self._make(number, head, found, band)
+
+    def _make(self, number: int, head: int, found: _Pass, band: int) -> None:
+        """Make a band of a pass."""
         _, queries, keys = self._trace.layers[number].shape
-        size = 2 ** _base_level(queries, keys)
-        if matrix is None:
-            everything = range(queries), range(keys)
-            maxima, sums = _kept_blocks(self._arrays[number], head, *everything, size)
-        else:
-            maxima, sums = matrix.block_summaries(head, size)
-        masses = sums.numpy()
-        masses /= _rows_of(queries, size)[:, None]
-        return maxima.numpy(), masses
+        first = band * found.tall
+        into = slice(first, first + found.tall)
+        rows = range(first * found.size, min((first + found.tall) * found.size, queries))
+        maxima, sums = self._blocks(number, head, rows, range(keys), found.size)
+        found.largest[into] = maxima.numpy()
+        found.masses[into] = sums.numpy() / _rows_of(len(rows), found.size)[:, None]
+        found.done[band] = True
 
     def _forget(self) -> None:
-        """Let go of the passes that were made first, where they are many or large."""
-        total = sum(part.nbytes for parts in self._passes.values() for part in parts)
+        """Let go of the passes that were begun first, where they are many or large."""
+        total = sum(found.nbytes for found in self._passes.values())
         while len(self._passes) > 1 and (len(self._passes) > _HEADS or total > _HELD):
-            total -= sum(part.nbytes for part in self._passes.popitem(last=False)[1])
+            total -= self._passes.popitem(last=False)[1].nbytes
 
 
 def as_tile(numbers: Array) -> bytes:
