@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import weft
 
@@ -65,6 +66,123 @@ def test_the_vision_encoder_of_sam_is_traced(tmp_path) -> None:
             assert torch.allclose(layer.graph.dense().double(), expected, atol=1e-6)
     weft.trace(sam_encoder("sdpa"), pixels, save=tmp_path / "t.weft")
     assert len(weft.open(tmp_path / "t.weft").layers) == 2
+
+
+def sam(implementation: str) -> Any:
+    """SAM, whose encoder calls torch's function, and whose decoder uses the interface."""
+    torch.manual_seed(0)
+    config = transformers.SamConfig(
+        vision_config={
+            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+            "patch_size": 8, "mlp_dim": 16, "output_channels": 16, "window_size": 2,
+            "global_attn_indexes": [1], "num_pos_feats": 8,
+        },
+        prompt_encoder_config={
+            "hidden_size": 16, "image_size": 32, "patch_size": 8, "mask_input_channels": 4,
+        },
+        mask_decoder_config={
+            "hidden_size": 16, "num_attention_heads": 2, "mlp_dim": 16,
+            "iou_head_hidden_dim": 16,
+        },
+    )  # fmt: skip
+    build = transformers.SamModel._from_config
+    model: Any = build(config, attn_implementation=implementation).eval()
+    return model
+
+
+def test_both_halves_of_sam_are_traced_and_watched() -> None:
+    model, eager = sam("sdpa"), sam("eager")
+    inputs = {
+        "pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.ones(1, 1, 1, 2),
+        "input_labels": torch.ones(1, 1, 1, dtype=torch.long),
+    }  # fmt: skip
+    trace = weft.trace(model, inputs, keep=weft.All())
+    with weft.watch(model, keep=weft.All()) as watched:
+        model(**inputs)
+    own = [f"vision_encoder.layers.{number}.attn" for number in range(2)]
+
+    with pytest.warns(UserWarning, match="ran and cannot be traced"):
+        decoder = weft.trace(eager, inputs, keep=weft.All())
+    formed: dict[str, torch.Tensor] = {}
+    for path in own:
+        # Its eager module returns its weights: (windows * heads, queries, keys).
+        eager.get_submodule(path).register_forward_hook(
+            lambda module, given, output, path=path: formed.update({path: output[1]})
+        )
+    with torch.no_grad():
+        eager(**inputs)
+    for found in (trace, watched.trace):
+        assert [layer.name for layer in found.layers] == own + [
+            layer.name for layer in decoder.layers
+        ]
+        assert not found.not_traced
+        for layer in found.layers[:2]:
+            windows = formed[layer.name].unflatten(0, (-1, 4))
+            expected = torch.stack([torch.block_diag(*windows[:, head]) for head in range(4)])
+            assert torch.allclose(layer.graph.dense(), expected, atol=1e-6)
+        for layer, known in zip(found.layers[2:], decoder.layers, strict=True):
+            assert torch.allclose(layer.graph.dense(), known.graph.dense(), atol=1e-5)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+class Pooling(nn.Module):
+    """In place of a layer's feed-forward: one query, from a parameter, looks at all positions."""
+
+    def __init__(self, width: int, heads: bool) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 1, width))
+        self.attention = nn.MultiheadAttention(width, 1, batch_first=True) if heads else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        query = self.query.expand(len(hidden), -1, -1)
+        if self.attention is not None:
+            return self.attention(query, hidden, hidden)[0]
+        return nn.functional.scaled_dot_product_attention(query, hidden, hidden)
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_pooling_beside_the_interface_is_a_layer(heads: bool) -> None:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaModel(config).eval()
+    model.layers[1].mlp = pooling = Pooling(8, heads)
+    ids, seen = torch.tensor([[3, 4, 5, 6, 7]]), []
+    hook = pooling.register_forward_pre_hook(lambda module, given: seen.append(given[0][0]))
+    trace = weft.trace(model, ids, keep=weft.All())
+    hook.remove()
+    assert not trace.not_traced
+    layer = trace.layers[2]
+    assert layer.name == ("layers.1.mlp.attention" if heads else "layers.1.mlp")
+    assert (layer.kind, layer.shape) == ("cross", (1, 1, 5))
+    query, keys = pooling.query[0], seen[-1]
+    if heads:
+        weight, bias = pooling.attention.in_proj_weight, pooling.attention.in_proj_bias
+        query, keys = query @ weight[:8].T + bias[:8], keys @ weight[8:16].T + bias[8:16]
+    expected = (query @ keys.T / 8**0.5).softmax(-1)
+    assert torch.allclose(layer.graph.dense()[0], expected, atol=1e-6)
+
+
+def test_what_pools_the_positions_of_each_step_is_a_layer_of_a_generation() -> None:
+    class Mixing(nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=2,
+        num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.model.layers[0].mlp = Mixing()
+    trace = weft.trace(model, torch.tensor([[3, 4, 5]]), generate=20, keep=weft.All())
+    layer = next(layer for layer in trace.layers if layer.name.endswith("mlp"))
+    dense = layer.graph.dense()[0]
+    # The prompt looks at itself; each later token, which has no cache here, at itself alone.
+    assert torch.allclose(dense[:3, :3].sum(-1), torch.ones(3))
+    assert torch.equal(dense[3:], torch.eye(len(dense))[3:])
 
 
 def test_where_its_softmax_is_written_out_the_error_says_what_helps() -> None:

@@ -189,7 +189,7 @@ class Gate(nn.Module):
         return torch.stack(outputs).sum(0)
 
 
-@pytest.mark.parametrize("how", ["matmul", "method", "einsum", "fused", *WRITTEN])
+@pytest.mark.parametrize("how", ["matmul", "method", "einsum", *WRITTEN])
 @pytest.mark.parametrize("place", ["mlp", "inside"])
 def test_a_module_that_computes_its_own_attention_is_named_whatever_its_class(
     family_named: Callable[[str], Family], how: str, place: str

@@ -10,7 +10,6 @@ differences do not add up, and the first layer that differs is the one at fault.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,6 @@ from weft.mechanism.watching import watching
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import copied, explained, hidden_positions, prefix_of
 from weft.tracing.model_state import evaluation_mode, same_random_numbers, unchanged
-from weft.tracing.module_paths import named_modules
 from weft.tracing.options import Verify, tokens_to_verify
 from weft.tracing.recording.comparison import (
     Comparison,
@@ -37,6 +35,7 @@ from weft.tracing.recording.comparison import (
 from weft.tracing.recording.layer_call import RecordedCall
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.sources.dense_weights import run_dense
+from weft.tracing.sources.own_calls import ATTENTION_FUNCTIONS, calling_modules
 from weft.tracing.sources.source import Receivers, attention_layers, recorded
 from weft.tracing.sources.transformers import routed, routes
 
@@ -377,19 +376,5 @@ def _are_weights(part: Any) -> bool:
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model of Transformers that look up the attention interface themselves."""
-    known: dict[type, bool] = {}
-    modules = {}
-    for path, module in named_modules(model):
-        kind = type(module)
-        if kind not in known:
-            known[kind] = any(map(_looks_up, kind.__mro__))
-        if known[kind]:
-            modules[path] = module
-    return modules
-
-
-def _looks_up(kind: type) -> bool:
-    """Whether a method of a class, itself or under its decorators, names the interface."""
-    methods = [inspect.unwrap(value) for value in vars(kind).values() if inspect.isfunction(value)]
-    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
+    """The modules of a model of Transformers that call the attention interface, or torch's own."""
+    return calling_modules(model, ("ALL_ATTENTION_FUNCTIONS", *ATTENTION_FUNCTIONS))

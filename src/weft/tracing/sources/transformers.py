@@ -16,7 +16,7 @@ import importlib
 import inspect
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from weft.tracing.arguments import Arguments
 from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
+from weft.tracing.sources.own_calls import own_calls
 from weft.tracing.sources.score_masks import lowest_of, score_mask
 from weft.tracing.sources.transformers_masks import LazyMask, eager_mask
 
@@ -334,6 +335,11 @@ def check_recorded(model: nn.Module, paths: Sequence[str]) -> None:
         )
 
 
+def _is_routed(configurations: Sequence[Any], names: Collection[str]) -> bool:
+    """Whether some configuration says one of the names of a `routed`: see `put_back`."""
+    return any(str(c._attn_implementation_internal) in names for c in configurations)
+
+
 @contextmanager
 def put_back(model: nn.Module) -> Iterator[None]:
     """Within `routed`: the model as it is without it, while the block runs."""
@@ -386,7 +392,8 @@ def routed(model: nn.Module, receive: Callable[[LayerCall], Tensor]) -> Iterator
             if own in ("eager", "sdpa") and not getattr(config, "reorder_and_upcast_attn", False):
                 named.stands_for = own
             config._attn_implementation_internal = named
-        yield
+        with own_calls(model, receive, lambda: _is_routed(configurations, names.values())):
+            yield
     finally:
         for config, own in zip(configurations, before, strict=True):
             config._attn_implementation_internal = own
