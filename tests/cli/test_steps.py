@@ -61,7 +61,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_printed(
     ("arguments", "message"),
     [
         (("",), "the sentence is empty"),
-        (("a b", "--query", "c"), "'c' is not among the words that look: a, b."),
+        (("a b", "--query", "c"), "--query 'c': not among the words that look: a, b."),
         (("--head", "2"), "head 2: there are heads 0 to 1."),
         (("--kind", "graph"), "--kind 'graph'; expected one of"),
         (("--matrices", "/nowhere.json"), "nowhere.json"),
@@ -169,7 +169,7 @@ def test_all_kinds_of_a_translator(runs: Path) -> None:
     ("options", "message"),
     [
         ({}, "model: give the text that it reads"),
-        ({"sentence": "two", "kind": "cross"}, "has no cross layer; its layers are: decoder."),
+        ({"sentence": "two", "kind": "cross"}, "has no such layer; its layers are: decoder."),
         ({"sentence": "two", "layer": 1}, "has decoder layers 0 to 0."),
         ({"sentence": "two", "head": 2}, "head 2: there are heads 0 to 1."),
         ({"sentence": "two " * 30}, "tokens; a walk shows 40 at most"),

@@ -203,7 +203,11 @@ def test_given_heads_and_drawn_rest() -> None:
     [
         ({"sentence": "  "}, InputError, "the sentence is empty; give one word or more"),
         ({"sentence": "a " * 41}, InputError, "has 41 tokens; a walk shows 40 at most"),
-        ({"query": "dog"}, InputError, "'dog' is not among the words that look: the, cat, sat."),
+        (
+            {"query": "dog"},
+            InputError,
+            "query 'dog': not among the words that look: the, cat, sat.",
+        ),
         ({"query": 3}, InputError, "query 3: there are words 0 to 2"),
         ({"head": 2}, InputError, "head 2: there are heads 0 to 1"),
         ({"kind": "graph"}, InputError, "kind='graph'; expected one of encoder, decoder, cross"),

@@ -45,6 +45,21 @@ _GOES_ON = {
 }
 
 
+def _with_value(error: BaseException) -> str:
+    """What typer says of bad words; with the value that an option cannot have, if it left it out.
+
+    That is so where typer checks values by pydantic, whose error is then the cause of its own.
+    """
+    message: str = getattr(error, "format_message", error.__str__)()
+    for fault in getattr(error.__cause__, "errors", list)()[:1]:
+        value = repr(str(fault["input"])[:40])
+        if value not in message:
+            start, colon, said = message.partition(": ")
+            about = said.removeprefix("Input ")
+            return f"{start}{colon}{value}{' ' if about != said else ': '}{about}"
+    return message
+
+
 class _Verbs(TyperGroup):
     """The verbs; ends well where the reader of the output leaves, or a person stops us."""
 
@@ -86,8 +101,7 @@ class _Verbs(TyperGroup):
         raise InputError(f"{verb}: no such command.{near} See weft --help.")
 
     def _in_one_line(self, error: BaseException, verb: str | None) -> InputError:
-        message = getattr(error, "format_message", error.__str__)()
-        message = message.replace("Value error, ", "").removesuffix(".")
+        message = _with_value(error).replace("Value error, ", "").removesuffix(".")
         end = "" if message.endswith("?") else "."
         help_of = f"weft {verb}" if verb in self.commands else "weft"
         options = getattr(self.commands.get(verb or ""), "params", [])

@@ -70,6 +70,23 @@ Patch = Annotated[
     str | None,
     typer.Option(help="Another text with as many tokens: each head gives its output on that one."),
 ]
+At = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--at",
+        metavar="N",
+        help="Only at this position of the text does a head give something else; repeat it for "
+        "several; below 0: from the end. [default: at all]",
+    ),
+]
+Estimate = Annotated[
+    bool,
+    typer.Option(
+        "--estimate",
+        help="Estimate all changes at once, by one gradient, and say which position adds most: in "
+        "seconds, and right for small changes.",
+    ),
+]
 Together = Annotated[bool, typer.Option("--together", help="Replace all heads of a layer at once.")]
 ValidationTokens = Annotated[
     int,

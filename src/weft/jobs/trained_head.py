@@ -102,7 +102,7 @@ def _chosen(name: str, traced: TraceData, kind: str, index: int) -> TraceLayer:
     layers = [layer for layer in traced.layers if layer.kind == kind]
     if not layers:
         kinds = ", ".join(sorted({layer.kind for layer in traced.layers}))
-        raise InputError(f"{name} has no {kind} layer; its layers are: {kinds}.")
+        raise InputError(f"kind {kind}: {name} has no such layer; its layers are: {kinds}.")
     if not 0 <= index < len(layers):
         raise InputError(f"layer {index}: {name} has {kind} layers 0 to {len(layers) - 1}.")
     return layers[index]

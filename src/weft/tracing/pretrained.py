@@ -221,7 +221,8 @@ def text_inputs(
     config: Any = model.config
     if not getattr(config, "is_encoder_decoder", False):
         if target is not None:
-            raise InputError(f"--target: a {config.model_type} reads one text and has no target.")
+            kind = config.model_type
+            raise InputError(f"--target: a {kind} reads one text and has no target. Leave it out.")
         return text
     if generates:
         if target is not None:

@@ -179,8 +179,8 @@ def place_of(query: str | int | None, tokens: tuple[str, ...]) -> int:
         listed = ", ".join(visible(token, 12) for token in tokens[:12])
         more = ", ..." if len(tokens) > 12 else ""
         raise InputError(
-            f"{query!r} is not among the words that look: {listed}{more}. Give one of them, or its "
-            f"number, 0 to {len(tokens) - 1}."
+            f"query {query!r}: not among the words that look: {listed}{more}. Give one of them, or "
+            f"its number, 0 to {len(tokens) - 1}."
         ) from None
     if not -len(tokens) <= place < len(tokens):
         raise InputError(f"query {place}: there are words 0 to {len(tokens) - 1}.")

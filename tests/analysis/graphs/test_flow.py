@@ -126,7 +126,7 @@ def test_between_two_sequences(pair_trace) -> None:
 
 
 def test_what_there_is_not(trace, make_trace) -> None:
-    with pytest.raises(weft.InputError, match="no position 12"):
+    with pytest.raises(weft.InputError, match="flow: no input position 12"):
         attention_flow(trace, 0, 12)
     with pytest.raises(weft.InputError, match="queries and keys were not kept"):
         attention_flow(make_trace(["a", "b"], keep=1), 0, 0, exact=True)
@@ -153,7 +153,10 @@ def test_the_command(trace, tmp_path, capsys, monkeypatch) -> None:
     assert run("flow", tmp_path / "t", "--from", "-1", "--from", "2", "--kept", "--json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["targets"] == [-1, 2]
     monkeypatch.setattr(flow_verb, "FLOWS", 11)
-    for options, said in ((("--from", "12"), "no position 12"), ((), "12 input positions")):
+    for options, said in (
+        (("--from", "12"), "--from: no input position 12"),
+        ((), "12 input positions"),
+    ):
         assert run("flow", tmp_path / "t", *options) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line

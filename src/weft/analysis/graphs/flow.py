@@ -82,7 +82,7 @@ def attention_flow(
     residual = real_number("flow", "residual", residual)
     edges = optional_whole("flow", "edges", edges, 1)
     start = place_of("sequence", "flow", "position", position, sizes[queries])
-    ends = places_of("flow", "position", targets, sizes[keys])
+    ends = places_of("flow", "input position", targets, sizes[keys])
     steps = [_step(layer, exact, edges) for layer in layers]
     values = np.array(
         [
