@@ -280,7 +280,7 @@ def _same_weights(found: Found, traces: list[Any], inputs: dict[str, Tensor], ea
         for layer in trace.layers:
             place = places.get(layer.name, 0)
             places[layer.name] = place + 1
-            calls = eager.calls.get(layer.name, [])
+            calls = eager.of(layer.name, layer.heads)
             if place >= len(calls):
                 unknown += 1
                 continue
@@ -302,6 +302,7 @@ def _same_weights(found: Found, traces: list[Any], inputs: dict[str, Tensor], ea
         path
         for path in eager.softmaxes
         if not any(_covers(known, path) for known in (*eager.calls, *named))
+        and not any(of_layer == path for of_layer, _ in compared)
     ]
     if missing:
         raise _WrongError(f"{len(missing)} layers of eager attention are missing: {missing[0]}")

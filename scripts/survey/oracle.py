@@ -24,11 +24,22 @@ class Eager:
     """What a model formed in one run: the weights of each call, by the path of their module."""
 
     calls: dict[str, list[Tensor]] = field(default_factory=dict)
-    softmaxes: set[str] = field(default_factory=set)
+    #: Results of softmax, (..., queries, keys), by the path of the attention module around them.
+    softmaxes: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, path: str, weights: Tensor) -> None:
         """Note the weights of one call, (batch, heads, queries, keys)."""
         self.calls.setdefault(path, []).append(weights.detach().float().clone())
+
+    def of(self, path: str, heads: int) -> list[Tensor]:
+        """The weights of a module: of one that returns none, what its softmax gave."""
+        if path in self.calls:
+            return self.calls[path]
+        return [
+            result.unflatten(0, (-1, heads)) if result.ndim == 3 else result
+            for result in self.softmaxes.get(path, [])
+            if result.ndim == 4 or (result.ndim == 3 and not len(result) % heads)
+        ]
 
     @property
     def count(self) -> int:
@@ -57,9 +68,10 @@ class _Softmaxes(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), options: Any = None
     ) -> Any:
+        result = function(*args, **(options or {}))
         if "softmax" in getattr(function, "__name__", "") and self.inside and args[0].ndim > 2:
-            self.eager.softmaxes.add(self.inside[-1])
-        return function(*args, **(options or {}))
+            self.eager.softmaxes.setdefault(self.inside[-1], []).append(result.detach().float())
+        return result
 
 
 def flat(output: Any) -> Iterator[Any]:

@@ -64,6 +64,47 @@ _SPECIAL = re.compile(r"\w+_token_(id|index)|\w+_(start|end)_id")
 
 #: What single families want beside their names' rules: fields by the type of a configuration.
 FIELDS: dict[str, dict[str, Any]] = {
+    "bamba": {
+        "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "gemma3n_text": {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4,
+        "intermediate_size": [48] * 4, "laurel_rank": 8,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2,
+        "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8,
+    },
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "num_hidden_layers": 4, "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8,
+        "n_groups": 2,
+    },
+    "sam2_hiera_det_model": {
+        "hidden_size": 16, "num_attention_heads": 1, "blocks_per_stage": [1, 1, 2, 1],
+        "embed_dim_per_stage": [16, 32, 64, 128], "num_attention_heads_per_stage": [1, 2, 4, 8],
+        "window_size_per_stage": [4, 2, 4, 2], "global_attention_blocks": [3],
+        "window_positional_embedding_background_size": [7, 7], "image_size": [64, 64],
+        "patch_size": [7, 7],
+    },
+    "sam2_vision_model": {
+        "backbone_channel_list": [128, 64, 32, 16],
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    },
+    "zamba2": {
+        "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3], "mamba_d_state": 8, "n_mamba_heads": 8, "mamba_headdim": 8,
+        "num_key_value_heads": 4, "num_query_groups": 4, "attention_head_dim": 16,
+        "attention_hidden_size": 64, "adapter_rank": 8, "use_mamba_kernels": False,
+    },
     "swin": {"embed_dim": 16, "num_heads": [2, 2, 4, 4], "patch_size": 2, "window_size": 4},
     "donut-swin": {"embed_dim": 16, "num_heads": [2, 2, 4, 4], "patch_size": 2, "window_size": 4},
     "vjepa2": {
@@ -116,6 +157,9 @@ def small_fields(config: Any, keep_widths: bool = False) -> dict[str, Any]:
         if new is not value:
             fields[name] = new
     _layer_lists(config, fields)
+    if getattr(config, "kv_lora_rank", None) is not None and "num_key_value_heads" in fields:
+        # Keys that are made of one small vector have as many heads as queries.
+        fields["num_key_value_heads"] = fields.get("num_attention_heads", HEADS)
     return {**fields, **FIELDS.get(config.model_type, {})}
 
 
