@@ -33,6 +33,15 @@ def test_layers_have_their_paths(model: Two) -> None:
     assert [name for name, _ in layers_of(model)] == ["first", "block.cross"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_that_are_compiled_one_by_one_have_the_paths_of_those_that_are_not(
+    model: Two,
+) -> None:
+    model.first = torch.compile(model.first)
+    assert any("_orig_mod" in path for path, _ in model.named_modules())
+    assert [name for name, _ in layers_of(model)] == ["first", "block.cross"]
+
+
 def test_each_call_is_recorded_in_order(model: Two) -> None:
     inputs = torch.randn(3, 5, 8)
     expected = model(inputs)

@@ -10,7 +10,7 @@ from torch import nn
 
 import weft
 from weft.analysis.matrices.projections import matrices_of
-from weft.tracing.module_paths import named_modules
+from weft.mechanism.module_paths import named_modules
 
 # The compiler's own modules, when it is loaded.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

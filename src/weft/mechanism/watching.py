@@ -10,18 +10,18 @@ from torch import nn
 
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.graph import Keep
+from weft.mechanism.module_paths import named_modules
 from weft.mechanism.observe import Editor, Observation, Observer
 
 __all__ = ["Recorder", "editing", "layers_of", "watching"]
 
 
 def layers_of(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
-    """The attention layers of a model with their names, in the order of the model."""
-    return [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, AttentionLayer)
-    ]
+    """The attention layers of a model with their paths, in the order of the model.
+
+    Of layers that were compiled one by one the paths are those of the model as it is written.
+    """
+    return [(path, part) for path, part in named_modules(model) if isinstance(part, AttentionLayer)]
 
 
 class Recorder:

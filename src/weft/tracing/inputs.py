@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.arguments import BESIDE, Arguments, Inputs
-from weft.tracing.module_paths import named_modules
 
 __all__ = [
     "batch_of",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from weft.errors import InputError
-from weft.tracing.module_paths import is_compiled
+from weft.mechanism.module_paths import is_compiled
 from weft.tracing.sources.shared_switch import SharedSwitch
 
 __all__ = [

@@ -16,12 +16,13 @@ from weft.errors import InputError
 from weft.formats.files import JsonMapping
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import AttentionGraph, Keep
+from weft.mechanism.module_paths import named_modules
 from weft.mechanism.received import LastQueries, last_queries
+from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import check_loaded, explained
 from weft.tracing.model_state import as_written, evaluation_mode, recording_alone
-from weft.tracing.module_paths import named_modules, own_layers
 from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.comparison import Comparison
@@ -68,7 +69,7 @@ def attention_calls(
         notice = stack.enter_context(noticing(model, told=True))
         receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
         stack.enter_context(recorded(model, keep, receivers))
-        observed = {path for path, _ in own_layers(model)}
+        observed = {path for path, _ in layers_of(model)}
         calls = AttentionCalls(notice, receivers, keep, observed)
         for path, layer in unknown_layers(model).items():
             refuse = partial(_refuse, calls, path or type(layer).__name__)

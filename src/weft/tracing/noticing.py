@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.mechanism.function import attend, attention
+from weft.mechanism.module_paths import named_modules
 from weft.mechanism.watching import layers_of
-from weft.tracing.module_paths import named_modules
 from weft.tracing.sources.transformers import is_transformers_model
 from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from weft.errors import InputError
 from weft.formats.history import Snapshot
 from weft.mechanism.attention_layer import AttentionLayer
+from weft.mechanism.module_paths import named_modules
 from weft.mechanism.shapes import check_type, in_words
 from weft.mechanism.spectra import finite
-from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.sequences import layer_kind
 
 __all__ = [

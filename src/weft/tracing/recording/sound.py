@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.arguments import Inputs
-from weft.tracing.module_paths import named_modules
 
 __all__ = ["SoundAxis", "is_sound"]
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, WeftError
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.arguments import Inputs
 from weft.tracing.inputs import batch_of
-from weft.tracing.module_paths import named_modules
 from weft.tracing.noticing import takes_attention
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.graph import All, AttentionGraph, Keep
-from weft.tracing.module_paths import named_modules
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.source import Receivers, Source
 

@@ -12,9 +12,9 @@ from torch import nn
 from weft.errors import InputError
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph_layer import GraphConvolution, GraphObserver
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.description import describe
 from weft.tracing.model_state import evaluation_mode
-from weft.tracing.module_paths import named_modules
 
 __all__ = ["trace_nodes"]
 

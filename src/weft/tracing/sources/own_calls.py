@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.mechanism.graph import Top
-from weft.tracing.module_paths import named_modules
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.source import Receivers
 from weft.tracing.sources.torch_functions import AttentionCalls

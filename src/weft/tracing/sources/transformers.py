@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.mechanism.masks import Mask, causal
+from weft.mechanism.module_paths import named_modules
 from weft.tracing.arguments import Arguments
-from weft.tracing.module_paths import named_modules
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import layer_kind
 from weft.tracing.sources.own_calls import own_calls

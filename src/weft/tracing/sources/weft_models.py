@@ -14,9 +14,8 @@ from weft.errors import InputError
 from weft.mechanism.attention_layer import AttentionLayer
 from weft.mechanism.graph import AttentionGraph, Keep, Top
 from weft.mechanism.observe import Observation
-from weft.mechanism.watching import watching
+from weft.mechanism.watching import layers_of, watching
 from weft.tracing.arguments import Arguments, Inputs
-from weft.tracing.module_paths import own_layers
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import Sequences, on_device_of
 from weft.tracing.sources.source import Receivers, Source
@@ -46,7 +45,7 @@ class LayerObserver:
     ) -> None:
         self.keep: Keep = keep
         self._receive = receive
-        self._paths = {id(layer): path for path, layer in own_layers(model)}
+        self._paths = {id(layer): path for path, layer in layers_of(model)}
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive what a layer computed."""
@@ -85,7 +84,7 @@ def _calls(
     return observed(model, keep, receivers.take)
 
 
-SOURCE = Source(lambda model: dict(own_layers(model)), _calls)
+SOURCE = Source(lambda model: dict(layers_of(model)), _calls)
 
 
 def as_inputs(model: nn.Module, inputs: Inputs | Tensor) -> Arguments:

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from weft.mechanism.attention_layer import AttentionLayer
-
-__all__ = ["is_compiled", "named_modules", "own_layers"]
+__all__ = ["is_compiled", "named_modules"]
 
 
 def is_compiled(module: object) -> bool:
@@ -45,8 +43,3 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             if part is not None
         ]
         waiting += reversed(inner)
-
-
-def own_layers(model: nn.Module) -> list[tuple[str, AttentionLayer]]:
-    """The attention layers of weft in a model with their paths, in the order of the model."""
-    return [(path, part) for path, part in named_modules(model) if isinstance(part, AttentionLayer)]
