@@ -1,4 +1,4 @@
-"""An induction circuit from random matrices: trained, found, named, and its birth dated.
+"""An induction circuit from random matrices: trained, found, named, and when it formed.
 
     python examples/induction.py
 

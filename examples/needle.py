@@ -105,8 +105,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/repeats"), help="where the run is")
     parser.add_argument("--texts", type=int, default=200, help="of each depth")
+    parser.add_argument("--steps", type=int, help="of the training, instead of the example's")
     given = parser.parse_args()
-    train(load_config(CONFIG, []), given.run, SilentListener())
+    changed = [] if given.steps is None else [f"training.max_steps={given.steps}"]
+    train(load_config(CONFIG, changed), given.run, SilentListener())
     run = open_run(given.run)
     asked = [texts(run, depth, given.texts) for depth in DEPTHS]
 

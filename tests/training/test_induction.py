@@ -45,17 +45,40 @@ def test_what_an_example_takes_from_weft_is_there(example: Path) -> None:
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
 
 
-def test_the_whole_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["induction.py", "--runs", str(tmp_path), "--steps", "2", "--since", "0"]
-    )
-    example_called("induction").main()
+#: Options with which an example ends soon, what it prints then, and a file that it leaves.
+SMALL = {
+    "asked": (
+        "--folder . --steps 2 --sentences 100",
+        "of 4 unseen sentences|\n     6  |looks from the question to the thing: |looks-up.png",
+        "looks-up.png",
+    ),
+    "induction": (
+        "--runs . --steps 2 --since 0",
+        "2 layers: 2 steps|Right on the repeated half: two layers ",
+        "repeats/induction-head.png",
+    ),
+    "needle": ("--run . --steps 2 --texts 2", "\n 100%  |\nnothing  ", "best.safetensors"),
+    "watched": ("--run . --steps 2", "The monitor took |weft view .", "measures.jsonl"),
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_a_whole_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    example: Path,
+) -> None:  # fmt: skip
+    options, printed, left = SMALL[example.stem]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [example.name, *options.split()])
+    module = example_called(example.stem)
+    for name in ("TEXTS", "TESTS"):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, 4)
+    module.main()
     out = capsys.readouterr().out
-    assert "2 layers: 2 steps" in out
-    assert "Right on the repeated half: two layers " in out
-    assert (tmp_path / "repeats" / "induction-head.png").exists()
+    for part in printed.split("|"):
+        assert part in out
+    assert (tmp_path / left).exists()
 
 
 @pytest.mark.slow
