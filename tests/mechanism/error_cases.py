@@ -404,11 +404,11 @@ CASES: list[tuple[str, Callable[[], object], str, str]] = [
     ("score shape", lambda: call(score=Own()), "Own", "one for each query and key"),
     ("matrix product", lambda: matrix(2, 3, 4) @ zeros(4), "@", "(3, columns)"),
     ("matrix index", lambda: matrix(2, 3, 4)[0], "matrix[0]", "matrix[head, queries, keys]"),
-    ("matrix cell", lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[(0, 3, 0)]", "a number below 3"),
+    ("matrix cell", lambda: matrix(2, 3, 4)[0, 3, 0], "matrix[0, 3, 0]", "a number below 3"),
     ("matrix above", lambda: matrix(2, 3, 4).above(2), "above", "above 0, at most 1"),
     ("matrix head", lambda: matrix(2, 3, 4).head(2), "head", "heads 0 to 1"),
     ("matrix dense", lambda: matrix(1, 20_000, 1).dense(), "dense", "force=True"),
-    ("matrix row", lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[(0, 0.5, 0)]", "no such query"),
+    ("matrix row", lambda: matrix(2, 3, 4)[0, 0.5, 0], "matrix[0, 0.5, 0]", "no such query"),
     ("matrix block", lambda: matrix(2, 3, 4).block_maxima(0), "block_maxima", "1 or more"),
     ("matrix mass", lambda: matrix(2, 3, 4).mass([3]), "mass", "indices below 3"),
     (

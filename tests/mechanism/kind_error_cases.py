@@ -184,7 +184,7 @@ KIND_CASES: Cases = [
     ("product with a list", lambda: matrix().T @ [1, 2, 3], "T @", "as_tensor"),
     ("mass of a word", lambda: matrix().mass("a"), "mass", "an offset"),
     ("above a word", lambda: matrix().above("a"), "above", "a finite number"),
-    ("slice of words", lambda: matrix()[0, slice("a"), 0], "matrix[(0, slice(None, 'a', None), 0)]",
+    ("slice of words", lambda: matrix()[0, slice("a"), 0], "matrix[0, slice(None, 'a', None), 0]",
      "ends of the slice"),
     # layers
     ("heads in words", lambda: layer(heads="4"), "MultiHeadAttention", "whole number"),

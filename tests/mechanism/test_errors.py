@@ -8,9 +8,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from tests.mechanism.error_cases import CASES, call, graph, zeros
 
 import weft
@@ -41,6 +44,38 @@ def test_an_error_is_one_line_with_operation_and_remedy(
     assert remedy in message
     assert "\n" not in message
     assert message == message.strip()
+
+
+TABLE = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    "wrong", [TABLE, TABLE.numpy(), {"a": TABLE}], ids=["tensor", "array", "dict"]
+)
+def test_a_table_in_place_of_any_other_argument_is_said_in_one_line(wrong: Any) -> None:
+    tokens, untyped = zeros(2, 5, 8), cast(Any, weft)
+    matrix = untyped.AttentionMatrix(tokens, tokens)
+    words = ("score", "relative", "scale", "softcap", "dropout", "backend")
+    calls: dict[str, Callable[[], object]] = {
+        **{
+            f"{name} {word}": partial(function, tokens, tokens, tokens, **{word: wrong})
+            for name, function in (("attention", untyped.attention), ("attend", untyped.attend))
+            for word in words
+        },
+        **{
+            f"attend {word}": partial(untyped.attend, tokens, tokens, tokens, **{word: wrong})
+            for word in ("keep", "received")
+        },
+        "window": partial(untyped.window, wrong, 1),
+        "neighbours": partial(untyped.neighbours, torch.eye(3), nodes=wrong),
+        "block_means": partial(matrix.block_means, wrong),
+        "adjacency": partial(graph().adjacency, 0, of=wrong),
+        "matrix[]": partial(matrix.__getitem__, wrong),
+    }
+    for name, run in calls.items():
+        with pytest.raises(weft.InputError) as caught:
+            run()
+        assert "\n" not in str(caught.value), name
 
 
 def test_shapes_that_do_not_fit_are_shape_errors() -> None:

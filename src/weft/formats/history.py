@@ -32,6 +32,7 @@ from weft.formats.files import JsonObject, cannot_read
 from weft.formats.tensors import load_tensors, read_notes, save_tensors
 from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.head_matrices import MATRICES, MEASURES
+from weft.mechanism.shapes import in_words
 
 if TYPE_CHECKING:
     import pandas
@@ -272,8 +273,8 @@ class History:
             step = operator.index(step)
         except TypeError:
             raise InputError(
-                f"history[{step!r}]: expected the number of a step, of those in history.steps; or "
-                "-1, the last. list(history) has them all."
+                f"history[{in_words(step)}]: expected the number of a step, of those in "
+                "history.steps; or -1, the last. list(history) has them all."
             ) from None
         if step < 0:
             steps = self.steps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.mask import Mask
-from weft.mechanism.shapes import whole_number
+from weft.mechanism.shapes import in_words, whole_number
 
 __all__ = ["Neighbours", "neighbours"]
 
@@ -128,8 +128,8 @@ def neighbours(adjacency: Any, nodes: int | None = None) -> Mask:
         compressed.sum_duplicates()
     if nodes is not None and edges is None:
         raise InputError(
-            f"neighbours: nodes={nodes!r} goes with an edge_index, integers (2, edges); got "
-            f"{dtype} of shape {tuple(shape)}. Leave nodes out for an adjacency matrix."
+            f"neighbours: nodes={in_words(nodes)} goes with an edge_index, integers (2, "
+            f"edges); got {dtype} of shape {tuple(shape)}. Leave nodes out for an adjacency matrix."
         )
     compressed.eliminate_zeros()
     return Neighbours(

@@ -17,6 +17,7 @@ from weft.mechanism.shapes import (
     describe,
     finite_number,
     in_batch_of_one,
+    in_words,
     real_tensor,
 )
 
@@ -69,7 +70,7 @@ def checked_call(
             {"the bias": bias, "the tensor of sinks": sinks},
             queries.device,
         )
-    if scale is not None or softcap is not None or dropout != 0:
+    if scale is not None or softcap is not None or type(dropout) is not float or dropout != 0:
         _check_numbers(operation, scale, softcap, dropout)
     if queries.ndim == 3 == keys.ndim == values.ndim:
         queries, keys, values = in_batch_of_one(operation, queries, keys, values)
@@ -116,10 +117,13 @@ def _check_kinds(
 ) -> None:
     """Raise an InputError where an argument is no score, no positions, no tensor of a device."""
     if score is not None and not isinstance(score, Score):
-        raise InputError(f"{operation}: score={score!r}; expected a score such as weft.Dot().")
+        raise InputError(
+            f"{operation}: score={in_words(score)}; expected a score such as weft.Dot()."
+        )
     if relative is not None and not isinstance(relative, Relative):
         raise InputError(
-            f"{operation}: relative={relative!r}; expected weft.Shaw, weft.ALiBi or weft.Buckets."
+            f"{operation}: relative={in_words(relative)}; expected weft.Shaw, weft.ALiBi or "
+            "weft.Buckets."
         )
     for name, given in tensors.items():
         if given is not None and real_tensor(operation, name, given).device != device:

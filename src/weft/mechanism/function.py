@@ -22,6 +22,7 @@ from weft.mechanism.neighbourhood import routing
 from weft.mechanism.positions import Relative
 from weft.mechanism.received import LastQueries, last_queries
 from weft.mechanism.scores import Score
+from weft.mechanism.shapes import in_words
 
 __all__ = ["Backend", "attend", "attention"]
 
@@ -94,6 +95,7 @@ def attention(
         through: Tensor = _through_modes(attention, given, backend=backend, **options)
         return through
     check_tensors("attention", queries, keys, values)
+    _check_backend("attention", backend)
     batched = queries.ndim == 4
     call = checked_call(
         "attention",
@@ -211,6 +213,7 @@ def attend(
         )
         return both
     check_tensors("attend", queries, keys, values)
+    _check_backend("attend", backend)
     batched = queries.ndim == 4
     call = checked_call(
         "attend",
@@ -245,7 +248,7 @@ def attend(
     if isinstance(keep, Top):
         output, graph = (native if served else torch_ops).attend(call, keep)
         return (output, graph) if batched else (output[0], graph[0])
-    raise InputError(f"attend: keep={keep!r}; expected weft.Top(k) or weft.All().")
+    raise InputError(f"attend: keep={in_words(keep)}; expected weft.Top(k) or weft.All().")
 
 
 def _by_triton(
@@ -263,14 +266,21 @@ def _by_triton(
     return torch_ops.attend(call, keep)
 
 
+def _check_backend(operation: str, backend: object) -> None:
+    """Raise an InputError where a backend is none."""
+    if backend is not None and (
+        not isinstance(backend, str) or backend not in ("torch", "native", "triton")
+    ):
+        raise InputError(
+            f'{operation}: backend={in_words(backend)}; expected "native", "triton", "torch" or '
+            "None."
+        )
+
+
 def _served_natively(
     operation: str, call: AttentionCall, backend: Backend | None, keep: Keep | None = None
 ) -> bool:
     """Whether the native kernels run a call; an error where they are asked for and cannot."""
-    if backend not in (None, "torch", "native", "triton"):
-        raise InputError(
-            f'{operation}: backend={backend!r}; expected "native", "triton", "torch" or None.'
-        )
     if backend == "triton" and isinstance(keep, All):
         raise BackendError(
             f'{operation}: backend="triton" never forms the dense weights that keep=All() asks '

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import InputError, optional_package
 from weft.mechanism.parts import changed
-from weft.mechanism.shapes import describe, place_of, whole_number
+from weft.mechanism.shapes import describe, in_words, place_of, whole_number
 
 if TYPE_CHECKING:
     import networkx
@@ -265,8 +265,8 @@ class AttentionGraph:
         """
         import scipy.sparse
 
-        if of not in ("weights", "scores"):
-            raise InputError(f'adjacency: of={of!r}; expected "weights" or "scores".')
+        if not isinstance(of, str) or of not in ("weights", "scores"):
+            raise InputError(f'adjacency: of={in_words(of)}; expected "weights" or "scores".')
         rows, columns, scores, weights = self._edges("adjacency", head)
         _, queries, keys = self.shape
         matrix = scipy.sparse.csr_array(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.shapes import describe, finite_number, whole_number
+from weft.mechanism.shapes import describe, finite_number, in_words, whole_number
 
 __all__ = ["check_edges", "check_features", "check_numbers", "check_size", "checked_widths"]
 
@@ -17,8 +17,8 @@ def checked_widths(name: str, in_channels: object) -> int | tuple[int, int]:
     numbers = [whole_number(name, "in_channels", width, -1, None) for width in widths]
     if len(numbers) not in (1, 2):
         raise InputError(
-            f"{name}: in_channels={in_channels!r}; expected the width of the nodes' features, or a "
-            "pair, of sources and of targets."
+            f"{name}: in_channels={in_words(in_channels)}; expected the width of the nodes' "
+            "features, or a pair, of sources and of targets."
         )
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
@@ -26,7 +26,7 @@ def checked_widths(name: str, in_channels: object) -> int | tuple[int, int]:
 def check_numbers(name: str, dropout: float, negative_slope: float) -> None:
     """Raise an InputError where one is no number, or not in its range."""
     if not 0 <= finite_number(name, "dropout", dropout) <= 1:
-        raise InputError(f"{name}: dropout={dropout!r}; expected a probability, 0 to 1.")
+        raise InputError(f"{name}: dropout={in_words(dropout)}; expected a probability, 0 to 1.")
     finite_number(name, "negative_slope", negative_slope)
 
 
@@ -71,11 +71,13 @@ def check_size(name: str, size: object, sources: Tensor, targets: Tensor | None)
     if size is None:
         return
     if not isinstance(size, tuple | list) or len(size) != 2:
-        raise InputError(f"{name}: size={size!r}; expected the numbers of sources and targets.")
+        raise InputError(
+            f"{name}: size={in_words(size)}; expected the numbers of sources and targets."
+        )
     for what, number, nodes in zip(("sources", "targets"), size, (sources, targets), strict=True):
         whole = whole_number(name, "size", number, 0, None)
         if nodes is not None and whole != len(nodes):
             raise ShapeError(
-                f"{name}: size={size!r}, but x has features of {len(nodes):,} {what}. Leave size "
-                "out, or give that number."
+                f"{name}: size={in_words(size)}, but x has features of {len(nodes):,} {what}. "
+                "Leave size out, or give that number."
             )

@@ -27,7 +27,7 @@ from weft.mechanism.neighbourhood.function import (
 )
 from weft.mechanism.neighbourhood.loops import Fill, with_self_loops
 from weft.mechanism.neighbourhood.projection import glorot, projection
-from weft.mechanism.shapes import describe, whole_number
+from weft.mechanism.shapes import describe, in_words, whole_number
 
 __all__ = ["Flow", "GraphConvolution", "GraphObserver", "Nodes"]
 
@@ -73,7 +73,8 @@ class GraphConvolution(nn.Module):
         check_numbers(self.name, dropout, negative_slope)
         if flow not in ("source_to_target", "target_to_source"):
             raise InputError(
-                f'{self.name}: flow={flow!r}; expected "source_to_target" or "target_to_source".'
+                f'{self.name}: flow={in_words(flow)}; expected "source_to_target" or '
+                '"target_to_source".'
             )
         self.out_channels, self.heads = out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout

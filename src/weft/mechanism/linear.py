@@ -24,7 +24,7 @@ from torch.nn.modules import module as all_modules
 from weft.errors import InputError, ShapeError
 from weft.mechanism.backends import native_feed_forward, native_linear, native_product
 from weft.mechanism.backends.native_prepared import PreparedMaps
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, in_words
 
 __all__ = [
     "Products",
@@ -65,7 +65,7 @@ def products(kind: Products) -> Iterator[None]:
     """
     if kind not in get_args(Products):
         expected = '"float32", "float32-tiles" or "bfloat16"'
-        raise InputError(f"products: {kind!r}; expected {expected}.")
+        raise InputError(f"products: {in_words(kind)}; expected {expected}.")
     before = _products.set(kind)
     try:
         yield

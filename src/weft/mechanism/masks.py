@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.errors import InputError, ShapeError
 from weft.mechanism.mask import Both, Either, Explicit, KeyRanges, Mask, as_mask
-from weft.mechanism.shapes import FARTHEST, describe, whole_number
+from weft.mechanism.shapes import FARTHEST, describe, in_words, whole_number
 
 __all__ = [
     "Both",
@@ -60,8 +60,8 @@ class Window(Mask):
                 keys: int | None = whole_number("window", name, size, 0, None)
             except InputError:
                 raise InputError(
-                    f"window: {name} is {size!r}; expected 0 or more keys, or None for an open "
-                    "side."
+                    f"window: {name} is {in_words(size)}; expected 0 or more keys, or None for an "
+                    "open side."
                 ) from None
             # No key lies as far as this from any position: the side is open, and a number of 64
             # bits holds every sum of position, offset and side.

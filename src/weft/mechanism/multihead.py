@@ -25,6 +25,7 @@ from weft.mechanism.shapes import (
     chosen,
     describe,
     finite_number,
+    in_words,
     place_of,
     real_tensor,
     whole_number,
@@ -109,7 +110,7 @@ class MultiHeadAttention(AttentionLayer, WithConstants):
             )
         if weights not in ("learned", "uniform") or (weights == "uniform" and relative != "none"):
             raise InputError(
-                f"{name}: weights={weights!r}, relative={relative!r}; expected "
+                f"{name}: weights={in_words(weights)}, relative={in_words(relative)}; expected "
                 '"learned", or "uniform" without relative positions, which act on the weights.'
             )
         clip = whole_number(name, "clip", clip, 0)

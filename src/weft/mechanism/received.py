@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.mechanism.shapes import FARTHEST, Weights, whole_number
+from weft.mechanism.shapes import FARTHEST, Weights, in_words, whole_number
 
 __all__ = ["LastQueries", "Received", "in_window", "last_queries", "of_edges", "of_rows"]
 
@@ -64,7 +64,7 @@ def last_queries(received: bool | LastQueries, operation: str) -> int | None:
     if isinstance(received, bool):
         return 0 if received else None
     raise InputError(
-        f"{operation}: received={received!r}; expected True, False, or weft.LastQueries(n)."
+        f"{operation}: received={in_words(received)}; expected True, False, or weft.LastQueries(n)."
     )
 
 

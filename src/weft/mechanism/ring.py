@@ -31,6 +31,7 @@ from weft.mechanism.mask import KeyRanges, Mask, as_mask
 from weft.mechanism.positions import ALiBi, Buckets, Relative, Shaw
 from weft.mechanism.ring_merge import ROWS, Merged
 from weft.mechanism.scores import Score
+from weft.mechanism.shapes import in_words
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -161,7 +162,7 @@ def _check_options(
             "torch.no_grad()."
         )
     if not isinstance(keep, Top):
-        raise InputError(f"ring_attend: keep={keep!r}; expected weft.Top(k).")
+        raise InputError(f"ring_attend: keep={in_words(keep)}; expected weft.Top(k).")
 
 
 def _shiftable(relative: Relative | None) -> Shaw | ALiBi | Buckets | None:

@@ -14,7 +14,7 @@ from weft.formats.trace import TraceData
 from weft.mechanism.graph import Keep, Top
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
-from weft.mechanism.shapes import check_flag, finite_number, whole_number
+from weft.mechanism.shapes import check_flag, finite_number, in_words, whole_number
 from weft.tracing.given_layers import (
     GivenLayers,
     Making,
@@ -147,7 +147,7 @@ def _stacks(
 ) -> list[Layers]:
     """The arrays as layers, as many of each."""
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise InputError(f'{operation}: layout={layout!r:.40}; expected "HND" or "NHD".')
+        raise InputError(f'{operation}: layout={in_words(layout)}; expected "HND" or "NHD".')
     if heads is not None:
         whole_number(operation, "heads", heads, 1)
     given = {"queries": queries, "keys": keys, "values": values}

@@ -17,7 +17,7 @@ from weft.formats.trace import TraceData
 from weft.formats.trace_writer import writing_trace
 from weft.mechanism.graph import Keep
 from weft.mechanism.masks import Mask, as_mask
-from weft.mechanism.shapes import check_flag
+from weft.mechanism.shapes import check_flag, in_words
 from weft.tracing.given_tokens import GivenTokens
 from weft.tracing.options import check_keep, check_save
 from weft.tracing.recording.layers import LayerMaker
@@ -116,7 +116,7 @@ class GivenLayers:
         for number, own in enumerate(each(operation, "kind", kind, count)):
             if own is not None and not (isinstance(own, str) and own in KINDS):
                 raise InputError(
-                    f"{operation}: kind={own!r:.40}; expected {', '.join(KINDS)} or None."
+                    f"{operation}: kind={in_words(own)}; expected {', '.join(KINDS)} or None."
                 )
             if own is not None:
                 kinds.append(own)

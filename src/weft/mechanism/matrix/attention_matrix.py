@@ -42,7 +42,7 @@ from weft.mechanism.matrix.scipy_operator import linear_operator
 from weft.mechanism.matrix.transposed import TransposedMatrix
 from weft.mechanism.positions import Relative
 from weft.mechanism.scores import Score
-from weft.mechanism.shapes import describe, finite_number, place_of, real_tensor
+from weft.mechanism.shapes import describe, finite_number, in_words, place_of, real_tensor
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -231,7 +231,9 @@ class AttentionMatrix:
             ) from None
         if chosen.ndim == 0:
             if chosen.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
-                raise InputError(f"mass: at={at!r}; expected an offset, as -1, or a set of keys.")
+                raise InputError(
+                    f"mass: at={in_words(at)}; expected an offset, as -1, or a set of keys."
+                )
             return diagonal(self._call, self.lse, int(chosen))
         member = self.queries.new_zeros(self.shape[2])
         if chosen.numel():

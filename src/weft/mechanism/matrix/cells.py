@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.errors import InputError
 from weft.mechanism.autocast import in_own_types
 from weft.mechanism.matrix.calls import MatrixCall
+from weft.mechanism.shapes import in_words
 
 __all__ = [
     "block_size_of",
@@ -93,8 +94,17 @@ def block_size_of(operation: str, size: int) -> int:
     except TypeError:
         number = 0
     if number < 1:
-        raise InputError(f"{operation}: size={size!r}; expected the side of a block, 1 or more.")
+        raise InputError(
+            f"{operation}: size={in_words(size)}; expected the side of a block, 1 or more."
+        )
     return number
+
+
+def _shown(index: object) -> str:
+    """What stands between the brackets, on one line."""
+    if not isinstance(index, tuple):
+        return in_words(index)
+    return ", ".join(repr(part) if isinstance(part, slice) else in_words(part) for part in index)
 
 
 def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, range, list[int]]:
@@ -104,8 +114,8 @@ def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, rang
     """
     if not (isinstance(index, tuple) and len(index) == 3 and not isinstance(index[0], slice)):
         raise InputError(
-            f"matrix[{index!r}]: expected matrix[head, queries, keys], the head a number, the "
-            "others numbers or slices."
+            f"matrix[{_shown(index)}]: expected matrix[head, queries, keys], the head a number, "
+            "the others numbers or slices."
         )
     ranges, numbers = [], []
     for n, (part, size, name) in enumerate(
@@ -116,7 +126,7 @@ def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, rang
                 start, stop, _ = part.indices(size)
             except TypeError:
                 raise InputError(
-                    f"matrix[{index!r}]: expected whole numbers as ends of the slice."
+                    f"matrix[{_shown(index)}]: expected whole numbers as ends of the slice."
                 ) from None
             ranges.append(range(start, max(start, stop)))
             continue
@@ -126,7 +136,7 @@ def ranges_of(index: Any, shape: tuple[int, int, int]) -> tuple[int, range, rang
             number = size
         if not -size <= number < size:
             raise InputError(
-                f"matrix[{index!r}]: no such {name}; expected a number below {size}, or a "
+                f"matrix[{_shown(index)}]: no such {name}; expected a number below {size}, or a "
                 "slice without a step."
             )
         ranges.append(range(number % size, number % size + 1))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import InputError
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, in_words
 
 __all__ = ["Fill", "with_self_loops"]
 
@@ -58,7 +58,7 @@ def _filled(targets: Tensor, features: Tensor, fill: Fill, nodes: int) -> Tensor
     if isinstance(fill, str):
         if fill not in _COMBINED:
             raise InputError(
-                f"fill_value: it is {fill!r}; expected a number, a tensor or one of "
+                f"fill_value: it is {in_words(fill)}; expected a number, a tensor or one of "
                 f"{', '.join(_COMBINED)}."
             )
         # The empty product is 1, everything else that is empty 0.
