@@ -18,7 +18,7 @@ from weft.traces import Trace
 def sent(viewer: Viewer, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
     """The status and the JSON of an answer; a body is sent by POST."""
     port = int(viewer.address.rsplit(":", 1)[1].strip("/"))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     named = {"Content-Type": "application/json", **headers}
     connection.request("GET" if body is None else "POST", f"/api/{path}", content, named)
