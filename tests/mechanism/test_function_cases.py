@@ -389,6 +389,26 @@ def test_a_row_with_an_infinite_score_says_that_it_is_no_number(backend: Any) ->
     assert graph.count[0].tolist() == [3, 3, 2]
 
 
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"backend": "native"}, [6, 6, 6]),
+        ({"backend": "native", "bias": torch.zeros(1, 3, 6)}, [5, 5, 5]),
+        ({"backend": "native", "mask": torch.ones(3, 6, dtype=torch.bool).tril(4)}, [4, 5, 5]),
+        ({"backend": "torch"}, [5, 5, 5]),
+    ],
+    ids=["range", "bias", "cells", "torch"],
+)
+def test_whether_a_key_of_minus_infinity_is_counted(
+    options: dict[str, Any], count: list[int]
+) -> None:
+    queries, keys = torch.rand(1, 3, 4) + 0.1, torch.randn(1, 6, 4)
+    keys[0, 2] = -math.inf
+    _, graph = weft.attend(queries, keys, torch.randn(1, 6, 4), keep=weft.Top(6), **options)
+    assert graph.count[0].tolist() == count
+    assert not bool((graph.keys == 2).any())
+
+
 @pytest.mark.parametrize("backend", (None, "torch"))
 @pytest.mark.parametrize("size", (1e8, 3e12))
 def test_gradients_of_huge_scores_are_numbers(size: float, backend: Any) -> None:

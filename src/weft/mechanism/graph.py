@@ -95,7 +95,9 @@ class AttentionGraph:
         entropy                 (heads, queries): of the row's weights, in nats
         rest                    (heads, queries): mass that is on no kept edge (a sink's included)
         count                   (heads, queries): number of keys that could be looked at, whose
-                                score is above minus infinity
+                                score is above minus infinity. Kernels that are given no mask of
+                                cells and no bias count every key of a row's range, one too whose
+                                product is minus infinity, as of a key of minus infinity
         length                  number of keys: the columns of the matrix
         symmetric               whether score(i, j) = score(j, i) by construction
 
