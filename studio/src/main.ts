@@ -17,6 +17,7 @@ if (place) {
     ? packedSource(JSON.parse(data.textContent ?? "{}") as Pack)
     : servedSource(new URL("api/", document.baseURI).href);
   place.classList.add("weft-whole");
+  place.replaceChildren();
   mount(App, { target: place, props: { studio: new Studio(source, true, location.hash, names) } });
 }
 

@@ -114,6 +114,26 @@ def test_the_line_around_a_picture_is_whole(studio, minilm_page, order) -> None:
         assert box["x"] + box["width"] + 4 <= stage["x"] + stage["width"]
 
 
+def test_a_page_that_is_on_its_way_says_so(studio, serving, pair_trace) -> None:
+    viewer = serving(collect([pair_trace, pair_trace]))
+    page = studio.open("about:blank", viewer.address)
+    held = []
+    page.route("**/studio.js", lambda route: held.append(route))
+    page.goto(viewer.address, wait_until="commit")
+    page.get_by_text("Opening the studio …").wait_for()
+    page.route("**/api/open", lambda route: held.append(route))
+    until(page, lambda: bool(held))
+    held.pop().continue_()
+    page.get_by_text("Reading the trace …").wait_for()
+    assert page.get_by_text("Opening the studio …").count() == 0
+    # Tabs that come with the traces, as Texts, would move the others.
+    views = page.get_by_label("Views", exact=True)
+    assert not views.is_visible()
+    until(page, lambda: bool(held))
+    held.pop().continue_()
+    page.get_by_role("link", name="Texts").wait_for()
+
+
 def test_the_slider_of_a_training_on_a_phone(studio, pair_trace, history_of) -> None:
     page = studio.file(
         collect([pair_trace], history=history_of(pair_trace)), "#view=training", width=360

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import socket
@@ -34,7 +35,7 @@ class Client:
         self, path: str, host: str | None = None, method: str = "GET", **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.putrequest(method, path, skip_host=True)
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         connection.putheader("Host", host or f"127.0.0.1:{self.port}")
         for name, value in headers.items():
             connection.putheader(name.replace("_", "-"), value)
@@ -246,6 +247,17 @@ def many_clients(client: Client, clients: int, seconds: float) -> int:
     assert problems == []
     assert min(counts) > 0
     return sum(counts)
+
+
+def test_texts_are_compressed_for_who_takes_that(client: Client) -> None:
+    for path in ("/studio.js", "/studio.css"):
+        _, plain, body = client.get(path)
+        status, said, packed = client.get(path, Accept_Encoding="gzip, deflate, br")
+        assert status == 200 and said["content-encoding"] == "gzip"
+        assert "content-encoding" not in plain and plain["vary"] == said["vary"]
+        assert gzip.decompress(packed) == body and len(packed) < len(body) / 2
+    tile = "/api/examples/0/layers/0/heads/0/matrix/max/0/0/0"
+    assert "content-encoding" not in client.get(tile, Accept_Encoding="gzip")[1]
 
 
 def test_what_takes_long_and_was_called_off_keeps_nobody_waiting(

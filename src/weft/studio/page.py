@@ -33,7 +33,7 @@ _SHELL = """<!doctype html>
 {style}
 </head>
 <body>
-<div id="weft-studio"></div>
+<div id="weft-studio"><p class="weft-opening">Opening the studio …</p></div>
 <noscript>This page draws its pictures with a script, which is switched off here.</noscript>
 {data}{script}
 </body>
