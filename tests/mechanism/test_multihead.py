@@ -180,17 +180,19 @@ def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.M
     torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
 
 
-def test_a_compiled_step_is_compiled_for_any_length() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_compiled_step_is_compiled_for_any_length(mode: type[torch.no_grad]) -> None:
     torch.manual_seed(0)
+    torch.compiler.reset()  # what was compiled of this code before
     layer, tokens = layer_of(8, 2, relative="rotary"), random(1, 14, 8)
 
-    @torch.compile(backend="eager")
+    @torch.compile(backend="aot_eager", fullgraph=True)
     def step(token: Tensor, cache: KeyValueCache) -> Tensor:
         output: Tensor = layer(token, mask=weft.causal(offset=cache.length), cache=cache)
         return output
 
     cache = KeyValueCache()
-    with torch.no_grad():
+    with mode():
         steps = [step(token, cache) for token in tokens[:, :6].split(1, 1)]
         with torch.compiler.set_stance("fail_on_recompile"):
             steps += [step(token, cache) for token in tokens[:, 6:].split(1, 1)]

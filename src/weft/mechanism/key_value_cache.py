@@ -24,7 +24,8 @@ class KeyValueCache:
 
     Where no derivatives are taken, new positions are written behind the others, in memory that
     doubles when it is full, so that a step copies what is new alone. What `keys` and `values` give
-    may then be written over by `reorder`.
+    may then be written over by `reorder`. In a compiled program all steps of a cache are in
+    `torch.inference_mode`, or none.
     """
 
     def __init__(self) -> None:
@@ -91,8 +92,7 @@ class KeyValueCache:
         room, given = self._room
         # Somebody may have put others in the place of those that were given.
         own = self.keys is given[0] and self.values is given[1]
-        may_be_written = torch.is_inference_mode_enabled() or not room[0].is_inference()
-        return room if own and may_be_written else None
+        return room if own and _may_be_written(room[0]) else None
 
     def reorder(self, order: Tensor) -> None:
         """Take sequence ``order[b]`` as sequence b: beams survive, die or split.
@@ -129,6 +129,14 @@ class KeyValueCache:
         for part in room:
             part[moved, :end] = part[order[moved], :end]
         self.keys, self.values = self._use((room[0][:count], room[1][:count]), end)
+
+
+def _may_be_written(tensor: Tensor) -> bool:
+    """Whether a tensor is none of inference mode, or this is it."""
+    # The compiler knows neither: it leaves inference mode while it reads a program.
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_inference_mode_enabled() or not tensor.is_inference()
 
 
 def _check_sizes(old: Tensor, new: Tensor) -> None:
