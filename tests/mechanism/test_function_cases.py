@@ -471,6 +471,27 @@ def test_an_exported_graph_is_of_any_length() -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("received", [False, True, weft.LastQueries(4), weft.LastQueries(40)])
+def test_an_exported_graph_is_of_lengths_below_k_and_of_the_last_queries(received: Any) -> None:
+    class Graph(torch.nn.Module):
+        def forward(self, tokens: Tensor) -> list[Tensor]:
+            output, graph = weft.attend(
+                tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(8), received=received
+            )
+            kept = (graph.keys, graph.scores, graph.weights, graph.entropy, graph.rest, graph.count)
+            sums = (graph.received, graph.received_most, graph.received_last)
+            return [output, *kept, *(each for each in sums if each is not None)]
+
+    length = torch.export.Dim("length", min=2, max=64)
+    generator = torch.Generator().manual_seed(0)
+    given = (torch.randn(1, 2, 6, 4, generator=generator),)
+    program = torch.export.export(Graph(), given, dynamic_shapes=({2: length},))
+    for count in (2, 5, 8, 31):
+        tokens = torch.randn(1, 2, count, 4, generator=generator)
+        for found, expected in zip(program.module()(tokens), Graph()(tokens), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
 def test_a_graph_on_meta_has_its_shapes() -> None:
     tokens = torch.empty(2, 3, 5, 4, device="meta")
     output, graph = weft.attend(tokens, tokens, tokens, mask=weft.causal(), keep=weft.Top(2))

@@ -84,7 +84,12 @@ def of_rows(weights: Weights, rows: range, queries: int, last: int | None) -> Re
     with torch.no_grad():
         none = weights.new_zeros(*weights.shape[:-2], weights.shape[-1])
         most = weights.amax(-2) if weights.shape[-2] else none
-    window = weights[..., in_window(rows, queries, last), :].sum(-2) if last else None
+    window = None
+    if last and type(queries) is int:
+        window = weights[..., in_window(rows, queries, last), :].sum(-2)
+    elif last:  # in a program that is compiled for any number of them
+        early = torch.arange(rows.start, rows.stop, device=weights.device) < queries - last
+        window = weights.masked_fill(early[:, None], 0).sum(-2)
     return Received(weights.sum(-2), most, window)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from weft.mechanism.autocast import in_own_types
 from weft.mechanism.backends.recomputed import applied
@@ -40,8 +41,15 @@ __all__ = ["attend", "attend_all", "attention", "fused_serves", "strongest"]
 
 
 def strongest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores of each row, highest first, ties to the lower key; and their keys."""
-    k = min(k, scores.shape[-1])
+    """The k highest scores of each row, highest first, ties to the lower key; and their keys.
+
+    Of a row of fewer keys all; in a program that is compiled for any number of them minus infinity
+    and keys past the last one stand in the places that are left.
+    """
+    if type(scores.shape[-1]) is int:
+        k = min(k, scores.shape[-1])
+    elif k:
+        scores = pad(scores, (0, k), value=-torch.inf)
     if k == 0:
         # Not a view of the scores: it would keep them in memory.
         empty = scores[..., :0].clone()
@@ -76,7 +84,7 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
         kept_scores, kept_keys = strongest(scores, k)
         # Empty places weigh 0 also in a row that is no number.
         empty = kept_scores == -torch.inf
-        kept_weights = weights.gather(-1, kept_keys).masked_fill(empty, 0)
+        kept_weights = weights.gather(-1, kept_keys.masked_fill(empty, 0)).masked_fill(empty, 0)
         kept_keys = kept_keys.masked_fill(empty, -1).int()
         kept = Rows(
             weigh(call, weights, values, rows),
