@@ -33,6 +33,8 @@ export class Notes {
   /** Why they cannot be read or written, in one line. */
   problem = $state("");
   private example: Example | null = null;
+  /** How often notes were written here. */
+  private writes = 0;
 
   constructor(private readonly source: Source) {}
 
@@ -41,10 +43,13 @@ export class Notes {
     if (!example) return;
     if (example !== this.example) [this.all, this.writable, this.problem] = [[], false, ""];
     this.example = example;
+    const { writes } = this;
     try {
       const known = await this.source.json<Known>(example.path("notes"));
       if (example !== this.example) return;
-      ({ notes: this.all, writable: this.writable, problem: this.problem } = known);
+      this.writable = known.writable;
+      // What was read before one was written may come after it.
+      if (writes === this.writes) [this.all, this.problem] = [known.notes, known.problem];
     } catch (error) {
       if (example === this.example) this.problem = (error as Error).message;
     }
@@ -84,7 +89,10 @@ export class Notes {
         return false;
       }
       if (answer.problem) this.problem = answer.problem;
-      if (answer.notes) this.all = answer.notes;
+      if (answer.notes) {
+        this.writes++;
+        this.all = answer.notes;
+      }
       return !answer.problem;
     } catch (error) {
       this.problem = (error as Error).message;

@@ -272,7 +272,9 @@ export class Studio {
       await this.measure(example);
     } catch (error) {
       if (this.awaited === place) this.awaited = -1;
-      this.problem = (error as Error).message;
+      // That another, which was chosen meanwhile, is shown is no problem.
+      else if (this.example?.number !== place) return;
+      if (!this.read) this.problem = (error as Error).message;
     }
   }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.studio.windows import until
 
 import weft
 from weft.studio.collection import Collection
@@ -206,3 +207,25 @@ def test_the_title_of_the_page_names_view_and_trace(studio: Any, three: Collecti
     page.go_back()
     page.locator(".stage .tile").first.wait_for()
     assert page.title().startswith("Heads · ")
+
+
+def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
+    studio: Any, serving: Any, three: Collection
+) -> None:
+    viewer = serving(three)
+    page = studio.served(viewer)
+    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
+    held: list[Any] = []
+    page.route("**/api/examples/1", lambda route: held.append(route))
+    page.keyboard.press("]")
+    until(page, lambda: bool(held))
+    page.locator("#weft-example").select_option("2")
+    page.locator("h1", has_text="4 tokens").wait_for()
+    page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
+    headers = {"Weft-Traces": three.traces}
+    held.pop().fulfill(status=404, headers=headers, json={"detail": "this trace is damaged"})
+    page.wait_for_timeout(300)
+    assert page.get_by_role("alert").count() == 0
+    assert page.locator(".sheet > canvas:not(.waiting)").first.is_visible()
+    assert any("404" in problem for problem in studio.problems)
+    studio.problems.clear()
