@@ -39,7 +39,9 @@ def calling_modules(
     for path, module in named_modules(model):
         kind = type(module)
         if kind not in known:
-            known[kind] = any(_names_one_of(one, names) for one in kind.__mro__)
+            # That of every module names none.
+            own = [one for one in kind.__mro__ if one not in nn.Module.__mro__]
+            known[kind] = any(_names_one_of(one, names) for one in own)
         if known[kind]:
             modules[path] = module
     return modules
