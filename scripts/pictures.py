@@ -75,7 +75,6 @@ SHOTS = {
     "studio-threads-dark": (
         "short", "#view=threads&layer=4&head=3&heads=0.3.8&query=10&lock=1&sinks=1", "dark",
     ),
-    "studio-threads-light": ("short", "#view=threads&layer=2&head=4&sinks=1", "light"),
     "studio-flow-light": (
         "river", "#view=threads&layer=1&head=7&query=53&lock=1&sinks=1", "light",
     ),

@@ -93,15 +93,17 @@ for row, first in enumerate(edges):
     tile = whole[head, first : first + block, :].numpy().sum(0)
     sums[row] = np.add.reduceat(tile, list(edges))
 figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), constrained_layout=True)
-axes[0].imshow(np.log10(sums + 1e-4), cmap="viridis")
+mass = axes[0].imshow(sums + 1e-4, norm="log", cmap="viridis")
+figure.colorbar(mass, ax=axes[0], label="sum of the weights of a block", shrink=0.8)
 axes[0].set(
-    title=f"Layer {layer}, head {head}: blocks of {block} x {block}, log10 of the mass",
+    title=f"Layer {layer}, head {head}: blocks of {block} x {block}",
     xlabel="block of keys",
     ylabel="block of queries",
 )
 last = slice(length - 64, length)
 sides = (length - 64.5, length - 0.5)  # positions, as the axes name them
-axes[1].imshow(whole[head, last, last], cmap="Blues", extent=(*sides, *sides[::-1]))
+weights = axes[1].imshow(whole[head, last, last], cmap="Blues", extent=(*sides, *sides[::-1]))
+figure.colorbar(weights, ax=axes[1], label="weight", shrink=0.8)
 _ = axes[1].set(title="its last 64 x 64 cells", xlabel="key", ylabel="query")
 
 # %% [markdown]
