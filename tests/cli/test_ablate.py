@@ -51,6 +51,39 @@ def test_runs_by_their_validation_data_and_by_a_text(weft_main: Command, runs: P
     assert patched["baseline"] == pytest.approx(logit["baseline"])
 
 
+def test_estimates_and_single_positions(weft_main: Command, runs: Path) -> None:
+    """An estimate names the position that adds most; --at changes that one alone."""
+    letters = ("ablate", runs / "language", "--text", "two me", "--logit", "a")
+    measured = last_json(weft_main(*letters, "--json"))
+    found = weft_main(*letters, "--estimate", "--json")
+    estimated = last_json(found)
+    assert estimated["estimated"] and not measured["estimated"]
+    assert estimated["baseline"] == pytest.approx(measured["baseline"], abs=1e-5)
+    heads = {tuple(effect["heads"][0]) for effect in measured["heads"]}
+    assert {tuple(effect["heads"][0]) for effect in estimated["heads"]} == heads
+    for effect in estimated["heads"]:
+        assert len(effect["at"]) == len("two me")
+        assert effect["change"] == pytest.approx(sum(effect["at"]), abs=1e-5)
+    # The last position alone is read, and its token is an e.
+    last = max(estimated["heads"], key=lambda effect: effect["heads"][0])
+    assert all(abs(part) < 1e-6 for part in last["at"][:-1]) and "5 e" in found.out
+    assert "estimated by one gradient" in found.out
+    row = next(csv.DictReader(io.StringIO(weft_main(*letters, "--estimate", "--csv").out)))
+    assert float(row["there"]) == pytest.approx(estimated["heads"][0]["at"][int(row["most_at"])])
+    at = last_json(weft_main(*letters, "--at", "-1", "--at", "0", "--estimate", "--json"))
+    for effect in at["heads"]:
+        assert [place for place, part in enumerate(effect["at"]) if part] in ([0, 5], [0], [5], [])
+    alone = last_json(weft_main(*letters, "--at", "-1", "--json"))
+    changes = {tuple(effect["heads"][0]): effect["change"] for effect in alone["heads"]}
+    for effect in measured["heads"]:
+        if effect["heads"][0] == last["heads"][0]:
+            assert changes[tuple(effect["heads"][0])] == pytest.approx(effect["change"], abs=1e-5)
+    # Of the loss on validation data, several texts at once.
+    whole = last_json(weft_main("ablate", runs / "dates", "--estimate", "--together", "--json"))
+    assert [len(effect["heads"]) for effect in whole["heads"]] == [2, 2, 2]
+    assert "at" not in whole["heads"][0]
+
+
 @pytest.mark.usefixtures("words")
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "bart"])
 def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -> None:
@@ -81,6 +114,8 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
     assert found["measure"] == name
     assert len(found["heads"]) == heads
     assert any(abs(effect["change"]) > 1e-6 for effect in found["heads"])
+    estimated = last_json(weft_main("ablate", tmp_path, *more, "--estimate", "--json"))
+    assert len(estimated["heads"]) == heads and all(effect["at"] for effect in estimated["heads"])
     if kind == "bert":
         logit = weft_main(
             "ablate", tmp_path, "--text", "a [MASK] c", "--logit", "b", "--layer", "0", "--json"
@@ -94,6 +129,9 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--text", ""), "the text is empty"),
         (("--against", "a"), "needs --logit"),
         (("--patch", "a"), "needs --text"),
+        (("--at", "0"), "--at needs --text"),
+        (("--text", "abc", "--at", "4"), "--at: no position 4; the input has positions 0 to 1"),
+        (("--text", "abc", "--patch", "ab", "--logit", "a", "--estimate"), "--patch: on that text"),
         (("--layer", "9"), "the model has layers 0 to 0"),
         (("--text", "abc", "--logit", "ab"), "--logit ab: 2 tokens; expected one"),
         (("--text", "abc", "--patch", "ab", "--logit", "a"), "as many tokens"),

@@ -14,7 +14,12 @@ _HEADS = {"heads: ": "--heads: "}
 
 #: By verb: how an error begins, and how it begins where an option was given.
 _BEGINNINGS: Mapping[str, Mapping[str, str]] = {
-    "ablate": {"intervening: a patch of ": "--patch: the patch of "},
+    "ablate": {
+        "intervening: a patch of ": "--patch: the patch of ",
+        "estimate: on the other input ": "--patch: on that text ",
+        "intervening: no position ": "--at: no position ",
+        "estimate: no position ": "--at: no position ",
+    },
     "align": _HEADS,
     "evict": {
         "evict: budget ": "--budget ",

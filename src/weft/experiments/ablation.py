@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Ablation",
     "HeadEffect",
+    "HeadSums",
+    "Measure",
     "RanLayer",
     "ablate",
     "attention_layers",
     "chosen_logit",
+    "groups_of",
     "next_token_loss",
+    "outputs_of",
     "patch",
 ]
 
@@ -49,26 +53,39 @@ class HeadEffect:
 
     heads: (layer, head), both from 0; usually one.
     value: the measure without them; change: less the measure of the whole model.
+    at: of an estimate on one input, what each position of the queries adds to the change.
     """
 
     heads: tuple[tuple[int, int], ...]
     value: float
     change: float
+    at: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
         """The heads as "layer.head", with spaces between them."""
         return " ".join(f"{layer}.{head}" for layer, head in self.heads)
 
+    @property
+    def most_at(self) -> int | None:
+        """The position that adds most to the change, up or down; None: they are not told apart."""
+        if not self.at:
+            return None
+        return max(range(len(self.at)), key=lambda position: abs(self.at[position]))
+
 
 @dataclass(frozen=True)
 class Ablation:
-    """The measure of the whole model, and the effect of each head, in the order asked."""
+    """The measure of the whole model, and the effect of each head, in the order asked.
+
+    estimated: by a gradient (`weft.experiments.estimates`), not measured.
+    """
 
     kind: Kind
     baseline: float
     layers: tuple[RanLayer, ...]
     effects: tuple[HeadEffect, ...]
+    estimated: bool = False
 
     def by_change(self, limit: int | None = None) -> Ablation:
         """The same with the largest changes first, so many at most."""
@@ -77,6 +94,8 @@ class Ablation:
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row an effect: layer, head (of several heads: the first), heads, value, change, name.
+
+        Of estimates that tell positions apart also most_at, and what that position adds, there.
 
         Raises: InputError: pandas is not installed.
         """
@@ -90,10 +109,15 @@ class Ablation:
                 "value": effect.value,
                 "change": effect.change,
                 "name": self.layers[effect.heads[0][0]].name,
+                "most_at": effect.most_at,
+                "there": None if effect.most_at is None else effect.at[effect.most_at],
             }
             for effect in self.effects
         ]
-        return pandas.DataFrame(rows, columns=["layer", "head", "heads", "value", "change", "name"])
+        columns = ["layer", "head", "heads", "value", "change", "name"]
+        if any(effect.at for effect in self.effects):
+            columns += ["most_at", "there"]
+        return pandas.DataFrame(rows, columns=columns)
 
 
 def attention_layers(model: nn.Module, run: Callable[[], Any]) -> list[RanLayer]:
@@ -110,14 +134,17 @@ def attention_layers(model: nn.Module, run: Callable[[], Any]) -> list[RanLayer]
 
 
 Group = tuple[int, int] | Sequence[tuple[int, int]]
+#: Runs a model, as often as it likes, and gives a number: a loss, a logit.
+Measure = Callable[[], float | Tensor]
 
 
 def ablate(
     model: nn.Module,
-    measure: Callable[[], float],
+    measure: Measure,
     *,
     kind: Kind = "zero",
     heads: Sequence[Group] | None = None,
+    positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ablation:
     """The change of a measure when heads are taken away, one after the other.
@@ -131,11 +158,13 @@ def ablate(
             the runs of `measure`; "uniform": the mean of the values it may look at.
         heads: (layer, head), both from 0, layers in the order of the run; or several such pairs
             that are taken away together. None: each head.
+        positions: of queries, at which alone heads give something else; below 0 they count from
+            the end. None: at all.
         progress: told how many of how many are done.
 
     Returns: the measure of the whole model and the change for each head.
 
-    Raises: InputError: no such head; a model whose heads cannot be reached.
+    Raises: InputError: no such head or position; a model whose heads cannot be reached.
 
     >>> import torch
     >>> from weft.mechanism.multihead import MultiHeadAttention
@@ -147,19 +176,20 @@ def ablate(
     """
     if kind not in ("zero", "mean", "uniform"):
         raise InputError(f'ablate: kind={kind!r}; expected "zero", "mean" or "uniform".')
-    sums = _Sums()
+    sums = HeadSums()
     with editing_heads(model, sums):
         baseline = float(measure())
     layers = sums.layers()
     effects = []
-    groups = _groups(layers, heads)
+    groups = groups_of(layers, heads)
     for done, group in enumerate(groups, 1):
         interventions = [
             Intervention(
                 layers[layer].name,
                 head,
                 kind,
-                sums.mean(layers[layer].name, head) if kind == "mean" else None,
+                sums.means(layers[layer].name)[head] if kind == "mean" else None,
+                positions,
             )
             for layer, head in group
         ]
@@ -172,10 +202,11 @@ def ablate(
 
 def patch(
     model: nn.Module,
-    measure: Callable[[], float],
+    measure: Measure,
     source: Callable[[], Any],
     *,
     heads: Sequence[Group] | None = None,
+    positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Ablation:
     """The change of a measure when heads give what they gave on another input.
@@ -184,29 +215,24 @@ def patch(
         model: as for `ablate`.
         measure: runs the model once, and gives a number.
         source: runs the model once on the other input, of as many tokens.
-        heads: as for `ablate`.
+        heads, positions: as for `ablate`.
         progress: likewise.
 
     Returns: as `ablate`.
 
-    Raises: InputError: inputs of different lengths; no such head.
+    Raises: InputError: inputs of different lengths; no such head or position.
     """
-    outputs: dict[str, Tensor] = {}
-
-    def keep(path: str, heads: HeadOutputs) -> Tensor:
-        outputs[path] = heads.output
-        return heads.output
-
-    with editing_heads(model, keep):
-        source()
+    outputs = outputs_of(model, source)
     layers = [RanLayer(path, output.shape[1]) for path, output in outputs.items()]
     with editing_heads(model, lambda path, heads: heads.output):
         baseline = float(measure())
     effects = []
-    groups = _groups(layers, heads)
+    groups = groups_of(layers, heads)
     for done, group in enumerate(groups, 1):
         interventions = [
-            Intervention(layers[layer].name, head, "patch", outputs[layers[layer].name][:, head])
+            Intervention(
+                layers[layer].name, head, "patch", outputs[layers[layer].name][:, head], positions
+            )
             for layer, head in group
         ]
         with intervening(model, interventions):
@@ -216,7 +242,20 @@ def patch(
     return Ablation("patch", baseline, tuple(layers), tuple(effects))
 
 
-class _Sums:
+def outputs_of(model: nn.Module, source: Callable[[], Any]) -> dict[str, Tensor]:
+    """What the heads of each layer give in a run, by the layer's path."""
+    outputs: dict[str, Tensor] = {}
+
+    def keep(path: str, heads: HeadOutputs) -> Tensor:
+        outputs[path] = heads.output
+        return heads.output
+
+    with editing_heads(model, keep):
+        source()
+    return outputs
+
+
+class HeadSums:
     """What each head gives in the mean, over all positions of all runs."""
 
     def __init__(self) -> None:
@@ -231,13 +270,15 @@ class _Sums:
         return heads.output
 
     def layers(self) -> list[RanLayer]:
+        """The layers that ran, in order, each once."""
         return [RanLayer(path, len(total)) for path, total in self._sums.items()]
 
-    def mean(self, path: str, head: int) -> Tensor:
-        return self._sums[path][head] / self._counts[path]
+    def means(self, path: str) -> Tensor:
+        """Of the heads of a layer, (heads, value_depth)."""
+        return self._sums[path] / self._counts[path]
 
 
-def _groups(
+def groups_of(
     layers: Sequence[RanLayer], heads: Sequence[Group] | None
 ) -> list[tuple[tuple[int, int], ...]]:
     """The heads to replace, those of a group together."""
@@ -261,7 +302,7 @@ def _groups(
     return groups
 
 
-def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -> float:
+def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats.
 
     Args:
@@ -270,8 +311,8 @@ def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -
         ignore: an id that does not count, as of padding.
 
     >>> import torch
-    >>> round(next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]])), 4)     # log 8
-    2.0794
+    >>> next_token_loss(torch.zeros(1, 3, 8), torch.tensor([[1, 2, 3]]))               # log 8
+    tensor(2.0794)
     """
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
         raise ShapeError(
@@ -279,17 +320,16 @@ def next_token_loss(logits: Tensor, tokens: Tensor, ignore: int | None = None) -
             "(batch, length, vocabulary) and (batch, length)."
         )
     targets = tokens[:, 1:].flatten()
-    losses = nn.functional.cross_entropy(
+    return nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(),
         targets,
         ignore_index=-100 if ignore is None else ignore,
     )
-    return float(losses)
 
 
 def chosen_logit(
     logits: Tensor, token: int, *, minus: int | None = None, position: int = -1
-) -> float:
+) -> Tensor:
     """The logit of a token at a position, less that of another; the mean over a batch.
 
     Args:
@@ -300,7 +340,7 @@ def chosen_logit(
 
     >>> import torch
     >>> chosen_logit(torch.tensor([[[0.5, 2.0, 1.0]]]), token=1, minus=0)
-    1.5
+    tensor(1.5000)
     """
     for name, index, size in (
         ("position", position, logits.shape[1]),
@@ -311,4 +351,4 @@ def chosen_logit(
             raise InputError(f"chosen_logit: {name} {index}; there are {size}, counted from 0.")
     there = logits[:, position].float()
     found = there[:, token] if minus is None else there[:, token] - there[:, minus]
-    return float(found.mean())
+    return found.mean()

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import InputError
 from weft.experiments.head_outputs import Reached, reaching
-from weft.tracing.arguments import Inputs
 from weft.tracing.memory import give_back
 from weft.tracing.model_state import evaluation_mode
 
@@ -38,21 +37,24 @@ class Layer:
 
 def backward(
     model: nn.Module,
-    inputs: Inputs,
-    ask: Callable[[Any, Sequence[Layer]], Tensor],
+    measure: Callable[[Sequence[Layer]], Tensor],
     receive: Callable[[int, Reached, Tensor], None],
+    *,
+    operation: str,
+    scoring: bool = False,
 ) -> None:
-    """Run a model and ask its output for one number, y; then meet its layers, the last one first.
+    """Run a model for one number, y; then meet its layers, the last one first.
 
-    The model runs as in evaluation, and is left as it was.
+    The model runs as in evaluation, without a cache, and is left as it was.
 
     Args:
         model: as for `weft.experiments.head_outputs.reaching`.
-        inputs: its arguments, of one text.
-        ask: from its output, and all its layers in the order of the run, to y.
-        receive: gets the number of each layer, from 0 in the order of the run, what its heads gave
-            and how its scores were made, and dy/do, (1, heads, queries, value_depth). Layers that
-            y does not depend on are not met.
+        measure: runs it, once or several times, and gives y; gets the list that its layers are
+            added to in the order of the runs.
+        receive: gets the number of each layer, from 0 in the order of the runs, what its heads gave
+            and, with `scoring`, how its scores were made, and dy/do, (batch, heads, queries,
+            value_depth). Layers that y does not depend on are not met.
+        operation: who asks, for errors.
 
     Raises: InputError: no attention could be reached, or y depends on none.
     """
@@ -60,21 +62,21 @@ def backward(
     with (
         evaluation_mode(model),
         _frozen(model),
+        _without_cache(model),
         meeting.recomputing(model),
         torch.enable_grad(),
-        reaching(model, meeting.edit, operation="relevance", scoring=True),
+        reaching(model, meeting.edit, operation=operation, scoring=scoring),
     ):
-        output = model(**inputs)
+        score = measure(meeting.layers)
         if not meeting.layers:
             raise InputError(
-                f"relevance: {type(model).__name__} ran without a call of attention that could be "
-                "reached. docs/tracing.md lists models that can be traced."
+                f"{operation}: {type(model).__name__} ran without a call of attention that could "
+                "be reached. docs/tracing.md lists models that can be traced."
             )
-        score = ask(output, meeting.layers)
-        del output
-        if not score.requires_grad:
+        if not isinstance(score, Tensor) or not score.requires_grad:
             raise InputError(
-                "relevance: the number that was asked for depends on no attention layer."
+                f"{operation}: the number that was asked for depends on no attention layer, or is "
+                "no tensor with a gradient."
             )
         torch.autograd.grad(score, meeting.leaves, allow_unused=True)
     meeting.finish()
@@ -238,3 +240,19 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, was in before:
             parameter.requires_grad_(was)
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """No cache of keys, unless a call asks for one: a block would fill it again on the way back."""
+    configs = {
+        id(config): config for m in model.modules() if (config := getattr(m, "config", None))
+    }
+    using = [config for config in configs.values() if getattr(config, "use_cache", False) is True]
+    try:
+        for config in using:
+            config.use_cache = False
+        yield
+    finally:
+        for config in using:
+            config.use_cache = True

@@ -22,7 +22,7 @@ from weft.errors import InputError, ShapeError
 from weft.experiments.head_outputs import reaching
 from weft.mechanism.function import attention
 from weft.mechanism.observe import HeadOutputs
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import describe, place_of
 from weft.tracing.model_state import evaluation_mode
 
 __all__ = ["Intervention", "Kind", "editing_heads", "intervening"]
@@ -40,17 +40,19 @@ class Intervention:
         patch     `output`, (batch, queries, value_depth): what it gave on another input
 
     layer: the path of the attention layer in the model; head: from 0.
+    positions: of the queries where it does; None: at all.
     """
 
     layer: str
     head: int
     kind: Kind = "zero"
     output: Tensor | None = None
+    positions: Sequence[int] | None = None
 
     def apply(self, heads: HeadOutputs, output: Tensor) -> None:
         """Write it into the output of the layer, (batch, heads, queries, value_depth).
 
-        Raises: InputError: no such head, or an output that is missing or does not fit.
+        Raises: InputError: no such head or position, or an output that is missing or does not fit.
         """
         if not 0 <= self.head < output.shape[1]:
             raise InputError(
@@ -58,25 +60,33 @@ class Intervention:
                 f"{output.shape[1] - 1}."
             )
         place = output[:, self.head]
+        if self.positions is None:
+            place.copy_(self._given(heads, place))
+            return
+        count = place.shape[1]
+        chosen = [place_of("input", "intervening", "position", at, count) for at in self.positions]
+        place[:, chosen] = self._given(heads, place)[:, chosen]
+
+    def _given(self, heads: HeadOutputs, place: Tensor) -> Tensor:
+        """What stands in the place of the head's output, (batch, queries, value_depth)."""
         if self.kind == "zero":
-            place.zero_()
-        elif self.kind == "uniform":
-            place.copy_(uniform(heads)[:, self.head])
-        else:
-            if self.output is None:
-                raise InputError(
-                    f"intervening: a {self.kind} of {self.layer}, head {self.head}, without an "
-                    "output. Give output=."
-                )
-            given = self.output.to(place)
-            wanted = place.shape[-1:] if self.kind == "mean" else place.shape
-            if given.shape != wanted:
-                raise ShapeError(
-                    f"intervening: a {self.kind} of {self.layer}, head {self.head}, is "
-                    f"{describe(given)}; expected ({', '.join(map(str, wanted))}). Inputs that are "
-                    "patched into each other need as many tokens."
-                )
-            place.copy_(given)
+            return torch.zeros_like(place)
+        if self.kind == "uniform":
+            return uniform(heads)[:, self.head]
+        if self.output is None:
+            raise InputError(
+                f"intervening: a {self.kind} of {self.layer}, head {self.head}, without an "
+                "output. Give output=."
+            )
+        given = self.output.to(place)
+        wanted = place.shape[-1:] if self.kind == "mean" else place.shape
+        if given.shape != wanted:
+            raise ShapeError(
+                f"intervening: a {self.kind} of {self.layer}, head {self.head}, is "
+                f"{describe(given)}; expected ({', '.join(map(str, wanted))}). Inputs that are "
+                "patched into each other need as many tokens."
+            )
+        return given.expand_as(place)
 
 
 def uniform(heads: HeadOutputs) -> Tensor:

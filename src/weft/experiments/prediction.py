@@ -18,7 +18,7 @@ MASK_EVERY = 7
 
 def masked_loss(
     model: nn.Module, inputs: Mapping[str, Tensor], tokenizer: Any
-) -> Callable[[], float]:
+) -> Callable[[], Tensor]:
     """The mean cross-entropy of tokens that are masked, every seventh one, in nats.
 
     Args:
@@ -44,16 +44,16 @@ def masked_loss(
     masked[:, places] = tokenizer.mask_token_id
     given = {**inputs, "input_ids": masked}
 
-    def loss() -> float:
+    def loss() -> Tensor:
         logits = model(**given).logits[0, places].float()
-        return float(nn.functional.cross_entropy(logits, ids[0, places]))
+        return nn.functional.cross_entropy(logits, ids[0, places])
 
     return loss
 
 
 def target_loss(
     model: nn.Module, inputs: Mapping[str, Tensor], target: Tensor
-) -> Callable[[], float]:
+) -> Callable[[], Tensor]:
     """The mean cross-entropy of a target given its source, in nats, of an encoder-decoder.
 
     Args:
@@ -63,10 +63,15 @@ def target_loss(
     """
     given = dict(inputs)
     given.pop("token_type_ids", None)
-    return lambda: float(model(**given, labels=target, use_cache=False).loss)
+
+    def loss() -> Tensor:
+        found: Tensor = model(**given, labels=target, use_cache=False).loss
+        return found
+
+    return loss
 
 
-def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], float]:
+def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[], Tensor]:
     """How far the last hidden states are from what they are now: |y' - y| / |y|.
 
     For encoders that predict no tokens. 0: unchanged; about 1.4: unrelated, of the same size.
@@ -81,4 +86,10 @@ def output_change(model: nn.Module, inputs: Mapping[str, Tensor]) -> Callable[[]
     finally:
         for module, was in training:
             module.training = was
-    return lambda: float((model(**inputs).last_hidden_state - before).norm() / before.norm())
+
+    def change() -> Tensor:
+        after: Tensor = model(**inputs).last_hidden_state
+        far: Tensor = (after - before).norm() / before.norm()
+        return far
+
+    return change

@@ -80,9 +80,11 @@ def relevance(
     kept: list[Weighted] = []
     pair = False
 
-    def ask(output: Any, layers: Sequence[Layer]) -> Tensor:
+    def measure(layers: Sequence[Layer]) -> Tensor:
         nonlocal held, pair
-        score, asked = _score(output, target, position)
+        score, asked = _score(model(**given), target, position)
+        if not layers:  # which `backward` refuses
+            return score
         pair = any(layer.kind == "cross" for layer in layers)
         if not pair:
             _check_one_sequence(layers)
@@ -100,7 +102,7 @@ def relevance(
             held = held + layer.transposed(held)
 
     given = _inputs(model, inputs, last=position == -1 and not callable(target))
-    backward(model, given, ask, receive)
+    backward(model, measure, receive, operation="relevance", scoring=True)
     assert held is not None
     if pair:
         own = [layer for layer in kept if layer.kind != "encoder"]
@@ -191,13 +193,16 @@ def weighted_layers(
     found: list[Weighted] = []
     asked = position
 
-    def ask(output: Any, layers: Sequence[Layer]) -> Tensor:
+    def measure(layers: Sequence[Layer]) -> Tensor:
         nonlocal asked
-        score, asked = _score(output, target, position)
+        score, asked = _score(model(**given), target, position)
         return score
 
+    def receive(_: int, reached: Reached, gradient: Tensor) -> None:
+        found.insert(0, Weighted.of(reached, gradient))
+
     given = _inputs(model, inputs, last=position == -1 and not callable(target))
-    backward(model, given, ask, lambda _, *layer: found.insert(0, Weighted.of(*layer)))
+    backward(model, measure, receive, operation="relevance", scoring=True)
     return found, asked
 
 

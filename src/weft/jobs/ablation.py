@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.errors import InputError
 from weft.experiments.ablation import Ablation, Group, ablate, attention_layers, patch
+from weft.experiments.estimates import estimate
 from weft.experiments.interventions import Kind
 from weft.jobs.model import Measure, Model
 from weft.jobs.notices import tell_unknown
@@ -24,6 +25,8 @@ class HeadQuestion:
     patch: another text, of as many tokens, whose outputs replace those of the heads.
     logit, against: the token whose logit is measured, less that of another; None: the loss.
     layer: only heads of this one; together: all heads of a layer at once.
+    positions: the only ones where heads give something else; None: all.
+    estimated: all changes from one gradient, instead of a run for each.
     """
 
     text: str | None = None
@@ -34,12 +37,14 @@ class HeadQuestion:
     layer: int | None = None
     together: bool = False
     tokens: int = 4_096
+    positions: Sequence[int] | None = None
+    estimated: bool = False
 
 
 def effects_of_heads(
     name: str, question: HeadQuestion, kind: Kind, progress: Callable[[int, int], None]
-) -> tuple[Ablation, str]:
-    """Replace heads one after the other; returns the changes of a measure, and its name.
+) -> tuple[Ablation, Measure]:
+    """Replace heads one after the other; returns the changes of a measure, and the measure.
 
     Args:
         name: of a run, or of a model of Hugging Face.
@@ -53,18 +58,38 @@ def effects_of_heads(
         raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
     if question.patch is not None and question.text is None:
         raise InputError("--patch needs --text, the text on which the heads are replaced.")
+    if question.positions is not None and question.text is None:
+        raise InputError("--at needs --text, whose positions it names.")
     model = open_model(name, predicting=True)
     measure = _measure(model, question, question.text)
-    heads = _heads(model, question, measure)
-    if question.patch is None:
-        result = ablate(model.network, measure.run, kind=kind, heads=heads, progress=progress)
-    else:
-        source = _measure(model, question, question.patch).run
-        result = patch(model.network, measure.run, source, heads=heads, progress=progress)
+    if question.estimated and not measure.differentiable:
+        raise InputError(
+            f"--estimate: the {measure.name} has no gradient where nothing is changed. Leave "
+            "--estimate out, or give a model that predicts."
+        )
+    result = _effects(model, question, kind, measure, progress)
     if question.text is not None:
         read = question.text + (question.target or "") + (question.patch or "")
         tell_unknown("the text", model.unknown_parts(read))
-    return result, measure.name
+    return result, measure
+
+
+def _effects(
+    model: Model,
+    question: HeadQuestion,
+    kind: Kind,
+    measure: Measure,
+    progress: Callable[[int, int], None],
+) -> Ablation:
+    network, run, positions = model.network, measure.run, question.positions
+    heads = _heads(model, question, measure)
+    source = None if question.patch is None else _measure(model, question, question.patch).run
+    if question.estimated:
+        kind = kind if source is None else "patch"
+        return estimate(network, run, kind=kind, source=source, heads=heads, positions=positions)
+    if source is None:
+        return ablate(network, run, kind=kind, heads=heads, positions=positions, progress=progress)
+    return patch(network, run, source, heads=heads, positions=positions, progress=progress)
 
 
 def _measure(model: Model, question: HeadQuestion, text: str | None) -> Measure:

@@ -15,7 +15,7 @@ from weft.tracing.names import token_names
 from weft.training.batches import Batch
 from weft.training.data import classes_of
 from weft.training.tasks.labels import longest_text, text_ids
-from weft.training.validation import evaluate_batches
+from weft.training.validation import mean_loss
 
 __all__ = ["ClassifierModel"]
 
@@ -67,7 +67,7 @@ class ClassifierModel(RunModel):
         else:
             ids = self._ids(text, None)
             batches = [Batch(ids, torch.tensor([self._number("--target", target)]), 1)]
-        return Measure("loss", lambda: evaluate_batches(self.run.model, batches, _NONE).loss)
+        return Measure("loss", lambda: mean_loss(self.run.model, batches, _NONE))
 
     def logit_of(
         self, word: str, against: str | None, text: str | None, target: str | None
@@ -79,11 +79,12 @@ class ClassifierModel(RunModel):
         number = self._number("--logit", word)
         other = None if against is None else self._number("--against", against)
 
-        def run() -> float:
-            logits = self.run.model(**inputs)[0]
-            return float(logits[number] if other is None else logits[number] - logits[other])
+        def run() -> Tensor:
+            logits: Tensor = self.run.model(**inputs)[0]
+            return logits[number] if other is None else logits[number] - logits[other]
 
-        return Measure(logit_name(word, against), run)
+        names = token_names(inputs["tokens"][0].tolist(), self.run.vocabulary)
+        return Measure(logit_name(word, against), run, names)
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """See Model."""

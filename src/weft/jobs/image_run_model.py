@@ -11,7 +11,7 @@ from weft.formats.images import image_array
 from weft.jobs.model import Inputs, Measure, Prediction, TraceOptions
 from weft.jobs.run_model import RunModel
 from weft.training.tasks.images import normalised, shape_of
-from weft.training.validation import evaluate_batches
+from weft.training.validation import mean_loss
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,7 +76,7 @@ class ImageRunModel(RunModel):
             self._no_text("--text" if text is not None else "--target")
         batches = self.validation(tokens)
         # -100: see Task.ignored; every image has a class.
-        return Measure("loss", lambda: evaluate_batches(self.run.model, batches, -100).loss)
+        return Measure("loss", lambda: mean_loss(self.run.model, batches, -100))
 
     def logit_of(
         self, word: str, against: str | None, text: str | None, target: str | None

@@ -128,10 +128,16 @@ class TraceOptions:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that a model gives: its name, and the function that runs the model for it."""
+    """A number that a model gives: its name, and the function that runs the model for it.
+
+    tokens: that the model reads, for tables; none of several inputs, or of a pair.
+    differentiable: whether its gradient says how it changes; not of a distance, least at 0.
+    """
 
     name: str
-    run: Callable[[], float]
+    run: Callable[[], torch.Tensor]
+    tokens: Sequence[str] = ()
+    differentiable: bool = True
 
 
 @dataclass(frozen=True, eq=False)

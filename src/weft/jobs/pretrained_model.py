@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from weft.errors import InputError
 from weft.experiments.ablation import chosen_logit, next_token_loss
@@ -127,13 +127,17 @@ class PretrainedModel:
         self._refuse_target(target)
         self._drop_unread(inputs)
         if self._is_masked:
-            return Measure("loss of masked tokens", masked_loss(network, inputs, self.tokenizer))
+            loss = masked_loss(network, inputs, self.tokenizer)
+            return Measure("loss of masked tokens", loss, self._names(inputs))
         if not self._predicts_tokens:
-            return Measure("change of the output", output_change(network, inputs))
+            change = output_change(network, inputs)
+            return Measure("change of the output", change, differentiable=False)
         ids = inputs["input_ids"]
         if ids.shape[1] < 2:
             raise InputError("the text has one token; the loss needs two or more. Give more text.")
-        return Measure("loss", lambda: next_token_loss(network(**inputs).logits, ids))
+        return Measure(
+            "loss", lambda: next_token_loss(network(**inputs).logits, ids), self._names(inputs)
+        )
 
     def logit_of(
         self, word: str, against: str | None, text: str | None, target: str | None
@@ -156,11 +160,11 @@ class PretrainedModel:
         token = self._number("--logit", word)
         minus = None if against is None else self._number("--against", against)
 
-        def run() -> float:
+        def run() -> Tensor:
             logits = self.network(**inputs).logits
             return chosen_logit(logits, token, minus=minus, position=position)
 
-        return Measure(logit_name(word, against), run)
+        return Measure(logit_name(word, against), run, self._names(inputs))
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:
         """See Model."""
@@ -196,6 +200,10 @@ class PretrainedModel:
             lambda numbers: token_names(numbers, self.tokenizer),
             self._masked_place("relevance", ids) if masked else None,
         )
+
+    def _names(self, inputs: Mapping[str, Any]) -> Sequence[str]:
+        """The tokens of one input."""
+        return token_names(inputs["input_ids"][0].tolist(), self.tokenizer)
 
     @property
     def _config(self) -> Any:

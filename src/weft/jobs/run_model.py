@@ -38,7 +38,7 @@ from weft.training.inference import TrainedRun
 from weft.training.tasks import make_task
 from weft.training.text import Vocabulary
 from weft.training.translation import translate
-from weft.training.validation import evaluate_batches
+from weft.training.validation import mean_loss
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -199,7 +199,7 @@ class RunModel:
                 )
             batches = [Batch({"tokens": read[:, :-1]}, read[:, 1:], read.shape[1])]
         filler = self.run.vocabulary.pad
-        return Measure("loss", lambda: evaluate_batches(self.run.model, batches, filler).loss)
+        return Measure("loss", lambda: mean_loss(self.run.model, batches, filler))
 
     def logit_of(
         self, word: str, against: str | None, text: str | None, target: str | None
@@ -217,6 +217,7 @@ class RunModel:
         return Measure(
             logit_name(word, against),
             lambda: chosen_logit(self.run.model(**inputs), token, minus=minus),
+            token_names(inputs["tokens"][0].tolist(), self.run.vocabulary),
         )
 
     def prediction(self, text: str, target: str | None, position: int | None) -> Prediction:

@@ -13,7 +13,7 @@ from weft.models.predictor import Predictor
 from weft.training.batches import Batch
 from weft.training.optimisation import smoothed_cross_entropy
 
-__all__ = ["Evaluation", "TargetScores", "evaluate_batches", "score_targets"]
+__all__ = ["Evaluation", "TargetScores", "evaluate_batches", "mean_loss", "score_targets"]
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,28 @@ def evaluate_batches(
     """
     total, right, count = 0.0, 0, 0
     for done, batch in enumerate(batches, 1):
-        real = batch.targets != ignored
-        targets = batch.targets[real]
-        logits = model.logits(model.outputs(**batch.inputs)[real])
+        logits, targets = _predictions(model, batch, ignored)
         total += float(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=ignored))
         right += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
         progress(done)
     return Evaluation(total / max(count, 1), right / max(count, 1), count)
+
+
+def mean_loss(model: Predictor, batches: Iterable[Batch], ignored: int) -> Tensor:
+    """The loss of `evaluate_batches`, with its gradient where gradients are kept."""
+    losses, count = [], 0
+    for batch in batches:
+        logits, targets = _predictions(model, batch, ignored)
+        losses.append(smoothed_cross_entropy(logits, targets, smoothing=0.0, ignore=ignored))
+        count += len(targets)
+    return torch.stack(losses).sum() / max(count, 1)
+
+
+def _predictions(model: Predictor, batch: Batch, ignored: int) -> tuple[Tensor, Tensor]:
+    """The logits of the targets that count, (targets, choices), and these, (targets,)."""
+    real = batch.targets != ignored
+    return model.logits(model.outputs(**batch.inputs)[real]), batch.targets[real]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +90,7 @@ class TargetScores:
 @torch.no_grad()
 def score_targets(model: Predictor, batch: Batch, filler: int) -> TargetScores:
     """Score each prediction of a model against its target; see `evaluate_batches`."""
-    real = batch.targets != filler
-    targets = batch.targets[real]
-    logits = model.logits(model.outputs(**batch.inputs)[real])
+    logits, targets = _predictions(model, batch, filler)
     nats = cross_entropy(logits, targets, reduction="none").double()
-    return TargetScores(nats, logits.argmax(-1) == targets, real.nonzero()[:, 0])
+    rows = (batch.targets != filler).nonzero()[:, 0]
+    return TargetScores(nats, logits.argmax(-1) == targets, rows)
