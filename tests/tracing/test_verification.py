@@ -114,3 +114,21 @@ def test_a_row_without_a_key_under_eager_attention_is_called_so(family_named, ve
     assert fused.verification is not None and fused.layers[0].graph.count[0, 2] == 0
     lowest = mask.clamp(min=torch.finfo(mask.dtype).min)
     weft.trace(model, {"input_ids": ids, "attention_mask": lowest}, verify=verify)
+
+
+@pytest.mark.parametrize("how", ["argument", "configuration", "tuple"])
+@pytest.mark.parametrize("family", ["Llama", "BERT", "T5"])
+def test_a_model_that_is_to_return_its_weights_is_traced(family_named, family, how) -> None:
+    """With weft it returns none; its layers are compared with those that it returns without."""
+    kind = family_named(family)
+    model, inputs = kind.build("eager"), kind.inputs(padded=False)
+    asks = {"output_attentions": True} if how != "configuration" else {}
+    model.config.output_attentions = how == "configuration"
+    asks |= {"return_dict": False} if how == "tuple" else {}
+    trace = weft.trace(model, {**inputs, **asks})
+    with weft.watch(model) as watched:
+        model(**inputs, **asks)
+    for found in (trace, *watched.traces):
+        one = found[0] if isinstance(found, list) else found
+        assert one.verification["layers"] == len(one.layers)
+        assert 0 < one.verification["weights"] < 1e-5

@@ -337,6 +337,7 @@ def _run_untouched(model: nn.Module, inputs: Inputs, paths: Mapping[int, str]) -
         stack.enter_context(same_random_numbers())
         output = model(**copied(inputs))
     untouched.output = {name: tensor.clone() for name, tensor in floating_parts(output)}
+    untouched.weights = {name for name, part in untouched.output.items() if _are_weights(part)}
     return untouched
 
 

@@ -6,6 +6,7 @@ are an `nn.MultiheadAttention`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,14 +34,17 @@ ATTENTION_FUNCTIONS = (
 def calling_modules(
     model: nn.Module, names: tuple[str, ...] = ATTENTION_FUNCTIONS
 ) -> dict[str, nn.Module]:
-    """The modules of a model, by their paths, whose code names one of some functions."""
+    """The modules of a model of Transformers, by paths, whose own code names one of some functions.
+
+    Not that of its base class, which looks implementations up for every model.
+    """
+    common = set(importlib.import_module("transformers.modeling_utils").PreTrainedModel.__mro__)
     known: dict[type, bool] = {}
     modules = {}
     for path, module in named_modules(model):
         kind = type(module)
         if kind not in known:
-            # That of every module names none.
-            own = [one for one in kind.__mro__ if one not in nn.Module.__mro__]
+            own = (one for one in kind.__mro__ if one not in common)
             known[kind] = any(_names_one_of(one, names) for one in own)
         if known[kind]:
             modules[path] = module
