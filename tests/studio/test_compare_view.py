@@ -281,7 +281,7 @@ def test_a_long_text_makes_no_dense_matrix(studio, serving, long_trace) -> None:
     assert sizes and max(sizes) <= 2 * 256 * 256 and sum(sizes) < 4_000_000
 
 
-@windows(390, 768, 1024, 1440)
+@windows(390, 768, 1024, 1280, 1440)
 def test_every_width_and_theme(studio, serving, drawn, theme: str, width: int) -> None:
     (first, _), (second, _) = drawn(5, 30, 4, False), drawn(6, 30, 4)
     viewer = serving(collect([first, second], names=["a" * 70, "wide"]))
@@ -296,6 +296,10 @@ def test_every_width_and_theme(studio, serving, drawn, theme: str, width: int) -
         .filter(one => one.getBoundingClientRect().right
             > document.querySelector(".stage").getBoundingClientRect().right + 1).length""")
     assert clipped == 0
+    # Where something lies between two numbers, these do not reach into the next column.
+    beyond = """() => [...document.querySelectorAll(".changes :is(td, th)")]
+        .filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"""
+    assert page.evaluate(beyond) == []
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in studio/ (scripts/studio does it)")
     page.evaluate(AXE.read_text("utf-8"))
