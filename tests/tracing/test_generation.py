@@ -216,11 +216,16 @@ def test_beams_are_watched_and_the_result_is_left_as_it_is(family_named, tmp_pat
         weft.trace(model, ids, generate={**options, "do_sample": False}, save=tmp_path / "t")
 
 
-def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named) -> None:
+@pytest.mark.parametrize("given", [True, False], ids=["given", "made by the model"])
+def test_a_search_of_ones_own_is_a_trace_for_each_row_at_its_end(family_named, given) -> None:
     model = family_named("Qwen3").build()
-    cache = transformers.DynamicCache()
+    cache = transformers.DynamicCache() if given else None
+    prompts = torch.tensor([[5, 6], [5, 6], [5, 6] if given else [4, 6]])
     with weft.watch(model, keep=weft.All()) as watched, torch.no_grad():
-        model(input_ids=torch.tensor([[5, 6], [5, 6], [5, 6]]), **cached(model, cache))
+        output = model(input_ids=prompts, use_cache=True, **cached(model, cache))
+        if not given:
+            cache = output.past_key_values
+            cache.reorder_cache(torch.tensor([1, 0, 0]))
         model(input_ids=torch.tensor([[7], [8], [9]]), **cached(model, cache))
         cache.reorder_cache(torch.tensor([2, 0, 1]))
         cache.reorder_cache(torch.tensor([0, 0, 2]))

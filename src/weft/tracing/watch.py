@@ -255,6 +255,10 @@ class WatchedTransformer(Watched):
         if self._resting:
             self.notice.look_away(self.parts)
         if self._is_model(module):
+            made = cache_among(output) if isinstance(output, Mapping) else None
+            if made is not None:
+                # By the model, which was given none: it may be reordered before the next pass.
+                self._watch_cache(made)
             self.progress("of the text that is written", self._passes)
             self._passes += 1
 
