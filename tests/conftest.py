@@ -196,4 +196,5 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if not done:
         pytest.skip("no right to mount a small disk")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # At once, whatever a process that was just started still has open.
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

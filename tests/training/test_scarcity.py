@@ -132,7 +132,8 @@ def small_disk(path: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", str(path)], check=True)
+        # At once, whatever a process that was just started still has open.
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(path: Path, room: int = 8192) -> None:

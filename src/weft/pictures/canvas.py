@@ -218,4 +218,4 @@ def save_picture(figure: Figure, path: Path | str, dpi: float = _DPI) -> None:
             drawn, format=kind, dpi=dpi, facecolor=figure.get_facecolor(), metadata=metadata
         )
     with atomic_file(path) as temporary:
-        temporary.write_bytes(drawn.getbuffer())
+        temporary.write_bytes(drawn.getvalue())

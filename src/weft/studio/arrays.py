@@ -92,14 +92,14 @@ class LayerArrays:
         rows = slice(block * BLOCK, (block + 1) * BLOCK)
         short = self.length < SHORT
         keys = self.keys[head, rows]
-        none = SHORT if short else 2**32 - 1
         parts = (
             self.weights[head, rows].astype("<f4"),
             self.lse[head, rows].astype("<f4"),
             self.entropy[head, rows].astype("<f4"),
             self.rest[head, rows].astype("<f4"),
             self.count[head, rows].astype("<u4"),
-            np.where(keys < 0, none, keys).astype("<u2" if short else "<u4"),
+            # Without a sign, -1 is the largest number.
+            np.maximum(keys, -1).astype("<u2" if short else "<u4"),
         )
         return b"".join(part.tobytes() for part in parts)
 
