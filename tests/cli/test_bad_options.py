@@ -177,7 +177,9 @@ def test_verbs_that_are_none(weft_main: Command) -> None:
         ("evict D --budget 999", "--budget 999; expected a share of the prompt"),
         ("evict D --policy x", "--policy: no policy 'x'; there are h2o"),
         ("evict D --prompt-tokens 9999", "--prompt-tokens: a prompt of "),
-        ("evict D --layer 99", "--layer 99 is not one of those"),
+        ("evict D --layer 99", "--layer: no layer 99 among those that look back"),
+        # About a layer that was not asked for.
+        ("evict E", "evict: layer layers.0 has no exact weights"),
         ("evict D --by x", "--by 'x'; expected policy, layer"),
         ("steps a --kind x", "--kind 'x'; expected one of encoder"),
         ("steps a --kind cross --model R", "--kind cross: "),
@@ -205,6 +207,10 @@ def test_an_error_of_an_option_begins_with_its_name(
     names = {
         "T": small_trace, "D": trace_path, "M": writer, "R": runs / "language", "F": "f.weft",
     }  # fmt: skip
+    if "E" in words.split():
+        names["E"] = Path("edges.weft")
+        Path("e.csv").write_text("layer,head,query,key,weight\n0,0,0,0,1\n0,0,1,0,1\n0,0,2,1,1\n")
+        assert not weft_main("import", "e.csv", "--mask", "causal", "-o", names["E"]).code
     result = weft_main(*(names.get(word, word) for word in words.split()))
     assert result.one_line().startswith(f"weft: {start}")
     assert result.code == 2

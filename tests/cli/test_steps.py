@@ -224,8 +224,8 @@ def test_a_model_that_does_more_is_refused_in_one_line(
     small(transformers, "Llama").save_pretrained(tmp_path)
     assert_one_line(
         weft_main("steps", "a b c", "--model", tmp_path),
-        "does more than the six steps: it turns or norms its queries and keys after the "
-        "projection. weft trace and weft view show its weights.",
+        "weft: steps: layer layers.0.self_attn does more than the six steps: it turns or "
+        "norms its queries and keys after the projection. weft trace and weft view show its weights.",
     )
 
 

@@ -25,7 +25,7 @@ _BEGINNINGS: Mapping[str, Mapping[str, str]] = {
         "evict: budget ": "--budget ",
         "evict: no policy ": "--policy: no policy ",
         "evict: a prompt of ": "--prompt-tokens: a prompt of ",
-        "evict: layer ": "--layer ",
+        "evict: no layer ": "--layer: no layer ",
         "evict: by=": "--by ",
     },
     "flow": {

@@ -293,7 +293,7 @@ def test_bad_input_is_one_line_that_says_what_to_do() -> None:
     assert "expected a list of names" in refused(policies="h2o")
     assert "snapkv chooses once" in refused(policies=["snapkv"], each_step=True)
     assert "3 is no policy" in refused(policies=[3])
-    assert "layer 7 is not one of those" in refused(layers=[7])
+    assert "no layer 7 among those" in refused(layers=[7])
     assert "policy wide: it gave (1, 2)" in refused(
         policies=[Policy("wide", lambda p, b: torch.zeros(1, 2))]
     )

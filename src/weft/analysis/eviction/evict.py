@@ -436,7 +436,7 @@ def _layers(trace: TraceData, asked: Sequence[int] | None) -> tuple[list[int], t
     for number in asked or ():
         if number not in fits:
             raise InputError(
-                f"evict: layer {number} is not one of those that look back at their own sequence: "
+                f"evict: no layer {number} among those that look back at their own sequence: "
                 f"{', '.join(map(str, fits))}."
             )
     others = [trace.layers[n].name for n in range(len(trace.layers)) if n not in fits]
