@@ -225,7 +225,8 @@ def test_a_model_that_does_more_is_refused_in_one_line(
     assert_one_line(
         weft_main("steps", "a b c", "--model", tmp_path),
         "weft: steps: layer layers.0.self_attn does more than the six steps: it turns or "
-        "norms its queries and keys after the projection. weft trace and weft view show its weights.",
+        "norms its queries and keys after the projection. weft trace and weft view show its "
+        "weights.",
     )
 
 

@@ -197,8 +197,8 @@ def _size(numbers: Tensor) -> float:
 
 def _more(layer: TraceLayer, reason: str) -> InputError:
     return InputError(
-        f"steps: layer {layer.name} does more than the six steps: {reason}. weft trace and weft view "
-        "show its weights."
+        f"steps: layer {layer.name} does more than the six steps: {reason}. weft trace and weft "
+        "view show its weights."
     )
 
 
