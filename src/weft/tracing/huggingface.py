@@ -160,7 +160,7 @@ def _one_pass(
             if dense:
                 notice.clear()
                 run_dense(model, arguments, notice.unnoticed(recorder))
-        check_recorded(model, recorder.paths)
+        check_recorded(model, recorder.paths, notice.took_attention)
         recorder.check()
         verification = verification if untouched is None else untouched.report()
         if maker.writer is not None:

@@ -80,6 +80,11 @@ class AttentionNotice(TorchFunctionMode):
         path, name = self._running[-1]
         return path or name
 
+    @property
+    def took_attention(self) -> bool:
+        """Whether a module was noticed that takes attention."""
+        return bool(self.named or self.computed)
+
     def clear(self) -> None:
         """Forget what ran, when a new text begins."""
         self.named.clear()

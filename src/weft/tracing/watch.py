@@ -124,7 +124,7 @@ class WatchedTransformer(Watched):
         text, self._current = self._current, None
         if text is None or not text.passes.passes:
             return
-        check_recorded(self._model, text.recorder.paths)
+        check_recorded(self._model, text.recorder.paths, self.notice.took_attention)
         text.recorder.check()
         beams = text.beams
         inputs = text.inputs(self._model, beams)

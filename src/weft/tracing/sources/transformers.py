@@ -321,8 +321,16 @@ class NothingRecordedError(InputError):
     """No attention of a model that ran could be recorded."""
 
 
-def check_recorded(model: nn.Module, paths: Sequence[str]) -> None:
-    """Raise an InputError where no call of a model came from any source."""
+def check_recorded(model: nn.Module, paths: Sequence[str], ran: bool) -> None:
+    """Raise an InputError where no call of a model came from any source.
+
+    ran: whether modules ran that take attention.
+    """
+    if not paths and not ran:
+        raise NothingRecordedError(
+            f"trace: no attention ran in {type(model).__name__}: none of its modules says so by "
+            "its class, or multiplies values by a softmax. There is nothing to trace."
+        )
     if not paths:
         own = getattr(model.config, "_attn_implementation", None)
         remedy = "docs/tracing.md lists models that can be traced."
