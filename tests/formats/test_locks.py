@@ -73,6 +73,8 @@ for text in ("one", "two"):
 with own_folder(folder / "own", "does this") as own:
     assert own.is_dir()
 with RunFolder.training_lock(folder / "run"):
+    RunFolder.create_or_open(folder / "run", {})
+with RunFolder.training_lock(folder / "none"):
     pass
 q = torch.randn(2, 5, 8)
 weft.from_queries_keys(q, q).save(folder / "t.weft")

@@ -350,7 +350,7 @@ def parse_json(text: str, path: Path | str, what: str) -> Any:
         reason = "its JSON is nested too deeply"
     except ValueError:
         reason = "its JSON holds a number of too many digits"
-    raise DataError(f"{path}: this {what} is damaged: {reason}.")
+    raise DataError(f"{path}: this {what} is damaged: {reason}. Correct it, or put a copy back.")
 
 
 def read_text(path: Path | str, what: str = "file") -> str:

@@ -265,7 +265,9 @@ class RunFolder:
         """The run's configuration."""
         content = read_json(self.path / "config.json", "configuration")
         if not isinstance(content, dict):
-            raise DataError(f"{self.path / 'config.json'}: this configuration is damaged.")
+            raise DataError(
+                f"{self.path / 'config.json'}: this configuration is damaged. Put a copy back."
+            )
         return content
 
     def monitored(self) -> JsonObject | None:
@@ -274,7 +276,9 @@ class RunFolder:
         if content is None:
             return None
         if not isinstance(content, dict) or not isinstance(content.get("layers"), list):
-            raise DataError(f"{self.path / 'config.json'}: this configuration is damaged.")
+            raise DataError(
+                f"{self.path / 'config.json'}: this configuration is damaged. Put a copy back."
+            )
         return content
 
     @property

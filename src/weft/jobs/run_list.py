@@ -78,7 +78,7 @@ def _listed(path: Path) -> ListedRun:
         return _watched(folder)
     task, training = config.get("task"), config.get("training")
     if not isinstance(task, dict) or not isinstance(training, dict):
-        raise DataError(f"{path / 'config.json'}: this configuration is damaged.")
+        raise DataError(f"{path / 'config.json'}: this configuration is damaged. Put a copy back.")
     steps = training.get("max_steps")
     reports = folder.read_metrics()
     losses = [(_number(report, "validation_loss"), report["step"]) for report in reports]

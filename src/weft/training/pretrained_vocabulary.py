@@ -99,7 +99,9 @@ class PretrainedVocabulary(Vocabulary):
         try:
             tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # tokenizers raises plain Exception
-            raise DataError(f"{path}: this vocabulary is damaged: {error}.") from error
+            raise DataError(
+                f"{path}: this vocabulary is damaged: {error}. Put a copy back, or train again."
+            ) from error
         return cls(tokenizer, ids)
 
     def framed(self, ids: Sequence[int], longest: int) -> list[int]:

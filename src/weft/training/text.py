@@ -271,7 +271,9 @@ class Vocabulary:
         try:
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # tokenizers raises plain Exception
-            raise DataError(f"{path}: this vocabulary is damaged: {error}.") from error
+            raise DataError(
+                f"{path}: this vocabulary is damaged: {error}. Put a copy back, or train again."
+            ) from error
 
 
 def _check_text(text: str) -> None:

@@ -62,7 +62,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception
-        raise DataError(f"{path}: this tokenizer is damaged: {error}.") from error
+        raise DataError(f"{path}: this tokenizer is damaged: {error}. Get it again.") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
