@@ -170,6 +170,44 @@ def test_sinks_that_scale_the_output_are_in_the_weights() -> None:
     assert weft.trace(model, ids, generate=3).verification["weights"] < 1e-6
 
 
+def test_sinks_of_each_query_are_in_the_weights(tmp_path) -> None:
+    """Inkling 2 computes a sink from each position, for each head."""
+    if not hasattr(transformers, "Inkling2TextModel"):
+        pytest.skip("this version of Transformers has no Inkling 2")
+    torch.manual_seed(0)
+    config = transformers.Inkling2TextConfig(
+        vocab_size=50, unpadded_vocab_size=50, hidden_size=16, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=2, num_key_value_heads=1, swa_num_attention_heads=2,
+        swa_num_key_value_heads=1, swa_head_dim=8, moe_intermediate_size=16, n_routed_experts=4,
+        num_experts_per_tok=2, eos_token_id=2, layer_types=["hybrid_sliding", "hybrid"],
+        sliding_window_size=4,
+    )  # fmt: skip
+    build = transformers.Inkling2TextModel._from_config
+    model: Any = build(config, attn_implementation="eager").float().eval()
+    formed: dict[str, torch.Tensor] = {}
+    hooks = []
+    for path, module in model.named_modules():
+        if hasattr(module, "sink_proj"):
+            nn.init.normal_(module.sink_proj.weight)
+            hooks.append(
+                module.register_forward_hook(
+                    lambda module, given, output, path=path: formed.update({path: output[1]})
+                )
+            )
+    ids = torch.randint(3, 50, (1, 12))
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    weft.trace(model, ids, keep=weft.All(), save=tmp_path / "t")
+    layers = {layer.name: layer for layer in weft.open(tmp_path / "t").layers}
+    assert len(formed) == 2
+    for path, weights in formed.items():
+        assert float(weights[0].sum(-1).min()) < 0.9  # the sinks take a part
+        assert (layers[path].graph.dense() - weights[0]).abs().max() <= 2e-6
+        assert (layers[path].matrix.dense() - weights[0]).abs().max() <= 2e-6
+
+
 def test_sdpa_models_are_traced_though_output_attentions_gives_nothing(family_named) -> None:
     family = family_named("BERT")
     inputs = family.inputs(padded=False)

@@ -201,6 +201,7 @@ def _function(
         position_bias: Tensor | None = None,
         softcap: float | None = None,
         s_aux: Tensor | None = None,
+        sinks: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
         sizes = query.shape[2], key.shape[2]
@@ -217,6 +218,11 @@ def _function(
             # So torch's fused attention reads the flag, and where there is none. A query alone,
             # the last of a cache, may look at everything; eager attention knows no flag.
             mask, ahead = causal(), False
+        if sinks is not None:
+            # One for each query, (batch, heads, queries, 1): as a sink of 0 beside scores that are
+            # less by it.
+            bias = -sinks if bias is None else bias - sinks
+            s_aux = sinks.new_zeros(sinks.shape[1])
         path = paths.get(id(module), type(module).__name__)
         is_causal = bool(flag) or ahead is False
         known = id(module), is_causal
@@ -236,7 +242,7 @@ def _function(
             positions="none" if bias is None else "bias",
             is_causal=is_causal,
         )
-        call.own_output = partial(_own_output, module, eager, call, own_mask, options)
+        call.own_output = partial(_own_output, module, eager, call, own_mask, sinks, options)
         try:
             output = receive(call)
         finally:
@@ -254,12 +260,14 @@ def _own_output(
     eager: bool,
     call: LayerCall,
     own_mask: Tensor | None,
+    sinks: Tensor | None,
     options: Arguments,
     rows: Tensor,
 ) -> Tensor:
     """The output of a model's own attention function for some rows of a call.
 
-    By the mask that the model itself made, where it made one, not by the rule read from it.
+    By the mask that the model itself made, where it made one, not by the rule read from it; and by
+    its sinks, where each query has one.
     """
     queries = call.queries[:, :, rows]
     allowed, bias = call.mask_of(rows), call.bias_of(rows)
@@ -273,7 +281,11 @@ def _own_output(
         if allowed is not None:
             added = added.masked_fill(~allowed, torch.finfo(queries.dtype).min)
     options = {name: value for name, value in options.items() if name != "output_attentions"}
-    for name, value in (("softcap", call.softcap), ("s_aux", call.sinks)):
+    of_rows = None if sinks is None else sinks[:, :, rows]
+    if of_rows is not None and added is not None:
+        added = added + of_rows  # the bias of the call is less by them
+    of_heads = call.sinks if sinks is None else None
+    for name, value in (("softcap", call.softcap), ("s_aux", of_heads), ("sinks", of_rows)):
         if value is not None:
             options[name] = value
             eager = True  # torch's fused attention knows none of them; FlexAttention does
