@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
 from weft.analysis.dense_layer import layer_of_weights
-from weft.analysis.heads import cells, measures, stripes
+from weft.analysis.heads import cells, measures, patterns, stripes
 from weft.analysis.heads.pattern_mass import LayerWeights
 from weft.analysis.heads.patterns import SEPARATORS
 from weft.analysis.heads.scores import HeadScores
@@ -403,6 +405,39 @@ def test_cells_that_some_head_looks_at_need_not_lie_side_by_side() -> None:
     )
     sizes = (cells & ((i[:, None] - i).abs() <= 2)).sum(-1)
     assert torch.allclose(found.null, (sizes / cells.sum(-1)).mean().double().expand(2))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that a tensor is made of."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.most = max(self.most, made.untyped_storage().nbytes() // made.element_size())
+        return made
+
+
+def test_a_graph_that_keeps_every_edge_takes_memory_for_these_alone() -> None:
+    """A row of 2 heads has 10 edges of 5,000 keys, scattered; sorted in blocks of rows."""
+    length, places = 5_000, 5
+    generator = torch.Generator().manual_seed(1)
+    keys = torch.randint(0, length, (2, length, places), generator=generator)
+    weights = torch.full((2, length, places), 1 / places)
+    ones = torch.ones(2, length)
+    graph = weft.AttentionGraph(
+        keys, weights.log(), weights, ones * 0, ones, ones * 0, ones.long() * places, length
+    )
+    with pytest.MonkeyPatch.context() as patch, Largest() as largest:
+        patch.setattr(patterns, "_AT_ONCE", 10_000)
+        found = patterns._looked_at(graph)
+    assert largest.most <= 2 * keys.numel()  # and not 25 million
+    assert found is not None and found.seen is not None and not found.known
+    for row in (0, 999, 1_000, 4_999):
+        each = sorted(set(keys[:, row].flatten().tolist()))
+        assert found.seen[row].tolist() == each + [-1] * (found.seen.shape[1] - len(each))
+        assert found.count[:, row].tolist() == [len(each)] * 2
 
 
 @pytest.mark.parametrize(("measure", "key"), [("previous", -1), ("same", 0), ("first", None)])

@@ -136,15 +136,14 @@ class LayerWeights:
     @property
     def _hidden(self) -> bool:
         """Whether a mask that is no range of keys, and not known, may hide some."""
-        return not self.allowed.known and self.allowed.cells is None
+        return not self.allowed.known and self.allowed.seen is None
 
     def sizes(self, pattern: Pattern) -> Tensor:
         """How many keys of its set each row may look at, or, where not `certain`, at most."""
-        cells = self.allowed.cells
-        if cells is not None:
-            queries, keys = cells.shape
-            of_heads = members(pattern, range(queries), keys, self.layer.heads)
-            return torch.stack([(member & cells).sum(-1) for member in of_heads])
+        seen = self.allowed.seen
+        if seen is not None:
+            inside = pattern.contains(seen.expand(self.layer.heads, *seen.shape))
+            return inside.sum(-1)
         sizes = pattern.sizes(self.allowed)
         if not self._hidden:
             return sizes

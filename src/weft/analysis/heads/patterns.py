@@ -41,15 +41,15 @@ class Allowed:
     first, end   (queries,): keys first_i to end_i - 1
     count        (heads, queries): how many they are
     known        whether the ranges are the true ones. If not they are wider, and only `count` is
-    cells        (queries, keys), bool: which keys they are, where these are not side by side and
-                 are known all the same; else None
+    seen         (queries, most): the keys of each query, in order, -1 behind them, where they are
+                 known and are not side by side; else None
     """
 
     first: Tensor
     end: Tensor
     count: Tensor
     known: bool
-    cells: Tensor | None = None
+    seen: Tensor | None = None
 
 
 def allowed_keys(layer: TraceLayer) -> Allowed:
@@ -98,25 +98,61 @@ def _looked_at(graph: AttentionGraph) -> Allowed | None:
     None: it does not keep every edge.
     """
     heads, queries, keys = graph.shape
-    there = graph.keys >= 0
-    if bool((graph.count > there.sum(-1)).any()):
+    if bool((graph.count > (graph.keys >= 0).sum(-1)).any()):
         return None
-    cells = torch.zeros(queries, keys + 1, dtype=torch.bool)
-    rows = torch.arange(queries)[:, None].expand(heads, queries, graph.k)
-    cells[rows, torch.where(there, graph.keys, keys).long()] = True
-    cells = cells[:, :-1]
-    if heads == 1 and not bool((cells.sum(-1) > 1).any()):
-        ahead = queries != keys or bool(cells.triu(1).any())
-        cells = torch.ones_like(cells) if ahead else torch.ones_like(cells).tril()
-    count = cells.sum(-1)
+    seen = _seen(graph)
+    count = (seen >= 0).sum(-1)
+    position = torch.arange(queries)
+    if heads == 1 and not bool((count > 1).any()):
+        ahead = queries != keys or bool((seen > position[:, None]).any())
+        first = torch.zeros_like(position)
+        end = torch.full_like(position, keys) if ahead else position + 1
+        return Allowed(first, end, end.expand(heads, queries), True)
     of_heads = count.expand(heads, queries)
-    first = cells.byte().argmax(-1) if keys else count
+    first = seen[:, 0].clamp(min=0).long() if seen.shape[1] else torch.zeros_like(position)
     end = first + count
-    place = torch.arange(keys)
-    inside = (place >= first[:, None]) & (place < end[:, None])
-    if torch.equal(inside, cells):
+    past = seen.amax(-1).long() + 1 if seen.shape[1] else torch.zeros_like(end)
+    if torch.equal(past, torch.where(count > 0, end, 0)):  # side by side
         return Allowed(first, end, of_heads, True)
-    return Allowed(torch.zeros_like(first), torch.full_like(first, keys), of_heads, False, cells)
+    whole = torch.zeros_like(first), torch.full_like(first, keys)
+    return Allowed(*whole, of_heads, False, seen)
+
+
+#: Edges that are sorted at once.
+_AT_ONCE = 2**22
+
+
+def _seen(graph: AttentionGraph) -> Tensor:
+    """The keys of each query that some head keeps, in order and each once, (queries, most).
+
+    -1 stands behind them.
+    """
+    heads, queries, k = graph.keys.shape
+    rows = max(1, _AT_ONCE // max(1, heads * k))
+    parts = [graph.keys[:, start : start + rows] for start in range(0, queries, rows)]
+    blocks = [_each_once(part.transpose(0, 1).flatten(1)) for part in parts]
+    most = max((block.shape[1] for block in blocks), default=0)
+    seen = torch.full((queries, most), -1, dtype=graph.keys.dtype)
+    for number, block in enumerate(blocks):
+        seen[number * rows : number * rows + len(block), : block.shape[1]] = block
+    return seen
+
+
+def _each_once(keys: Tensor) -> Tensor:
+    """Each row's different keys, in order, -1 behind them: (queries, edges) to (queries, most).
+
+    >>> _each_once(torch.tensor([[5, 2, 5], [-1, 3, 3]]))
+    tensor([[ 2,  5],
+            [ 3, -1]])
+    """
+    past = int(keys.max()) + 1 if keys.numel() else 0
+    ordered = keys.masked_fill(keys < 0, past).sort(-1).values
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    ordered = ordered.masked_fill_(again, past).sort(-1).values
+    most = int((ordered < past).sum(-1).max()) if keys.numel() else 0
+    ordered = ordered[:, :most]
+    return ordered.masked_fill(ordered == past, -1)
 
 
 @dataclass(frozen=True, eq=False)
