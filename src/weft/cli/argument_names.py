@@ -43,6 +43,11 @@ _BEGINNINGS: Mapping[str, Mapping[str, str]] = {
         "measures: share=": "--share ",
         "measures: threshold=": "--threshold ",
     },
+    "import": {
+        "from_queries_keys: layout=": "--layout ",
+        "from_queries_keys: scale is ": "--scale ",
+        **{f"from_{made}: kind=": "--kind " for made in ("queries_keys", "weights", "edges")},
+    },
     "projections": {"projections: by=": "--by "},
     "rollout": {"rollout: no position ": "--token: no position ", **_KIND},
     "steps": {

@@ -65,6 +65,8 @@ def open_image(path: Path, mode: str | None = "RGB") -> Image:
     if colon and arrays.endswith(".npz") and number.isdecimal() and number.isascii():
         return _of_arrays(Path(arrays), number).convert(mode)
     check_file(path, "image")
+    if path.suffix == ".npz":
+        raise DataError(f"{path}: a file of arrays. Name one of its images, as {path}:0.")
     try:
         with Image.open(path) as opened:
             # As viewers show it, where the camera says how it was held.

@@ -111,7 +111,9 @@ class ClassifierModel(RunModel):
     def _ids(self, text: str, target: str | None) -> dict[str, Tensor]:
         """What the classifier reads."""
         if target is not None:
-            raise InputError("--target: this run is a classifier, which has no target here.")
+            raise InputError(
+                "--target: this run is a classifier, which has no target here. Leave it out."
+            )
         check_text(text.strip())
         longest = longest_text(self.run.data)
         return {"tokens": torch.tensor([text_ids(self.run.vocabulary, text, longest)])}

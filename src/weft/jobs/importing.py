@@ -252,4 +252,6 @@ def _read_tokenizer(path: Path) -> Any:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise DataError(f"{path}: cannot be read as a tokenizer ({in_brief(error)}).") from error
+        raise DataError(
+            f"{path}: cannot be read as a tokenizer ({in_brief(error)}). Give a tokenizer.json."
+        ) from error

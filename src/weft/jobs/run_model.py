@@ -81,6 +81,10 @@ class RunModel:
 
     def image_inputs(self, picture: Image, text: str | None) -> tuple[RunModel, Inputs]:
         """Raises an InputError: it reads text."""
+        if isinstance(self.run.config.model, GraphConfig):
+            raise InputError(
+                f"--image: {self.run.folder.path} reads its graph alone. Leave it out."
+            )
         raise InputError(
             f"--image: {self.run.folder.path} is a run that reads text. Give it a --text, or "
             "choose a run that sees images, or an image model of Hugging Face."

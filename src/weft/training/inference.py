@@ -20,7 +20,7 @@ from weft.training.checkpoint import load_weights
 from weft.training.config import RunConfig, check_config
 from weft.training.data import DataDescription
 from weft.training.pretrained_vocabulary import PretrainedVocabulary
-from weft.training.task_sections import TranslationConfig
+from weft.training.task_sections import NodesConfig, TranslationConfig
 from weft.training.tasks import build_model, make_task
 from weft.training.text import Vocabulary
 
@@ -52,7 +52,11 @@ class TrainedRun:
     def vocabulary(self) -> Vocabulary:
         """The tokens of its texts. Raises: InputError: it reads no text."""
         if self.data.vocabulary is None:
-            raise InputError(f"{self.folder.path}: this run reads no text. Give one that does.")
+            reads = " but its graph" if isinstance(self.config.task, NodesConfig) else ""
+            raise InputError(
+                f"{self.folder.path}: this run reads no text{reads}. Leave the text out, or give a "
+                "run that reads one."
+            )
         return self.data.vocabulary
 
     @property

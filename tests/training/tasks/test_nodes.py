@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import weft
@@ -230,6 +231,14 @@ def test_from_training_to_a_trace(tmp_path: Path) -> None:
     torch.testing.assert_close(graph.weights.sum(-1), torch.ones(2, 20))
     assert opened.layers[0].matrix is None
     weft_command("heads", trace)
+    for option, said in (
+        ("--text", f"{run}: this run reads no text but its graph. Leave the text out"),
+        ("--image", f"--image: {run} reads its graph alone. Leave it out."),
+    ):
+        Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+        words = ["trace", run, option, str(tmp_path / "x.png"), "-o", str(tmp_path / "x.weft")]
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, weft.InputError) and said in str(error)
 
 
 def test_other_data_than_a_run_learned_are_refused(tmp_path: Path) -> None:
