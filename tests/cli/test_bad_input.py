@@ -57,6 +57,22 @@ def test_a_missing_file(weft_main: Command, train: Command, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_defaults_are_named_when_a_training_begins(weft_main: Command, tmp_path: Path) -> None:
+    """Not before an error, which is one line."""
+    text, config = tmp_path / "text", tmp_path / "c.toml"
+    config.write_text(f'[task]\nkind = "language"\nfile = "{text}"\nblock = 8\n')
+    steps = ("--set", "training.max_steps=1", "--set", "model.width=8", "--set", "model.heads=1")
+    command = ("train", config, "--run", tmp_path / "run", *steps)
+    assert_one_line(weft_main(*command), "no such text (task.file says where)")
+    text.write_text("the cat sees the dog. " * 20)
+    config.write_text(config.read_text().replace("8\n", "8\n[training]\nwarmup = 1\n"))
+    begun = weft_main("train", config, "--run", tmp_path / "run", "--set", "training.max_steps=1")
+    lines = begun.err.splitlines()
+    assert begun.code == 0
+    assert lines[0].startswith(f"No [model] in {config}: width 256")
+    assert lines[1].startswith("Data: ")
+
+
 def test_files_that_do_not_pair(train: Command, data: Path) -> None:
     (data / "short.de").write_text("das cat\n")
     result = train("translation", 'task.train=["train.en", "short.de"]')
@@ -319,7 +335,12 @@ def test_a_training_that_diverges(weft_main: Command, data: Path, tmp_path: Path
     options = ("--set", "training.peak_learning_rate=1e30", "--set", "training.max_steps=20")
     result = weft_main("train", data / "language.toml", "--run", tmp_path / "run", *options)
     assert result.code == 2
-    assert "Lower training.peak_learning_rate" in result.err.splitlines()[-1]
+    last = result.err.splitlines()[-1]
+    assert "Lower training.peak_learning_rate" in last
+    assert (
+        last.endswith("; the last checkpoint is kept.")
+        == (tmp_path / "run" / "checkpoint.safetensors").exists()
+    )
     assert "Traceback" not in result.err
 
 

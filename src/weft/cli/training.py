@@ -19,8 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["launched", "one_of_several", "trained"]
 
 
-def trained(settings: RunConfig, folder: Path, tensorboard: Path | None, *, as_json: bool) -> None:
-    """Train, and say how it went, to TensorBoard too; one of several processes speaks for all."""
+def trained(
+    settings: RunConfig,
+    folder: Path,
+    tensorboard: Path | None,
+    *,
+    as_json: bool,
+    notices: Sequence[str] = (),
+) -> None:
+    """Train, and say how it went, to TensorBoard too; one of several processes speaks for all.
+
+    notices: what is said when the training begins, which bad data keep from beginning.
+    """
     from weft.jobs.launch import Attempts, AttemptsListener
     from weft.mechanism.linear import why_not_here
     from weft.training.loop import train
@@ -34,7 +44,7 @@ def trained(settings: RunConfig, folder: Path, tensorboard: Path | None, *, as_j
         say(f'Products are torch\'s in float32, not "{kind}": {reason}. See weft doctor.')
     attempts = Attempts.of_this_process()
     with ExitStack() as stack:
-        listeners: list[Listener] = [stack.enter_context(ConsoleListener(console()))]
+        listeners: list[Listener] = [stack.enter_context(ConsoleListener(console(), notices))]
         if tensorboard is not None:
             from weft.jobs.training_board import BoardListener
 

@@ -52,10 +52,10 @@ class TrainedRun:
     def vocabulary(self) -> Vocabulary:
         """The tokens of its texts. Raises: InputError: it reads no text."""
         if self.data.vocabulary is None:
-            reads = " but its graph" if isinstance(self.config.task, NodesConfig) else ""
+            graph = isinstance(self.config.task, NodesConfig)
             raise InputError(
-                f"{self.folder.path}: this run reads no text{reads}. Leave the text out, or give a "
-                "run that reads one."
+                f"{self.folder.path}: this run reads no text{' but its graph' * graph}. Give one "
+                f"that does{', or let weft trace read the graph, without a text' * graph}."
             )
         return self.data.vocabulary
 

@@ -366,9 +366,10 @@ class _Training:
             if settings.optimiser == "muon":
                 rates["matrix_learning_rate"] = settings.matrix_learning_rate
             lower = " or ".join(f"training.{name} (now {rate:g})" for name, rate in rates.items())
+            kept = "; the last checkpoint is kept" if self.folder.has_checkpoint else ""
             raise InputError(
                 f"step {self.position.step + 1}: the {what} is {value}. Lower {lower} and train in "
-                "another folder; the last checkpoint is kept."
+                f"another folder{kept}."
             )
 
     def _checkpoint(self) -> None:

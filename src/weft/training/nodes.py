@@ -141,7 +141,9 @@ def _read_npz(path: Path) -> NodeData:
     for name in ("edge_index", "y"):
         if name not in arrays:
             raise InputError(
-                f"{path}: {name!r} is missing; it holds {', '.join(sorted(arrays)) or 'nothing'}."
+                f"{path}: {name!r} is missing; it holds {', '.join(sorted(arrays)) or 'nothing'}. "
+                "Save edge_index, y and the features: numpy.savez(path, edge_index=..., y=..., "
+                "x=...)."
             )
     features = _features(arrays, path)
     labels = _integers(arrays["y"], "y", path).flatten()

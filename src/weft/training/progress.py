@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -92,10 +93,13 @@ def _attention_of(model: nn.Module) -> str:
 
 
 class ConsoleListener(SilentListener):
-    """Writes to a console; the bar is drawn on terminals only. A context manager."""
+    """Writes to a console; the bar is drawn on terminals only. A context manager.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    notices: lines that come first.
+    """
+
+    def __init__(self, console: Console, notices: Sequence[str] = ()) -> None:
+        self.console, self.notices = console, notices
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
         self._mean_loss = math.nan
@@ -114,6 +118,8 @@ class ConsoleListener(SilentListener):
         sizes = ", ".join(
             f"{count:,} {name.replace('_', ' ')}" for name, count in task.sizes().items()
         )
+        for notice in self.notices:
+            self.console.print(notice, markup=False, highlight=False, soft_wrap=True)
         self.console.print(f"Data: {sizes}.")
         began = "drawn at random."
         if "pretrained" in task.description.facts:

@@ -25,12 +25,12 @@ def train(
         from weft.training.config import defaults_of, load_config
 
         settings = load_config(config, overrides)
-        if speaks:
-            for notice in defaults_of(config, settings):
-                say(notice)
+        notices = defaults_of(config, settings) if speaks else ()
         if processes == 1:
-            trained(settings, folder, tensorboard, as_json=as_json)
+            trained(settings, folder, tensorboard, as_json=as_json, notices=notices)
             return
+        for notice in notices:
+            say(notice)
         command = ["train", str(config), "--run", str(folder)]
         command += [part for override in overrides or () for part in ("--set", override)]
         command += [] if tensorboard is None else ["--tensorboard", str(tensorboard)]
