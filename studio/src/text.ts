@@ -69,6 +69,12 @@ export const percent = (share: number) => {
   return `${of.toFixed(whole ? 0 : 1)}\u00a0%`;
 };
 
+/** A share that is lacking, as short as can be: −12 %, <1 %. */
+export function shareLess(share: number): string {
+  if (share < 0.01) return "<1\u00a0%";
+  return share > 0.99 ? ">99\u00a0%" : `−${Math.round(100 * share)}\u00a0%`;
+}
+
 /** A share that is a lower bound: "80 % or more"; more than all there is not. */
 export const orMore = (share: number) =>
   share < 1 - ROUNDING ? `${percent(share)} or more` : percent(share);

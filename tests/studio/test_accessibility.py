@@ -237,6 +237,15 @@ def test_a_run_in_every_view(studio, pair_trace, history_of, theme: str) -> None
     assert findings(page, RUN) == {}
 
 
+@themes("light")
+def test_few_kept_edges_in_every_view(studio, drawn, theme: str) -> None:
+    trace, _ = drawn(1, length=90, kept=2, queries_keys=False)
+    page = studio.file(collect([trace]), theme=theme)
+    settle(page)
+    views = ("heads", "threads", "matrix", "graph", "paths")
+    assert findings(page, {view: f"#view={view}&query=50&lock=1" for view in views}) == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 768, 1024, 1440])

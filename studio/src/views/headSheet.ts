@@ -228,7 +228,7 @@ export class SheetButtons {
   }
 }
 
-function below(one: Shown, captions: "none" | "one" | "two"): HTMLElement[] {
+function below(one: Shown, captions: "none" | "one" | "two"): (HTMLElement | string)[] {
   if (captions === "none") return [];
   const line = (text: string, name: string) => {
     const made = document.createElement("small");
@@ -240,5 +240,6 @@ function below(one: Shown, captions: "none" | "one" | "two"): HTMLElement[] {
   if (!one.missingShort) return [words];
   const missing = line(one.missingShort, "partial");
   missing.title = one.missing;
-  return [words, missing];
+  // Words apart, also for who speaks what is seen.
+  return [words, " ", missing];
 }
