@@ -157,12 +157,51 @@ def test_a_pooling_beside_the_interface_is_a_layer(heads: bool) -> None:
     layer = trace.layers[2]
     assert layer.name == ("layers.1.mlp.attention" if heads else "layers.1.mlp")
     assert (layer.kind, layer.shape) == ("cross", (1, 1, 5))
+    assert (layer.queries_from, layer.keys_from) == ("tokens-1", "tokens")
+    assert trace.rollout().shape == (1, 5)
+    # What pools on the way is no end of the rollout.
+    model.layers[0].mlp, model.layers[1].mlp = pooling, model.layers[0].mlp
+    assert torch.equal(
+        weft.trace(model, ids).rollout(), weft.trace(model, ids).rollout(kind="decoder")
+    )
+    model.layers[0].mlp, model.layers[1].mlp = model.layers[1].mlp, pooling
     query, keys = pooling.query[0], seen[-1]
     if heads:
         weight, bias = pooling.attention.in_proj_weight, pooling.attention.in_proj_bias
         query, keys = query @ weight[:8].T + bias[:8], keys @ weight[8:16].T + bias[8:16]
     expected = (query @ keys.T / 8**0.5).softmax(-1)
     assert torch.allclose(layer.graph.dense()[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_siglip_pools_the_patches_that_its_encoder_has(implementation: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.SiglipVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        image_size=32, patch_size=8,
+    )  # fmt: skip
+    build = transformers.SiglipVisionModel._from_config
+    model: Any = build(config, attn_implementation=implementation).eval()
+    head = next(module for name, module in model.named_modules() if name.endswith("head"))
+    seen: list[torch.Tensor] = []
+    hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    traces = weft.trace(model, {"pixel_values": torch.randn(2, 3, 32, 32)}, keep=weft.All())
+    hook.remove()
+    hidden = seen[-1]
+    with torch.no_grad():
+        expected = head.attention(
+            head.probe.repeat(2, 1, 1), hidden, hidden, average_attn_weights=False
+        )[1]
+    for number, trace in enumerate(traces):
+        encoder, pooling = trace.layers
+        assert not trace.not_traced
+        assert torch.allclose(pooling.graph.dense(), expected[number], atol=1e-6)
+        assert (pooling.kind, pooling.queries_from) == ("cross", "patches-1")
+        assert pooling.keys_from == encoder.keys_from == "patches"
+        assert pooling.key_tokens == encoder.key_tokens
+        # The image that is pooled went through the encoder: half of it came past the layer.
+        through = pooling.graph.dense().mean(0) @ trace.rollout(kind="encoder")
+        assert torch.allclose(trace.rollout(), through / 2, atol=1e-5)
 
 
 def test_what_pools_the_positions_of_each_step_is_a_layer_of_a_generation() -> None:

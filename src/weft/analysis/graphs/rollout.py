@@ -105,8 +105,8 @@ def rollout(
     Args:
         trace: of any model.
         kind: "encoder" or "decoder": the product over the layers of that kind; "cross": what the
-            target holds of the source, through all layers. None: "cross" where there are such
-            layers, else the kind of the last layer.
+            target holds of the source, through all layers. None: "cross" where such layers look
+            from the sequence of the last layer, else the kind of the last layer.
         exact: True: from all weights; False: from the kept edges; None: the former where the
             trace has them.
         residual: what comes past a layer, 0 to 1.
@@ -258,7 +258,10 @@ def chosen_layers(
         )
     kinds = [layer.kind for layer in trace.layers]
     if kind is None:
-        kind = "cross" if "cross" in kinds else kinds[-1] if kinds else None
+        crossing = {layer.queries_from for layer in trace.layers if layer.kind == "cross"}
+        kind = trace.layers[-1].kind if trace.layers else None
+        if trace.layers and trace.layers[-1].queries_from in crossing:
+            kind = "cross"
     layers = [layer for layer in trace.layers if kind in ("cross", layer.kind)]
     last = next((layer for layer in reversed(layers) if layer.kind == kind), None)
     if last is None:

@@ -179,7 +179,9 @@ class Sequences:
                 "input_ids" not in self._inputs or any(word in path.lower() for word in _IMAGE)
             )
             named = ("patches", "patches") if seen else ("tokens", "tokens")
-            if kind == "cross":
+            own = self._given_length(named[0]) or self._lengths.get(named[0])
+            if kind == "cross" and not (keys == own != queries):
+                # Of another length than the input's: who pools the input looks at itself.
                 named = (named[0], "source")
         return self._of_length(named[0], queries), self._of_length(named[1], keys)
 
