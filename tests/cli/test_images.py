@@ -121,6 +121,7 @@ def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
             "train.npz: a file of arrays. Name one of its images, as ",
         ),
         (("relevance", "--text", "x"), "--text: RUN is a run that sees images"),
+        (("steps", "--model", "run"), "--model: RUN reads images, and no text. Give a model that"),
         (("ablate", "--text", "x"), "--text: RUN is a run that sees images"),
         (("ablate", "--target", "x"), "--target: RUN is a run that sees images"),
         (("ablate", "--logit", "x"), "--logit: RUN is a run that sees images"),
@@ -128,7 +129,7 @@ def test_its_heads_are_ablated(folder, weft_main: Command) -> None:
 )
 def test_what_it_refuses(folder, tmp_path, weft_main: Command, arguments, message) -> None:
     verb, option, value = arguments
-    if option == "--image":
+    if option in ("--image", "--model"):
         value = folder / value
     out = ("-o", tmp_path / "t.weft") if verb == "trace" else ()
     line = weft_main(verb, folder / "run", option, value, *out).one_line()

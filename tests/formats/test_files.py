@@ -151,7 +151,10 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a folder; expected a text file\.$"):
         read_text(tmp_path, "text file")
     path.write_text('{"a": 1,\n"b"')
-    with pytest.raises(DataError, match=r"this run is damaged: line 2 is not JSON .*\. Correct it, or put a copy back\.$"):
+    with pytest.raises(
+        DataError,
+        match=r"this run is damaged: line 2 is not JSON .*\. Correct it, or put a copy back\.$",
+    ):
         read_json(path, "run")
     path.write_bytes(b"one\ntwo\nthr\xe9e\n")
     with pytest.raises(DataError, match=r"line 3 is not UTF-8 text \(byte 11 is 0xe9\).*iconv"):

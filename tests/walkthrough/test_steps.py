@@ -268,7 +268,7 @@ def test_files_that_cannot_be_read(
 def test_a_file_with_a_matrix_that_is_none_of_attention_s(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text('{"W_X": [[1]]}')
-    with pytest.raises(InputError, match="W_X: no such matrix; there are embeddings,"):
+    with pytest.raises(InputError, match=r"m\.json: W_X: no such matrix; there are embeddings,"):
         weft.steps(matrices=path)
 
 

@@ -56,6 +56,8 @@ def steps_of_model(
     if not isinstance(text, str) or not (target is None or isinstance(target, str)):
         raise InputError("model: give the text that it reads, as one string; so the target.")
     model = open_model(name)
+    if model.tokenizer is None:
+        raise InputError(f"model: {name} reads images, and no text. Give a model that reads text.")
     inputs = model.inputs(text, TraceOptions(target=target))
     with torch.no_grad():
         traced = trace(

@@ -238,14 +238,19 @@ def read_matrices(path: Path) -> JsonObject:
 
     Raises: DataError: no such file, damaged, or another format. Nothing is unpickled.
     """
+    content: JsonObject
     if path.suffix == ".npz":
-        return {**read_npz(path, "file of matrices")}
-    if path.suffix == ".json":
+        content = {**read_npz(path, "file of matrices")}
+    elif path.suffix == ".json":
         content = read_json(path, "file of matrices")
         if not isinstance(content, dict):
             raise DataError(f'{path}: expected an object, as {{"W_Q": [[1, 0], [0, 1]], ...}}.')
-        return content
-    raise DataError(f"{path}: expected matrices as .json or .npz.")
+    else:
+        raise DataError(f"{path}: expected matrices as .json or .npz.")
+    for name in content:
+        if name not in (*MATRICES, "sentence", "target"):
+            raise InputError(f"{path}: {name}: no such matrix; there are {', '.join(MATRICES)}.")
+    return content
 
 
 def _tensor(name: str, array: ArrayLike | Tensor) -> Tensor:

@@ -119,8 +119,8 @@ def matrices_of(model: nn.Module) -> list[LayerMatrices]:
     layers = list(_layers(model))
     if not layers:
         raise InputError(
-            f"weights: {type(model).__name__} has no attention layer whose projections are known; "
-            f"looked for {', '.join(names[0] for names in _SEPARATE)}, {', '.join(_FUSED)}."
+            f"projections: {type(model).__name__} has no attention layer whose projections are "
+            f"known; looked for {', '.join(names[0] for names in _SEPARATE)}, {', '.join(_FUSED)}."
         )
     return layers
 
@@ -137,8 +137,9 @@ def matrices_of_snapshot(snapshot: Snapshot) -> list[LayerMatrices]:
         missing = [name for name in ("W_Q", "W_K", "W_V") if name not in known]
         if missing:
             raise InputError(
-                f"weights: the history keeps no {missing[0]} of layer {layer.name}, which was not "
-                "known, or too large. weft.monitor(..., matrices=True) keeps those that are known."
+                f"projections: the history keeps no {missing[0]} of layer {layer.name}, which was "
+                "not known, or too large. weft.monitor(..., matrices=True) keeps those that are "
+                "known."
             )
         layers.append(
             LayerMatrices(

@@ -69,12 +69,14 @@ def history_measures(
     _check_by(by)
     check_type("weights", "the history", history, History, "that of a run, weft.History(folder)")
     if steps is not None and not isinstance(steps, Iterable):
-        raise InputError(f"weights: steps={in_words(steps)}; expected a list of steps, or None.")
+        raise InputError(
+            f"projections: steps={in_words(steps)}; expected a list of steps, or None."
+        )
     tables = []
     for step in history.steps if steps is None else steps:
         if step not in history.steps:
             raise InputError(
-                f"weights: no snapshot of step {in_words(step)}; the history has those of "
+                f"projections: no snapshot of step {in_words(step)}; the history has those of "
                 f"{history.steps[0] if history.steps else 'none'} to "
                 f"{history.steps[-1] if history.steps else 'none'}."
             )
@@ -82,7 +84,7 @@ def history_measures(
         table.insert(0, "step", step)
         tables.append(table)
     if not tables:
-        raise InputError("weights: the history has no snapshot. Train with a history.")
+        raise InputError("projections: the history has no snapshot. Train with a history.")
     return pandas.concat(tables, ignore_index=True)
 
 
