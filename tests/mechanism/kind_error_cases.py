@@ -64,6 +64,7 @@ Cases = list[tuple[str, Callable[[], object], str, str]]
 
 KIND_CASES: Cases = [
     ("word", lambda: chosen("layer", "kind", "b", ("a",)), "layer", 'expected one of "a"'),
+    ("array", lambda: chosen("layer", "p", np.zeros(2), ("a",)), "layer", "an array (2,)"),
     ("number", lambda: finite_number("layer", "p", array((9, 9))), "layer", "a finite number"),
     ("type", lambda: check_type("layer", "p", [1], str, "a text"), "layer", "p is [1]; expected"),
     ("flag", lambda: check_flag("layer", "p", array(2)), "layer", "p=an array (2,); expected True"),

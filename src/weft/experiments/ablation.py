@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.errors import InputError, ShapeError, optional_package
 from weft.experiments.interventions import Intervention, Kind, editing_heads, intervening
 from weft.mechanism.observe import HeadOutputs
-from weft.mechanism.shapes import describe
+from weft.mechanism.shapes import chosen, describe
 
 if TYPE_CHECKING:
     import pandas
@@ -174,8 +174,7 @@ def ablate(
     >>> found.effects[0].value                           # without any head nothing is left
     0.0
     """
-    if kind not in ("zero", "mean", "uniform"):
-        raise InputError(f'ablate: kind={kind!r}; expected "zero", "mean" or "uniform".')
+    chosen("ablate", "kind", kind, ("zero", "mean", "uniform"))
     sums = HeadSums()
     with editing_heads(model, sums):
         baseline = float(measure())
@@ -289,16 +288,16 @@ def groups_of(
     groups: list[tuple[tuple[int, int], ...]] = []
     for group in heads:
         pairs: Any = [group] if group and isinstance(group[0], int) else group
-        chosen = tuple((int(layer), int(head)) for layer, head in pairs)
-        for layer, head in chosen:
+        places = tuple((int(layer), int(head)) for layer, head in pairs)
+        for layer, head in places:
             if not (0 <= layer < len(layers) and 0 <= head < layers[layer].heads):
                 of_layer = layers[layer].heads if 0 <= layer < len(layers) else 0
                 raise InputError(
                     f"no head {layer}.{head}: the model has layers 0 to {len(layers) - 1}"
                     + (f", this one heads 0 to {of_layer - 1}." if of_layer else ".")
                 )
-        if chosen:
-            groups.append(chosen)
+        if places:
+            groups.append(places)
     return groups
 
 

@@ -158,7 +158,7 @@ def finite_number(
 
 def chosen(operation: str, name: str, choice: object, choices: tuple[str, ...]) -> None:
     """Raise an InputError, which lists the choices, where one of several words is none of them."""
-    if choice not in choices:
+    if not isinstance(choice, str) or choice not in choices:
         expected = ", ".join(f'"{word}"' for word in choices)
         raise InputError(f"{operation}: {name}={in_words(choice)}; expected one of {expected}.")
 
