@@ -224,6 +224,20 @@ def test_other_tokens_are_said(studio, serving, make_trace) -> None:
     assert "other=C" in page.url
 
 
+def test_both_names_stand_there_before_anything_is_compared(studio, serving, drawn) -> None:
+    viewer = serving(collect([drawn(5)[0], drawn(6)[0]], names=["before", "after"]))
+    page = studio.open("about:blank", viewer.address)
+    held = []
+    page.route("**/api/compare/0/1", lambda route: held.append(route))
+    page.goto(f"{viewer.address}#view=compare")
+    page.get_by_text("Reading both …").wait_for()
+    until(page, lambda: bool(held))
+    assert page.locator(".compare h2").first.inner_text() == "before and after"
+    held.pop().continue_()
+    page.locator(READY).wait_for()
+    assert page.locator(".compare h2").first.inner_text() == "before and after"
+
+
 def test_equal_traces_are_said_to_be_equal(studio, serving, drawn) -> None:
     page = studio.served(serving(collect([drawn(1)[0], drawn(1)[0]])), "#view=compare")
     page.locator(".changes", has_text="The weights are equal: no head changed.").wait_for()
