@@ -157,3 +157,15 @@ def test_separators_are_the_analysis_list(make_trace: Callable[..., Trace]) -> N
     assert {"<|eot_id|>", "</s>"} <= SEPARATORS
     description = Example("text", make_trace(tokens)).description()
     assert description["separators"] == {"tokens": [2, 5]}
+
+
+def test_the_name_beside_a_point_is_within_the_panel(studio: Any, pair_trace: Trace) -> None:
+    page = studio.file(collect([pair_trace]), "#x=entropy&y=entropy")
+    panel = page.locator(".panel").bounding_box()
+    for layer, of in enumerate(pair_trace.layers):
+        for head in range(of.heads):
+            page.evaluate(f"location.hash = '#x=entropy&y=entropy&layer={layer}&head={head}'")
+            page.locator(f'.tile[data-cell="{layer}.{head}"][aria-current]').wait_for()
+            name = page.locator(".scatter .now-label").bounding_box()
+            assert panel["x"] <= name["x"]
+            assert name["x"] + name["width"] <= panel["x"] + panel["width"]
