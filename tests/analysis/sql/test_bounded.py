@@ -156,6 +156,27 @@ def test_what_never_ends_is_stopped(asked, query) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_answer_that_comes_as_the_time_is_over_is_stopped_and_the_next_one_comes(
+    asked, monkeypatch
+) -> None:
+    """Not: the process is killed, and whoever asks next is told that it broke off."""
+    from weft.analysis.sql import bounded
+
+    assert asked("select 1").rows == [[1]]
+    receive = bounded.receive
+
+    def late(stream: Any) -> Any:
+        answer = receive(stream)
+        time.sleep(0.5)
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bounded, "receive", late)
+        with pytest.raises(InputError, match=r"stopped after 0\.3 s"):
+            asked("select 1", seconds=0.3)
+    assert asked("select 1").rows == [[1]]
+
+
 def test_memory_is_bounded(queries, asked) -> None:
     """Of what DuckDB's own limit does not see too: the process ends, the next one answers."""
     most = 0

@@ -226,6 +226,10 @@ class _Process:
             raise
         finally:
             timer.cancel()
+            timer.join()
+        if over.is_set():  # as the answer came
+            self.end()
+            raise _StoppedError
         return said
 
 
