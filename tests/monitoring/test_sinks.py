@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch import Tensor
 import weft
 from weft.errors import InputError
 from weft.formats.reports import Reports
+from weft.monitoring import sinks
 
 
 class Listener:
@@ -75,6 +77,27 @@ def test_tensorboard(tmp_path: Path, gpt2: Any, batches: list[Tensor]) -> None:
     assert [scalar.step for scalar in scalars] == [0, 1, 2]
     expected = [sum(report["layers"]["transformer.h.0.attn"]["symmetry"]) / 2 for report in reports]
     assert [scalar.value for scalar in scalars] == pytest.approx(expected, rel=1e-4)
+
+
+def test_tensorboard_that_goes_on_within_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tenth file of a process has a name before that of the ninth."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    counted = type(event_file_writer._global_uid)(9)
+    monkeypatch.setattr(event_file_writer, "_global_uid", counted)
+    time.sleep(1 - time.time() % 1)  # both within one second
+    for values in ({20: 3.0, 40: 2.0}, {20: 3.0, 40: 2.5, 60: 1.0}):
+        board = sinks.TensorBoard(tmp_path, 1)
+        for step, value in values.items():
+            board.log(step, {"loss": value})
+        board.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == list(values.items())
 
 
 def test_weights_and_biases(

@@ -12,6 +12,7 @@ values are
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -60,6 +61,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path | str, step: int = 0) -> None:
         writer = _module("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        _wait_for_a_new_second(Path(folder))
         self._writer: Any = writer(log_dir=str(folder), purge_step=step or None)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -71,6 +73,16 @@ class TensorBoard:
     def close(self) -> None:
         """End the files."""
         self._writer.close()
+
+
+def _wait_for_a_new_second(folder: Path) -> None:
+    """Let a file of events that is begun now be the last by its name, as TensorBoard reads them.
+
+    The name says the second, then host, process and a count, of which 10 comes before 9.
+    """
+    now = time.time()
+    if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):
+        time.sleep(int(now) + 1 - now)
 
 
 class WeightsAndBiases:
