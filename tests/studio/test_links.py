@@ -217,7 +217,7 @@ def test_a_trace_that_fails_after_another_was_chosen_hides_nothing(
     page.locator(".sheet > canvas:not(.waiting)").first.wait_for()
     held: list[Any] = []
     page.route("**/api/examples/1", lambda route: held.append(route))
-    page.keyboard.press("]")
+    page.locator("#weft-example").select_option("1")
     until(page, lambda: bool(held))
     page.locator("#weft-example").select_option("2")
     page.locator("h1", has_text="4 tokens").wait_for()
