@@ -93,8 +93,9 @@ def _calls(call: AttentionCall) -> list[NeighbourCall]:
     queries = call.queries
     if isinstance(score, Bilinear):
         matrix = symmetrised(score.matrix) if score.symmetric else score.matrix
+        wide = torch.float64 if queries.dtype == torch.float64 else torch.float32
         with without_autocast(queries.device):
-            queries = (queries.float() @ matrix.float()).to(queries.dtype)
+            queries = (queries.to(wide) @ matrix.to(wide)).to(queries.dtype)
     by_node = [
         [nodes.transpose(0, 1) for nodes in tensor.unbind()] for tensor in (queries, keys, values)
     ]
