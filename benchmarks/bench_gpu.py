@@ -1,8 +1,9 @@
 """Claim: on a GPU, output and exact graph cost little more than fused attention, in linear memory.
 
-Peers: torch's scaled_dot_product_attention (FlashAttention), which returns the output alone; eager
-attention with `topk`, which forms the weights, where these fit; plain torch in blocks, which weft
-runs where the kernel does not serve. Prints milliseconds, and ratios to the first peer last.
+Peers: torch's FlashAttention (of float32 its efficient attention), which returns the output alone,
+and what torch chooses by itself (on Hopper cuDNN's); FlexAttention with lse and largest scores;
+eager attention with `topk`, which forms the weights, where these fit; plain torch in blocks, which
+weft runs where the kernels do not serve. Prints milliseconds, and ratios to FlashAttention last.
 
     python benchmarks/bench_gpu.py                      # needs a CUDA device and weft[gpu]
     python benchmarks/bench_gpu.py --lengths 4096 131072 --depths 64 128
@@ -32,6 +33,8 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--keep", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--flex", action="store_true", help="FlexAttention too, compiled first")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -51,8 +54,20 @@ def measure(options: argparse.Namespace, length: int, depth: int, causal: bool) 
     mask = weft.causal() if causal else None
     top = weft.Top(options.keep)
 
-    def fused() -> object:
+    def chosen() -> object:
         return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+
+    def flash() -> object:
+        # As torch calls them; to choose by its context manager takes longer than short calls do.
+        if dtype == torch.float32:  # FlashAttention has none
+            efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+            return efficient(queries, keys, values, None, False, 0.0, causal)
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            queries, keys, values, 0.0, causal
+        )
+
+    def output() -> object:
+        return weft.attend(queries, keys, values, mask=mask, keep=weft.Top(0), backend="triton")
 
     def kernel() -> object:
         return weft.attend(queries, keys, values, mask=mask, keep=top, backend="triton")
@@ -68,20 +83,40 @@ def measure(options: argparse.Namespace, length: int, depth: int, causal: bool) 
         weights = scores.softmax(-1)
         return weights @ values, weights.topk(options.keep, -1)
 
-    runs: dict[str, Callable[[], object]] = {"sdpa": fused, "attend": kernel}
+    runs: dict[str, Callable[[], object]] = {"flash": flash, "chosen": chosen}
+    runs |= {"attend(Top(0))": output, "attend": kernel}
+    if options.flex:
+        runs["flex"] = flex(queries, keys, values, causal)
     if length <= 16384:
         runs["blocks"] = blocks
     if 3 * options.heads * length**2 * dtype.itemsize <= EAGER:
         runs["eager"] = eager
-    times, memory = in_turn(runs)
-    others = [name for name in times if name != "sdpa"]
-    ratios = "  ".join(f"{name} {times[name] / times['sdpa']:.2f}" for name in others)
+    times, memory = in_turn(runs, options.repeats)
+    others = [name for name in times if name != "flash"]
+    ratios = "  ".join(f"{name} {times[name] / times['flash']:.2f}" for name in others)
     held = ", ".join(f"{name} {size:,.0f}" for name, size in memory.items())
     print(
         f"N={length:7} depth {depth:3} {'causal' if causal else 'full  '} "
-        f"sdpa {times['sdpa']:9.3f} ms  extra MB: {held}  ratios: {ratios}",
+        f"flash {times['flash']:9.3f} ms  extra MB: {held}  ratios: {ratios}",
         flush=True,
     )
+
+
+def flex(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool
+) -> Callable[[], object]:
+    """FlexAttention as torch compiles it, with what it can say of each row."""
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    length = queries.shape[2]
+    mask = None
+    if causal:
+        mask = create_block_mask(
+            lambda batch, head, row, key: row >= key, None, None, length, length, device="cuda"
+        )
+    compiled = torch.compile(flex_attention, dynamic=False)
+    wanted = AuxRequest(lse=True, max_scores=True)
+    return lambda: compiled(queries, keys, values, block_mask=mask, return_aux=wanted)
 
 
 def in_turn(

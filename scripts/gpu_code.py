@@ -1,4 +1,4 @@
-"""What the GPU's kernel is compiled to, without a GPU: registers, memory, instructions of a tile.
+"""What the GPU's kernels are compiled to, without a GPU: registers, memory, instructions of a tile.
 
 Triton compiles for a device that is not here. What comes of it for NVIDIA's is read by cuobjdump,
 which comes with Triton; for AMD's it is assembly. A line for each generation of devices, type and
@@ -30,9 +30,8 @@ import weft
 from weft.mechanism.backends import triton as backend
 from weft.mechanism.backends.native_request import prepare
 from weft.mechanism.backends.triton import Device
-from weft.mechanism.call import AttentionCall
-from weft.mechanism.masks import Mask
-from weft.mechanism.scores import ScaledDot
+from weft.mechanism.checked import checked_call
+from weft.mechanism.packed import packed
 
 #: By compute capability: A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
 #: programming guide, technical specifications); by AMD's names: MI200, MI300, MI350, RX 7900,
@@ -54,8 +53,12 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel. stack: bytes of a thread; moved: instructions for registers kept in memory."""
+    """A kernel: softmax or edges.
 
+    stack: bytes of a thread; moved: instructions for registers kept in memory.
+    """
+
+    kernel: str
     target: str
     dtype: str
     depth: int
@@ -85,7 +88,7 @@ class _Absent:
     def get_current_target(self) -> Any:
         return self.target
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> Any:
         return self.target.arch  # Triton keeps kernels by device
 
     def get_current_stream(self, device: int) -> int:
@@ -95,47 +98,78 @@ class _Absent:
         return torch.device("cpu")
 
 
+def asked(added: str, length: int) -> dict[str, Any]:
+    """What a call asks beside its causal mask."""
+    nothing = dict.fromkeys(("score", "relative", "bias", "scale", "softcap", "sinks"))
+    options: dict[str, Any] = nothing | {"mask": weft.causal(), "dropout": 0.0}
+    others: dict[str, dict[str, Any]] = {
+        "sinks": {"sinks": torch.zeros(4)},
+        "cells": {"mask": torch.ones(length, length, dtype=torch.bool).tril()},
+        "bias": {"bias": torch.zeros(1, 4, length, length)},
+        "distances": {"relative": weft.ALiBi(torch.zeros(4))},
+        "softcap": {"softcap": 5.0},
+        "ranges": {"mask": weft.causal() & packed([length // 2, length // 2])},
+    }
+    return options | others.get(added, {})
+
+
 def compiled(
-    target: str,
-    dtype: torch.dtype,
-    depth: int,
-    keep: int,
-    mask: Mask | None = None,
-    length: int = 1024,
-    **options: Any,
-) -> Compiled:
+    target: str, dtype: torch.dtype, depth: int, keep: int, added: str, length: int = 1024
+) -> list[Compiled]:
     """Compile what a call would run, by the very program that would run it."""
     import triton.runtime
 
-    from weft.mechanism.backends import triton_kernels
+    from weft.mechanism.backends import triton_edges, triton_softmax
 
     triton.runtime.driver.set_active(_Absent(target))
-    kernel, made = triton_kernels.attend_kernel, []
+    kernels = [(triton_softmax, "softmax_kernel"), (triton_edges, "edges_kernel")]
+    made: list[tuple[str, Any, float]] = []
 
     class Compiling:
+        def __init__(self, name: str, kernel: Any) -> None:
+            self.name, self.kernel = name, kernel
+
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return lambda *given, **named: made.append(kernel.warmup(*given, grid=grid, **named))
+            def warm_up(*given: Any, **named: Any) -> None:
+                began = time.perf_counter()
+                kernel = self.kernel.warmup(*given, grid=grid, **named)
+                made.append((self.name, kernel, time.perf_counter() - began))
+
+            return warm_up
 
     queries, keys, values = (torch.zeros(1, heads, length, depth).to(dtype) for heads in (4, 2, 2))
-    call = AttentionCall(queries, keys, values, ScaledDot(), depth**-0.5, mask, **options)
+    call = checked_call("compiled", queries, keys, values, **asked(added, length))
     described, device = backend.described, DEVICES[target]
-    backend.described = lambda _: device
-    triton_kernels.attend_kernel = Compiling()
-    began = time.perf_counter()
+    setattr(backend, "described", lambda _: device)  # noqa: B010
+    whole = [(module, name, getattr(module, name)) for module, name in kernels]
+    for module, name, kernel in whole:
+        setattr(module, name, Compiling(name.removesuffix("_kernel"), kernel))
     try:
         backend.forward_graph(prepare(call), keep)
     finally:
-        triton_kernels.attend_kernel, backend.described = kernel, described
-    took = time.perf_counter() - began
-    asm = made[0].asm
+        setattr(backend, "described", described)  # noqa: B010
+        for module, name, kernel in whole:
+            setattr(module, name, kernel)
+    tile = backend.sizes_of(prepare(call), keep, device).tile
+    return [
+        _read(name, kernel, seconds, target, dtype, depth, keep, tile)
+        for name, kernel, seconds in made
+    ]
+
+
+def _read(
+    name: str, kernel: Any, seconds: float, target: str, dtype: torch.dtype, depth: int, keep: int,
+    tile: int,
+) -> Compiled:  # fmt: skip
+    """What one kernel was compiled to."""
+    device, asm = DEVICES[target], kernel.asm
     read = _of_amd(asm["amdgcn"]) if device.amd else _of_nvidia(asm["cubin"])
     registers, stack, loop = read
     return Compiled(
-        target, str(dtype).removeprefix("torch."), depth, keep,
-        shared=made[0].metadata.shared, limit=device.shared, registers=registers, stack=stack,
-        tile=backend.sizes_of(prepare(call), keep, device)["TILE"],
-        instructions=len(loop), moved=sum(bool(re.search(MOVES, line)) for line in loop),
-        asynchronous=asm.get("ptx", "").count("cp.async"), seconds=took,
+        name, target, str(dtype).removeprefix("torch."), depth, keep,
+        shared=kernel.metadata.shared, limit=device.shared, registers=registers, stack=stack,
+        tile=tile, instructions=len(loop), moved=sum(bool(re.search(MOVES, line)) for line in loop),
+        asynchronous=asm.get("ptx", "").count("cp.async"), seconds=seconds,
     )  # fmt: skip
 
 
@@ -192,8 +226,18 @@ def _loop_over_tiles(lines: list[str], targets: list[int | None]) -> list[str]:
     targets: for each line, that to which it jumps.
     """
     loops = [lines[to : n + 1] for n, to in enumerate(targets) if to is not None and to < n]
-    multiply = [loop for loop in loops if sum(bool(re.search(PRODUCTS, at)) for at in loop) >= 8]
+    multiply = [loop for loop in loops if sum(bool(re.search(PRODUCTS, at)) for at in loop) >= 4]
     return min(multiply, key=len)
+
+
+def said(row: Compiled) -> str:
+    """A line."""
+    return (
+        f"{row.kernel:7} {row.target:7} {row.dtype:8} depth {row.depth:3} top {row.keep:3}: shared "
+        f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} registers, stack "
+        f"{row.stack:5,}; {row.instructions:6,} instructions a tile of {row.tile}, "
+        f"{row.moved:4} of them spills ({row.seconds:.0f} s to compile)"
+    )
 
 
 def main() -> None:
@@ -203,25 +247,22 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--keep", type=int, nargs="+", default=[32])
+    parser.add_argument(
+        "--with", dest="added", default="nothing",
+        choices=["nothing", "sinks", "cells", "bias", "distances", "softcap", "ranges"],
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     options = parser.parse_args()
     rows = []
+    where = sys.stderr if options.json else sys.stdout
     for target in options.targets:
         for dtype in options.dtypes:
             for depth in options.depths:
                 for keep in options.keep:
-                    mask = weft.causal()
-                    row = compiled(target, getattr(torch, dtype), depth, keep, mask)
-                    rows.append(row)
-                    print(
-                        f"{target:7} {dtype:8} depth {depth:3} top {keep:3}: shared "
-                        f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} "
-                        f"registers, stack {row.stack:5,}; {row.instructions:6,} instructions a "
-                        f"tile of {row.tile}, {row.moved:4} of them spills "
-                        f"({row.seconds:.0f} s to compile)",
-                        file=sys.stderr if options.json else sys.stdout,
-                        flush=True,
-                    )
+                    made = compiled(target, getattr(torch, dtype), depth, keep, options.added)
+                    rows += made
+                    for row in made:
+                        print(said(row), file=where, flush=True)
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
 

@@ -2,6 +2,7 @@
 
     python scripts/random_calls --calls 100000 --seed 0 --workers 2
     python scripts/random_calls --seed 0 --only 4711          # one call again, by its number
+    python scripts/random_calls --device cuda                 # by a GPU's kernel, where it serves
 
 Draws inputs, masks, scores, positions, biases, caps, sinks, types, backends and instruction sets;
 compares output, graph, dense weights and, for a quarter of the calls, gradients, each within what
@@ -22,7 +23,7 @@ from threading import Thread
 
 import torch
 from comparing import FAULTS, problems
-from drawing import draw
+from drawing import Case, draw
 
 from weft.mechanism.backends import native
 
@@ -32,12 +33,21 @@ PORTION = 50
 TOTAL = re.compile(r"(\d+) calls, (\d+) wrong, (\d+) NaN that float64 has not")
 
 
-def run(seed: int, first: int, end: int, fault: str | None) -> tuple[int, int, int, list[str]]:
+def drawn(seed: int, number: int, device: str) -> Case:
+    """A call by its number, on a device."""
+    case = draw(seed, number, native.instruction_sets() if device == "cpu" else [])
+    case.device = device
+    return case
+
+
+def run(
+    seed: int, first: int, end: int, fault: str | None, device: str
+) -> tuple[int, int, int, list[str]]:
     """Calls first to end: how many, how many wrong, how many with a NaN, and what was wrong."""
     wrong = nan = 0
     lines = []
     for number in range(first, end):
-        case = draw(seed, number, native.instruction_sets())
+        case = drawn(seed, number, device)
         said = problems(case, fault)
         wrong += bool(said)
         nan += any(line.startswith("NaN") for line in said)
@@ -55,6 +65,7 @@ def _shared(asked: argparse.Namespace) -> Iterator[str]:
             [
                 *(sys.executable, sys.argv[0], f"--seed={asked.seed}"),
                 *(f"--first={first}", f"--calls={end - first}", *fault),
+                f"--device={asked.device}",
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -91,11 +102,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", type=int, help="this call alone")
     parser.add_argument("--fault", choices=FAULTS, help="plant a fault that must be found")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     asked = parser.parse_args()
     first, end = asked.first, asked.first + asked.calls
     if asked.only is not None:
         first, end = asked.only, asked.only + 1
-        print(draw(asked.seed, first, native.instruction_sets()))
+        print(drawn(asked.seed, first, asked.device))
     calls = wrong = nan = 0
     if asked.workers > 1 and asked.only is None:
         for line in _shared(asked):
@@ -109,7 +121,7 @@ def main() -> int:
         began = time.monotonic()
         for start in range(first, end, PORTION):
             some, some_wrong, some_nan, lines = run(
-                asked.seed, start, min(start + PORTION, end), asked.fault
+                asked.seed, start, min(start + PORTION, end), asked.fault, asked.device
             )
             calls, wrong, nan = calls + some, wrong + some_wrong, nan + some_nan
             print(*lines, sep="\n", end="\n" if lines else "", flush=True)

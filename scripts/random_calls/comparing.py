@@ -29,6 +29,7 @@ _prepare = native.prepare
 
 
 def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
+    mask = case.mask
     parameters = {name: of[name] for name in case.parameters}
     scores = {
         "default": lambda: None,
@@ -42,7 +43,7 @@ def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
     relatives: dict[str, Any] = {"shaw": weft.Shaw, "alibi": weft.ALiBi, "buckets": weft.Buckets}
     tables = {name: of[name] for name in case.tables}
     return {
-        "mask": case.mask,
+        "mask": mask.to(case.device) if isinstance(mask, Tensor) else mask,
         "score": scores[case.score](**parameters),
         "relative": relatives[case.relative](**tables, **case.relative_options)
         if case.relative != "none"
@@ -56,7 +57,8 @@ def _options(case: Case, of: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _call(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What weft gives, by name, with a batch dimension."""
+    """What weft gives, by name, with a batch dimension, on the CPU."""
+    of = {name: tensor.to(case.device) for name, tensor in of.items()}
     inputs = [of[name] if case.batched else of[name][0] for name in ("queries", "keys", "values")]
     options = _options(case, of)
 
@@ -82,6 +84,7 @@ def _call(case: Case, of: dict[str, Tensor]) -> dict[str, Tensor]:
             results = {"output": output} | {name: getattr(graph, name) for name in names}
     finally:
         native.prepare = _prepare
+    results = {name: part.cpu() for name, part in results.items()}
     return results if case.batched else {name: part[None] for name, part in results.items()}
 
 

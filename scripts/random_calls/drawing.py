@@ -46,6 +46,7 @@ class Case:
     keep: str = "output"
     k: int = 0
     backend: str | None = None
+    device: str = "cpu"
     instruction_set: str = ""
     threads: int = 1
     batched: bool = True
@@ -65,6 +66,7 @@ class Case:
             "sinks": self.sinks is not None,
             "keep": f"{self.keep} {self.k}",
             "backend": self.backend,
+            "device": self.device,
             "instruction set": self.instruction_set,
             "threads": self.threads,
             "gradients": self.gradients,

@@ -19,6 +19,7 @@ from tests.mechanism.error_cases import CASES, call, graph, zeros
 import weft
 from weft import mechanism
 from weft.mechanism import matrix
+from weft.mechanism.backends import triton
 
 FOLDER = Path(mechanism.__file__).parent
 
@@ -100,6 +101,9 @@ def test_no_raise_of_the_mechanism_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
     with pytest.raises(weft.InputError) as caught:
         graph().to_pyg(0)
+    reached.add(line_of_raise(caught.value))
+    with pytest.raises(weft.errors.BackendError, match="for this call: KeyError") as caught:
+        triton._launch({}, 1)
     reached.add(line_of_raise(caught.value))
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'") as unknown:
         _ = matrix.Nothing

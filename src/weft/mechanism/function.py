@@ -5,6 +5,7 @@ A backend named by the caller serves the call or raises; nothing falls back in s
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -254,10 +255,18 @@ def attend(
 def _by_triton(
     operation: str, call: AttentionCall, keep: Top, *, named: bool = True
 ) -> tuple[Tensor, AttentionGraph]:
-    """Output and graph by the GPU's kernel; by torch where it does not serve and was not named."""
+    """Output and graph by the GPU's kernels; by torch where they do not serve, unless named."""
     reason = triton.why_not_served(call, keep)
     if reason is None:
-        return triton.attend(call, keep)
+        try:
+            return triton.attend(call, keep)
+        except BackendError as error:  # of a compiler, which met this kind of call first
+            reason = str(error)
+            if not named:
+                warnings.warn(
+                    f"{operation}: {reason}. Plain torch serves it, much slower.",
+                    RuntimeWarning, stacklevel=3,
+                )  # fmt: skip
     if named:
         raise BackendError(
             f'{operation}: backend="triton" does not serve this call: {reason}. Use '

@@ -21,6 +21,8 @@ from drawing import Case, draw
 
 #: Tiles of scores of a call, at most: the interpreter takes its time.
 TILES = 8
+#: Calls that are refused before one is served, at most.
+REFUSED = 200
 
 
 def small(case: Case) -> bool:
@@ -113,6 +115,8 @@ def main(seed: int, wanted: int, fault: str | None) -> None:
         said = problems(case, fault)
         if any("BackendError" in line for line in said):
             met["refused"] = met.get("refused", 0) + 1
+            if not calls and met["refused"] == REFUSED:
+                sys.exit(f"no call of {REFUSED} is served: {said[0]}")
             continue
         calls += 1
         wrong += bool(said)

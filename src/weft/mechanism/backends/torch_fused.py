@@ -128,6 +128,12 @@ def fused(call: AttentionCall) -> Tensor:
         if call.mask is not None:
             allowed = call.mask.block(rows, keys.shape[2], queries.device)
             added = allowed if added is None else added.masked_fill(~allowed, -torch.inf)
+        blind = None
+        if queries.device.type != "cpu" and added is not None:
+            # A row that sees nothing is 0, which not all of torch's kernels for GPUs make it.
+            seen = added if added.dtype == torch.bool else added > -torch.inf
+            blind = ~seen.any(-1, keepdim=True)
+            added = added.masked_fill(blind, True if added.dtype == torch.bool else 0.0)
         output = scaled_dot_product_attention(
             queries,
             keys,
@@ -137,7 +143,8 @@ def fused(call: AttentionCall) -> Tensor:
             dropout_p=call.dropout,
             scale=call.scale,
         )
-        return _differentiable_again(output, call, queries, keys, values, rows)
+        output = _differentiable_again(output, call, queries, keys, values, rows)
+        return output if blind is None else output.masked_fill(blind, 0.0)
 
     ranges = blocks(call)
     parts = [

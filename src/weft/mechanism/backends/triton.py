@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.errors import BackendError
 from weft.mechanism.backends import torch_ops
 from weft.mechanism.backends.native_by_torch import torch_gradients
 from weft.mechanism.backends.native_request import (
@@ -38,10 +39,16 @@ __all__ = ["attend", "why_not_served"]
 LEAST_TRITON = (3, 4)
 #: Depths the kernel takes; of edges, as many as are sorted in registers.
 DEEPEST, MOST_KEPT = 256, 512
-#: Bytes of candidates that one launch of the kernel may hold; longer calls are several launches.
-ROOM = 256 * 2**20
+#: Bytes of candidates and maxima that all programs may hold; where one needs much, fewer run.
+ROOM = 2**30
+#: Keys that a thread's list can name, beside 7 bits of a row.
+MOST_LISTED = 2**25
+#: Tiles up to which four largest scores of each are kept, so that few tiles are groups enough.
+FINE = 128
 #: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448.
 MUCH_SHARED = 166_912
+#: What a device says while it runs, and not the compiler.
+OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 #: By how much the small call may differ, of numbers about 1.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -124,6 +131,7 @@ class Device:
     shared: int
     warp: int = 32
     amd: bool = False
+    processors: int = 2
 
 
 def _power(number: int, least: int) -> int:
@@ -133,112 +141,199 @@ def _power(number: int, least: int) -> int:
 
 def forward_graph(native: NativeCall, kept: int) -> Rows:
     """Output and graph. kept: how many edges of a row to keep."""
-    from weft.mechanism.backends.triton_kernels import attend_kernel
+    from weft.mechanism.backends.triton_edges import edges_kernel
+    from weft.mechanism.backends.triton_softmax import softmax_kernel
 
     device = native.queries.device
     batch, heads, count, depth = native.queries.shape
     kv_heads, length, value_depth = native.values.shape[1:]
     k, rows = min(kept, length), (batch, heads, count)
+
+    def per_row(*more: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(*rows, *more, dtype=dtype, device=device)
+
     results = Rows(
         native.queries.new_empty(*rows, value_depth),
-        keys=torch.empty(*rows, k, dtype=torch.int32, device=device),
-        scores=torch.empty(*rows, k, dtype=torch.float32, device=device),
-        weights=torch.empty(*rows, k, dtype=torch.float32, device=device),
-        lse=torch.empty(rows, dtype=torch.float32, device=device),
-        entropy=torch.empty(rows, dtype=torch.float32, device=device),
-        rest=torch.empty(rows, dtype=torch.float32, device=device),
-        keys_seen=torch.empty(rows, dtype=torch.int32, device=device),
-    )
+        keys=per_row(k, dtype=torch.int32), scores=per_row(k), weights=per_row(k),
+        lse=per_row(), entropy=per_row(), rest=per_row(), keys_seen=per_row(dtype=torch.int32),
+    )  # fmt: skip
     if not results.lse.numel():
         return results
-    sizes = sizes_of(native, k, described(device))
-    room_of_program = sizes["ROWS"] * (sizes["CAPACITY"] + 2)
-    blocks = -(-count // sizes["ROWS"])
-    programs = blocks * batch * heads
-    at_once = max(1, min(programs, ROOM // (8 * room_of_program))) if k else programs
-    room = torch.empty(at_once * room_of_program if k else 0, dtype=torch.int64, device=device)
+    found = described(device)
+    sizes = sizes_of(native, k, found)
+    blocks, tiles = -(-count // sizes.rows), -(-length // sizes.tile)
+    programs, words = blocks * batch * heads, -(-tiles // 128) * 4
+    of_row = [per_row() for _ in range(3 if k else 0)] or [results.lse] * 3  # not read without k
+    again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
+    taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
+
     rules = _rules(native)
-    cells = {name: rules[name] for name in ("bias", "allowed")}
-    strides = [stride for of in cells.values() for stride in _strides(of, rows)]
-    inputs = native.queries, native.keys, native.values
-    absent = results.lse  # an address for what is not read
-    capped = native.softcap != 0
-    added = rules["bias"] is not None or rules["offset_bias"] is not None
-    for first in range(0, programs, at_once):
-        attend_kernel[(min(at_once, programs - first),)](
-            *inputs, results.output,
-            results.keys, results.scores, results.weights,
-            results.lse, results.entropy, results.rest, results.keys_seen,
-            *(absent if tensor is None else tensor for tensor in rules.values()), room,
-            *(stride for of in inputs for stride in of.stride()[:3]),
-            *strides,
-            first, blocks, batch, heads, heads // kv_heads, count, length, depth, value_depth,
-            native.scale, native.softcap, *_band(native), k,
-            HAS_SINKS=rules["sinks"] is not None, HAS_BIAS=rules["bias"] is not None,
-            HAS_OFFSETS=rules["offset_bias"] is not None,
-            HAS_ALLOWED=rules["allowed"] is not None,
-            HAS_KEY_RANGE=rules["key_range"] is not None,
-            HAS_ROW_RANGE=rules["row_range"] is not None,
-            BANDED=native.banded, CAPPED=capped, KEEPS=k > 0,
-            SCALED=native.scale > 0 and not capped and not added,
-            WIDE=interpreted(), **sizes,
-        )  # fmt: skip
+    flags = {f"HAS_{name.upper()}": rule is not None for name, rule in rules.items()}
+    capped, added = native.softcap != 0, flags["HAS_BIAS"] or flags["HAS_OFFSET_BIAS"]
+    flags |= {
+        "BANDED": native.banded, "CAPPED": capped, "WIDE": interpreted(),
+        "SCALED": native.scale > 0 and not capped and not added,
+    }  # fmt: skip
+    sinks, *others = (results.lse if rule is None else rule for rule in rules.values())
+    queries, keys, values = native.queries, native.keys, native.values
+    strides = [tensor.stride()[:3] for tensor in (queries, keys, values)]
+    cells = _strides(rules["bias"], rows) + _strides(rules["allowed"], rows)
+    heads_and_rows = blocks, batch, heads, heads // kv_heads, count, length
+    scores = native.scale, native.softcap, *_band(native), k
+
+    groups = tiles * sizes.softmax["PARTS"]
+    room, running = _room(
+        4 * sizes.rows * groups if k else 0, programs, sizes.softmax, found, device
+    )
+    _launch(
+        softmax_kernel, running,
+        queries, keys, values, results.output,
+        results.lse, results.entropy, results.rest, results.keys_seen,
+        sinks, *others, *of_row, again, taken[:1], room.view(torch.float32),
+        *strides[0], *strides[1], *strides[2], *cells,
+        groups, words, *heads_and_rows, depth, value_depth, *scores,
+        KEEPS=k > 0, **flags, **sizes.softmax,
+    )  # fmt: skip
+    if not k:
+        return results
+    del flags["HAS_SINKS"]
+    of_program = -(-(_candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
+    room, running = _room(8 * of_program, programs, sizes.edges, found, device)
+    _launch(
+        edges_kernel, running,
+        queries, keys, results.keys, results.scores, results.weights, results.rest,
+        *others, *of_row, again, taken[4:], room,
+        *strides[0], *strides[1], *cells,
+        of_program, words, *heads_and_rows, depth, *scores,
+        **flags, **sizes.edges,
+    )  # fmt: skip
     return results
 
 
+def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
+    """Run programs of a kernel. Raises: BackendError: it cannot be compiled for this call."""
+    try:
+        kernel[(programs,)](*given, **sizes)
+    except Exception as error:  # a compiler's, of which there are many
+        what = (str(error).strip() or "without words").splitlines()[0]
+        found = f"{type(error).__name__}: {what}"
+        compiling = BackendError(f"the kernel cannot be compiled for this call: {found}")
+        raise error if isinstance(error, OF_DEVICES) else compiling  # noqa: B904
+
+
+def _room(
+    of_program: int, programs: int, sizes: dict[str, Any], device: Device, where: torch.device
+) -> tuple[Tensor, int]:
+    """Memory for the programs that run at once, in numbers of 8 bytes, and how many run."""
+    running = min(programs, device.processors * max(1, 8 // sizes["num_warps"]))
+    if of_program:
+        running = max(1, min(running, ROOM // of_program))
+    return torch.empty(-(-running * of_program // 8), dtype=torch.int64, device=where), running
+
+
+def _candidates(rows: int, sizes: dict[str, Any]) -> int:
+    """Numbers of 8 bytes of a program: candidates and two more of each row; lists of threads."""
+    of_lists: int = sizes["LISTS"] * (8 * sizes["LIST"] + 1)
+    of_rows: int = rows * (sizes["CAPACITY"] + 2)
+    return of_lists + of_rows
+
+
+@lru_cache
 def described(device: torch.device) -> Device:
     """A device of torch's, as far as sizes depend on it."""
     if device.type != "cuda":
         return Device(MUCH_SHARED)
     found = torch.cuda.get_device_properties(device)
     shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    return Device(shared, found.warp_size, torch.version.hip is not None)
+    processors = found.multi_processor_count
+    return Device(shared, found.warp_size, torch.version.hip is not None, processors)
 
 
-def sizes_of(native: NativeCall, kept: int, device: Device) -> dict[str, Any]:
-    """How large the blocks, tiles and lists of the kernel are, and how it is compiled.
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large the parts of both kernels are, and how each is compiled.
 
-    Of the sizes that were compiled for each generation of devices these take the fewest
-    instructions a tile without moving registers to memory, or almost
-    (docs/decisions/0039-compiled-for-gpus.md).
-
-    kept: edges of a row, 0 for none.
+    rows, tile: queries of a block and keys of a tile; both kernels take the same.
     """
-    depth, value_depth = native.queries.shape[3], native.values.shape[3]
-    widths = _power(depth, 16), _power(value_depth, 16)
-    deepest, single = max(widths), native.queries.dtype == torch.float32
-    if interpreted():
-        rows, tile, warps, stages, segment = 16, 32, 4, 1, 2
+
+    rows: int
+    tile: int
+    softmax: dict[str, Any]
+    edges: dict[str, Any]
+
+
+def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
+    """The sizes for a call on a device. kept: edges of a row, 0 for none."""
+    depths = native.queries.shape[3], native.values.shape[3]
+    added = (native.bias, native.offset_bias, native.allowed)
+    by_cells = any(tensor is not None for tensor in added)
+    single = native.queries.dtype == torch.float32
+    return _sizes(depths, native.keys.shape[2], single, by_cells, kept, device, interpreted())
+
+
+@lru_cache(maxsize=256)
+def _sizes(
+    depths: tuple[int, int],
+    length: int,
+    single: bool,
+    by_cells: bool,
+    kept: int,
+    device: Device,
+    interpreting: bool,
+) -> Sizes:
+    """single: whether numbers are float32; by_cells: whether there is something for each score."""
+    widths = _power(depths[0], 16), _power(depths[1], 16)
+    deepest = max(widths)
+    if interpreting:
+        rows, tile, warps, stages = 16, 32, 4, 1
     elif device.amd:
         # Of RDNA's warps of 32 threads each has half as many registers.
         large = device.warp == 64 and not (single and deepest > 128)
         rows, tile = (128, 32) if large else (64, 16)
-        warps, stages, segment = 4, 1, 4
+        warps, stages = 4, 1
     elif single and deepest > 128:
-        rows, tile, warps, stages, segment = 16, 16, 8, 1, 4
+        rows, tile, warps, stages = 16, 16, 8, 1
     elif single:
-        rows, tile, stages = (64, 32, 2) if deepest <= 64 else (64, 16, 1)
-        warps, segment = 4, 4
-    elif deepest <= 64 or (deepest <= 128 and device.shared >= MUCH_SHARED):
-        rows, tile, warps, stages, segment = 128, 64, 8, 2, 4
+        rows, tile, warps, stages = (64, 32, 4, 2) if deepest <= 64 else (64, 16, 4, 1)
+    elif deepest <= 128 and device.shared >= MUCH_SHARED:
+        rows, tile, warps, stages = 128, 64, 8, 3
+    elif deepest <= 64:
+        rows, tile, warps, stages = 128, 64, 8, 2
     else:
-        rows, tile, warps, stages, segment = 64, 32, 4, 2 if deepest <= 128 else 1, 4
-    left = _power(kept + kept // 4 + 1, 16)
-    full = left + min(left, 256)
-    # Of float32 all digits: three products of fewer bits for one, where there are registers; AMD's
-    # matrix units multiply float32 itself.
-    precision = "tf32x3" if single and deepest <= 128 and not device.amd else "ieee"
-    return {
-        "ROWS": rows, "TILE": tile, "SEGMENT": segment, "PRECISION": precision,
-        "CUT": min(rows, 4 * warps), "PIECE": 64, "LEFT": left, "FULL": full,
-        "CAPACITY": full + segment * tile,
-        "SORTED_ROWS": max(1, min(rows, 512 * warps // left)),
-        "DEPTH": widths[0], "VALUE_DEPTH": widths[1],
-        "WHOLE_DEPTHS": widths == (depth, value_depth),
-        "PTX": not (interpreted() or device.amd),
+        rows, tile, warps, stages = 64, 32, 4, 2 if deepest <= 128 else 1
+    both: dict[str, Any] = {
+        "ROWS": rows, "TILE": tile, "DEPTH": widths[0],
+        # Of float32 all digits: three products of fewer bits for one, where there are registers;
+        # AMD's matrix units multiply float32 itself.
+        "PRECISION": "tf32x3" if single and deepest <= 128 and not device.amd else "ieee",
+        # Cells are not asked for ahead: they would take the shared memory of many keys.
+        "STAGES": 1 if by_cells else stages, "num_warps": warps, "num_stages": stages,
         # Sums of products round once, whichever the default of a Triton is.
-        "num_warps": warps, "num_stages": stages, "enable_fp_fusion": True,
+        "enable_fp_fusion": True,
     }  # fmt: skip
+    threads = warps * device.warp
+    fold = _power(2 * kept, 32)
+    softmax = both | {
+        "PARTS": 4 if length <= FINE * tile else 1, "FOLD": fold,
+        "FOLDED_ROWS": max(1, min(rows, 32 * threads // fold)), "VALUE_DEPTH": widths[1],
+        "WHOLE_DEPTHS": widths == depths,
+    }  # fmt: skip
+    left, segment = _power(2 * kept, 16), 2
+    full = left + min(left, 256)
+    capacity = full + segment * tile
+    width = _power(capacity, 16)
+    # Each thread has some scores of a tile, and nobody else has these.
+    own = rows * tile >= 8 * threads
+    listing = own and length <= MOST_LISTED and not (interpreting or device.amd)
+    edges = both | {
+        "SEGMENT": segment, "LEFT": left, "FULL": full, "CAPACITY": capacity, "WIDTH": width,
+        "CUT": max(1, min(rows, 16 * threads // width)),
+        "SORTED_ROWS": max(1, min(rows, 16 * threads // left)),
+        "LISTS": threads if listing else 0,
+        "LIST": max(64, _power(4 * kept * rows // threads, 16)),
+        "WHOLE_DEPTHS": widths[0] == depths[0],
+    }  # fmt: skip
+    return Sizes(rows, tile, softmax, edges)
 
 
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
