@@ -103,7 +103,7 @@ def test_no_raise_of_the_mechanism_is_left_out(monkeypatch: pytest.MonkeyPatch) 
         graph().to_pyg(0)
     reached.add(line_of_raise(caught.value))
     with pytest.raises(weft.errors.BackendError, match="for this call: KeyError") as caught:
-        triton._launch({}, 1)
+        triton._launch({}, 1, zeros(1))
     reached.add(line_of_raise(caught.value))
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'") as unknown:
         _ = matrix.Nothing

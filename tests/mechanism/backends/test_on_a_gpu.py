@@ -196,3 +196,11 @@ def test_a_call_without_a_backend_is_served_by_it() -> None:
     _, graph = weft.attend(q, keys, values)
     _, named = weft.attend(q, keys, values, backend="triton")
     assert torch.equal(graph.keys, named.keys)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tensors_need_not_be_on_the_current_device() -> None:
+    parts = drawn(torch.bfloat16, 2, 2, 300, 300, 64)
+    _, graph = weft.attend(*parts)
+    _, other = weft.attend(*(part.to("cuda:1") for part in parts))
+    assert torch.equal(graph.keys, other.keys.to(graph.keys.device))

@@ -234,3 +234,27 @@ def test_a_call_that_cannot_be_compiled_is_served_by_torch_and_said(
     del raised[0]
     with pytest.raises(torch.OutOfMemoryError):
         function._by_triton("attend", call, keep, named=False)
+
+
+def test_a_kernel_runs_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be spread over several, of which one is the current."""
+    met: list[object] = []
+
+    class On:
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+        def __enter__(self) -> None:
+            met.append(self.tensor)
+
+        def __exit__(self, *error: object) -> None:
+            met.append("left")
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda tensor, **sizes: met.append(grid)
+
+    monkeypatch.setattr(torch.cuda, "device_of", On)
+    x = torch.zeros(1)
+    triton._launch(Kernel(), 3, x)
+    assert met == [x, (3,), "left"]

@@ -211,9 +211,13 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
 
 
 def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
-    """Run programs of a kernel. Raises: BackendError: it cannot be compiled for this call."""
+    """Run programs of a kernel, on the device of the first tensor, which need not be the current.
+
+    Raises: BackendError: it cannot be compiled for this call.
+    """
     try:
-        kernel[(programs,)](*given, **sizes)
+        with torch.cuda.device_of(given[0]):
+            kernel[(programs,)](*given, **sizes)
     except Exception as error:  # a compiler's, of which there are many
         what = (str(error).strip() or "without words").splitlines()[0]
         found = f"{type(error).__name__}: {what}"
