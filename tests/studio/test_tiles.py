@@ -10,7 +10,7 @@ import torch
 import weft
 from weft.formats.trace import LayerInMemory, TraceLayer
 from weft.studio.arrays import LayerCache
-from weft.studio.tiles import MatrixTiles, top_level
+from weft.studio.tiles import MatrixTiles, Tile, top_level
 
 
 def tiles_of(trace) -> MatrixTiles:
@@ -24,7 +24,7 @@ def whole(tiles, level, of="max", head=0, length=1_300) -> np.ndarray:
     for row in range(-(-blocks // 256)):
         for column in range(-(-blocks // 256)):
             high, wide = min(256, blocks - 256 * row), min(256, blocks - 256 * column)
-            tile = np.frombuffer(tiles.tile(0, head, of, level, row, column), "<f2")
+            tile = np.frombuffer(tiles.tile(0, Tile(head, of, level, row, column)), "<f2")
             assert tile.size == high * wide
             place = np.s_[256 * row : 256 * row + high, 256 * column : 256 * column + wide]
             found[place] = tile.reshape(high, wide)
@@ -78,7 +78,7 @@ def test_without_queries_and_keys_tiles_hold_the_kept_edges(long_trace) -> None:
     tiles = tiles_of(bare)
     assert not tiles.exact(0)
     dense = layer.graph.dense()[0]
-    tile = np.frombuffer(tiles.tile(0, 0, "max", 0, 1, 1), "<f2").reshape(256, 256)
+    tile = np.frombuffer(tiles.tile(0, Tile(0, "max", 0, 1, 1)), "<f2").reshape(256, 256)
     assert np.allclose(tile, dense[256:512, 256:512].numpy(), rtol=2**-10, atol=1e-7)
     kept = int(layer.graph.keys[0, 900, 2])
     assert tiles.cell(0, 0, 900, kept)["rank"] == 3
@@ -125,21 +125,22 @@ def test_a_pass_is_made_for_the_rows_in_sight_and_goes_on_from_there(
     long_trace, monkeypatch: pytest.MonkeyPatch, of
 ) -> None:
     trace = long_trace(5_000)
-    expected = tiles_of(trace).numbers(0, 1, of, 5, 0, 0)
-    lower = tiles_of(trace).numbers(0, 1, of, 4, 1, 0)
+    coarse, fine = Tile(1, of, 5, 0, 0), Tile(1, of, 4, 1, 0)
+    expected = tiles_of(trace).numbers(0, coarse)
+    lower = tiles_of(trace).numbers(0, fine)
     monkeypatch.setattr("weft.studio.tiles._BAND_CELLS", 16 * 5_000 * 10)
     tiles = tiles_of(trace)
-    np.testing.assert_array_equal(tiles.numbers(0, 1, of, 4, 1, 0), lower)
+    np.testing.assert_array_equal(tiles.numbers(0, fine), lower)
     found = tiles._passes[0, 1]
     # Rows of blocks 256 to 312 are in bands 25 to 31 of ten.
     assert np.flatnonzero(found.done).tolist() == list(range(25, 32))
-    assert tiles.takes_long(0, 1, 4, 0) and not tiles.takes_long(0, 1, 4, 1)
+    assert tiles.takes_long(0, Tile(1, of, 4, 0, 0)) and not tiles.takes_long(0, fine)
     left = iter([True] * 3 + [False])
     with pytest.raises(InterruptedError):
-        tiles.tile(0, 1, of, 5, 0, 0, lambda: next(left))
+        tiles.tile(0, coarse, lambda: next(left))
     assert np.flatnonzero(found.done).tolist() == [0, 1, 2, *range(25, 32)]
-    np.testing.assert_array_equal(tiles.numbers(0, 1, of, 5, 0, 0), expected)
-    assert found.done.all() and not tiles.takes_long(0, 1, 5, 0)
+    np.testing.assert_array_equal(tiles.numbers(0, coarse), expected)
+    assert found.done.all() and not tiles.takes_long(0, coarse)
 
 
 def test_a_very_long_text_takes_little_memory() -> None:
@@ -155,10 +156,10 @@ def test_a_very_long_text_takes_little_memory() -> None:
     )  # fmt: skip
     tiles = tiles_of(weft.Trace({"tokens": names}, (layer,)))
     top = top_level(length, length)
-    tiles.tile(0, 0, "max", 0, 0, 0)  # the edges are read
+    tiles.tile(0, Tile(0, "max", 0, 0, 0))  # the edges are read
     tracemalloc.start()
     found = {
-        level: np.frombuffer(tiles.tile(0, 0, "mass", level, 0, 0), "<f2").astype(float)
+        level: np.frombuffer(tiles.tile(0, Tile(0, "mass", level, 0, 0)), "<f2").astype(float)
         for level in (top, 4)
     }
     _, most = tracemalloc.get_traced_memory()

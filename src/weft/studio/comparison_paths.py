@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from weft.studio.collection import as_json
 from weft.studio.comparing import Comparison, Comparisons
 from weft.studio.pieces import BYTES, JSON, Binary, Number, Pieces, within
-from weft.studio.tiles import SIDE, top_level
+from weft.studio.tiles import SIDE, Of, Tile, top_level
 
 __all__ = ["add_comparisons"]
 
@@ -63,7 +61,7 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         second: Number,
         layer: Number,
         head: Number,
-        of: Literal["max", "mass"],
+        of: Of,
         level: Number,
         row: Number,
         column: Number,
@@ -73,8 +71,9 @@ def add_comparisons(app: FastAPI, pieces: Pieces) -> None:
         height = within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
         at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
+        which = Tile(place, of, height, *at)
         return await pieces.slowly(
             request,
-            lambda go_on: found.tiles.tile(layers, place, of, height, *at, go_on),
-            lambda: found.tiles.takes_long(layers, place, height, at[0]),
+            lambda go_on: found.tiles.tile(layers, which, go_on),
+            lambda: found.tiles.takes_long(layers, which),
         )

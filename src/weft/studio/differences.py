@@ -23,7 +23,7 @@ import numpy as np
 from weft.analysis.interval import left_out
 from weft.studio.arrays import Array
 from weft.studio.collection import Example
-from weft.studio.tiles import SIDE, Of, as_tile
+from weft.studio.tiles import SIDE, Tile, as_tile
 
 __all__ = ["DifferenceTiles"]
 
@@ -38,26 +38,18 @@ class DifferenceTiles:
         self._sides = tuple(_Bounds(example) for example in (first, second))
 
     def tile(
-        self,
-        layers: tuple[int, int],
-        head: int,
-        of: Of,
-        level: int,
-        row: int,
-        column: int,
-        go_on: Callable[[], bool] = lambda: True,
+        self, layers: tuple[int, int], tile: Tile, go_on: Callable[[], bool] = lambda: True
     ) -> bytes:
         """A tile as `weft.studio.tiles.MatrixTiles.tile`; layers: their numbers in both."""
         (low, high), (later_low, later_high) = (
-            side.tile(number, head, of, level, row, column, go_on)
-            for side, number in zip(self._sides, layers, strict=True)
+            side.tile(number, tile, go_on) for side, number in zip(self._sides, layers, strict=True)
         )
         return as_tile(nearest(later_low - high, later_high - low))
 
-    def takes_long(self, layers: tuple[int, int], head: int, level: int, row: int) -> bool:
+    def takes_long(self, layers: tuple[int, int], tile: Tile) -> bool:
         """Whether a tile waits for a pass over a whole matrix: see `MatrixTiles`."""
         pairs = zip(self._sides, layers, strict=True)
-        return any(side.matrix.takes_long(number, head, level, row) for side, number in pairs)
+        return any(side.matrix.takes_long(number, tile) for side, number in pairs)
 
 
 def nearest(low: Array, high: Array) -> Array:
@@ -79,26 +71,18 @@ class _Bounds:
         self._rows: OrderedDict[int, tuple[Array, Array]] = OrderedDict()
         self._reading = threading.Lock()
 
-    def tile(
-        self,
-        number: int,
-        head: int,
-        of: Of,
-        level: int,
-        row: int,
-        column: int,
-        go_on: Callable[[], bool],
-    ) -> tuple[Array, Array]:
+    def tile(self, number: int, tile: Tile, go_on: Callable[[], bool]) -> tuple[Array, Array]:
         """The least and the most that the numbers of a tile can be."""
-        low = self.matrix.numbers(number, head, of, level, row, column, go_on)
+        low = self.matrix.numbers(number, tile, go_on)
         if self.matrix.exact(number):
             return low, low
-        size = 2**level
+        size = 2**tile.level
         masses, largest = (
-            part[head, row * SIDE * size :][: len(low) * size] for part in self._left_out(number)
+            part[tile.head, tile.row * SIDE * size :][: len(low) * size]
+            for part in self._left_out(number)
         )
         starts = np.arange(0, len(masses), size)
-        if of == "max" or level == 0:
+        if tile.of == "max" or tile.level == 0:
             return low, np.maximum(low, np.maximum.reduceat(largest, starts)[:, None])
         counts = np.minimum(len(masses) - starts, size)
         more = np.add.reduceat(np.minimum(masses, size * largest), starts) / counts

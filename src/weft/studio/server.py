@@ -30,7 +30,7 @@ from weft.studio.overviews import Overviews
 from weft.studio.page import shell, signpost
 from weft.studio.pieces import BYTES, JSON, SO_FAR, Binary, Found, Number, Pieces, within
 from weft.studio.questions import add_questions
-from weft.studio.tiles import SIDE, Of, top_level
+from weft.studio.tiles import SIDE, Of, Tile, top_level
 from weft.version import __version__
 
 __all__ = ["create_app"]
@@ -299,14 +299,12 @@ def _add_heads(app: FastAPI, pieces: Pieces) -> None:
         _, queries, keys = chosen.trace.layers[number].shape
         height = within("level", level, top_level(queries, keys) + 1)
         step = SIDE << height
-        tile_row = within("row", row, -(-queries // step))
-        tile_column = within("column", column, -(-keys // step))
+        at = within("row", row, -(-queries // step)), within("column", column, -(-keys // step))
+        tile = Tile(of_head, of, height, *at)
         return await pieces.slowly(
             request,
-            lambda go_on: chosen.matrix.tile(
-                number, of_head, of, height, tile_row, tile_column, go_on
-            ),
-            lambda: chosen.matrix.takes_long(number, of_head, height, tile_row),
+            lambda go_on: chosen.matrix.tile(number, tile, go_on),
+            lambda: chosen.matrix.takes_long(number, tile),
         )
 
     @app.get(_HEAD + "/cells/{row}/{column}", responses=JSON)

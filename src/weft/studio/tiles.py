@@ -30,7 +30,7 @@ from weft.formats.trace import TraceData
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.studio.arrays import Array, LayerArrays, LayerCache
 
-__all__ = ["SIDE", "MatrixTiles", "Of", "as_tile", "top_level"]
+__all__ = ["SIDE", "MatrixTiles", "Of", "Tile", "as_tile", "top_level"]
 
 Of = Literal["max", "mass"]
 SIDE = 256
@@ -51,6 +51,17 @@ def top_level(queries: int, keys: int) -> int:
     while max(queries, keys) > SIDE << level:
         level += 1
     return level
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Which tile of a layer: of a head, of a level, its row and column among the tiles of it."""
+
+    head: int
+    of: Of
+    level: int
+    row: int
+    column: int
 
 
 @dataclass(frozen=True)
@@ -89,54 +100,36 @@ class MatrixTiles:
         self._keeping = threading.Lock()
         self._working = threading.Semaphore(2)
 
-    def tile(
-        self,
-        number: int,
-        head: int,
-        of: Of,
-        level: int,
-        row: int,
-        column: int,
-        go_on: Callable[[], bool] = lambda: True,
-    ) -> bytes:
+    def tile(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> bytes:
         """A tile as float16, little-endian, (rows, columns), cut off where the matrix ends.
 
         go_on: asked now and then in a pass that takes long.
         Raises: InterruptedError: it said no.
         """
-        return as_tile(self.numbers(number, head, of, level, row, column, go_on))
+        return as_tile(self.numbers(number, tile, go_on))
 
-    def numbers(
-        self,
-        number: int,
-        head: int,
-        of: Of,
-        level: int,
-        row: int,
-        column: int,
-        go_on: Callable[[], bool] = lambda: True,
-    ) -> Array:
+    def numbers(self, number: int, tile: Tile, go_on: Callable[[], bool] = lambda: True) -> Array:
         """A tile as it was worked out, float32."""
         _, queries, keys = self._trace.layers[number].shape
         base = _base_level(queries, keys)
-        if level >= base:
-            found = self._held(number, head)
-            factor = 2 ** (level - base)
+        if tile.level >= base:
+            found = self._held(number, tile.head)
+            factor = 2 ** (tile.level - base)
             down, across = (
                 range(place * SIDE * factor, min((place + 1) * SIDE * factor, blocks))
-                for place, blocks in zip((row, column), found.largest.shape, strict=True)
+                for place, blocks in zip((tile.row, tile.column), found.largest.shape, strict=True)
             )
-            self._pass(number, head, found, down, go_on)
-            whole = found.largest if of == "max" else found.masses
+            self._pass(number, tile.head, found, down, go_on)
+            whole = found.largest if tile.of == "max" else found.masses
             part = whole[down.start : down.stop, across.start : across.stop]
             last = min(down.stop * found.size, queries)
-            return _coarser(part, found.size, factor, of, last - down.start * found.size)
-        size = 2**level
-        rows = range(row * SIDE * size, min((row + 1) * SIDE * size, queries))
-        columns = range(column * SIDE * size, min((column + 1) * SIDE * size, keys))
+            return _coarser(part, found.size, factor, tile.of, last - down.start * found.size)
+        size = 2**tile.level
+        rows = range(tile.row * SIDE * size, min((tile.row + 1) * SIDE * size, queries))
+        columns = range(tile.column * SIDE * size, min((tile.column + 1) * SIDE * size, keys))
         with self._working:
-            maxima, sums = self._blocks(number, head, rows, columns, size)
-            if of == "max":
+            maxima, sums = self._blocks(number, tile.head, rows, columns, size)
+            if tile.of == "max":
                 largest: Array = maxima.numpy()
                 return largest
             masses: Array = sums.numpy() / _rows_of(len(rows), size)[:, None]
@@ -192,18 +185,19 @@ class MatrixTiles:
         queries, keys = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
         return matrix.block_summaries(head, size, queries, keys)
 
-    def takes_long(self, number: int, head: int, level: int, row: int) -> bool:
+    def takes_long(self, number: int, tile: Tile) -> bool:
         """Whether a tile waits for a pass over the matrix of its head, yet to be made."""
         _, queries, keys = self._trace.layers[number].shape
         base = _base_level(queries, keys)
-        if level < base:
+        if tile.level < base:
             return False
         with self._keeping:
-            found = self._passes.get((number, head))
+            found = self._passes.get((number, tile.head))
         if found is None:
             return True
-        tall = SIDE << (level - base)
-        return bool(found.missing(range(row * tall, min((row + 1) * tall, len(found.largest)))))
+        tall = SIDE << (tile.level - base)
+        rows = range(tile.row * tall, min((tile.row + 1) * tall, len(found.largest)))
+        return bool(found.missing(rows))
 
     def _held(self, number: int, head: int) -> _Pass:
         """The pass of a head, as far as it is made; those of the heads looked at last are held."""
