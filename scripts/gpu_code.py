@@ -53,7 +53,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel: softmax or edges.
+    """A kernel: softmax, edges or received.
 
     stack: bytes of a thread; moved: instructions for registers kept in memory.
     """
@@ -98,11 +98,9 @@ class _Absent:
         return torch.device("cpu")
 
 
-def asked(added: str, length: int) -> dict[str, Any]:
-    """What a call asks beside its causal mask."""
-    nothing = dict.fromkeys(("score", "relative", "bias", "scale", "softcap", "sinks"))
-    options: dict[str, Any] = nothing | {"mask": weft.causal(), "dropout": 0.0}
-    others: dict[str, dict[str, Any]] = {
+def asked_beside(length: int) -> dict[str, dict[str, Any]]:
+    """What a call may ask beside, or instead of, its causal mask."""
+    return {
         "sinks": {"sinks": torch.zeros(4)},
         "cells": {"mask": torch.ones(length, length, dtype=torch.bool).tril()},
         "bias": {"bias": torch.zeros(1, 4, length, length)},
@@ -110,7 +108,13 @@ def asked(added: str, length: int) -> dict[str, Any]:
         "softcap": {"softcap": 5.0},
         "ranges": {"mask": weft.causal() & packed([length // 2, length // 2])},
     }
-    return options | others.get(added, {})
+
+
+def asked(added: str, length: int) -> dict[str, Any]:
+    """The options of a call."""
+    nothing = dict.fromkeys(("score", "relative", "bias", "scale", "softcap", "sinks"))
+    options: dict[str, Any] = nothing | {"mask": weft.causal(), "dropout": 0.0}
+    return options | asked_beside(length).get(added, {})
 
 
 def compiled(
@@ -119,10 +123,14 @@ def compiled(
     """Compile what a call would run, by the very program that would run it."""
     import triton.runtime
 
-    from weft.mechanism.backends import triton_edges, triton_softmax
+    from weft.mechanism.backends import triton_edges, triton_received, triton_softmax
 
     triton.runtime.driver.set_active(_Absent(target))
-    kernels = [(triton_softmax, "softmax_kernel"), (triton_edges, "edges_kernel")]
+    kernels = [
+        (triton_softmax, "softmax_kernel"),
+        (triton_received, "received_kernel"),
+        (triton_edges, "edges_kernel"),
+    ]
     made: list[tuple[str, Any, float]] = []
 
     class Compiling:
@@ -145,7 +153,7 @@ def compiled(
     for module, name, kernel in whole:
         setattr(module, name, Compiling(name.removesuffix("_kernel"), kernel))
     try:
-        backend.forward_graph(prepare(call), keep)
+        backend.forward_graph(prepare(call), keep, added == "received")
     finally:
         setattr(backend, "described", described)  # noqa: B010
         for module, name, kernel in whole:
@@ -233,7 +241,7 @@ def _loop_over_tiles(lines: list[str], targets: list[int | None]) -> list[str]:
 def said(row: Compiled) -> str:
     """A line."""
     return (
-        f"{row.kernel:7} {row.target:7} {row.dtype:8} depth {row.depth:3} top {row.keep:3}: shared "
+        f"{row.kernel:8} {row.target:7} {row.dtype:8} depth {row.depth:3} top {row.keep:3}: shared "
         f"{row.shared:7,} of {row.limit:,} bytes, {row.registers:3} registers, stack "
         f"{row.stack:5,}; {row.instructions:6,} instructions a tile of {row.tile}, "
         f"{row.moved:4} of them spills ({row.seconds:.0f} s to compile)"
@@ -249,7 +257,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="+", default=[32])
     parser.add_argument(
         "--with", dest="added", default="nothing",
-        choices=["nothing", "sinks", "cells", "bias", "distances", "softcap", "ranges"],
+        choices=["nothing", "received", *asked_beside(2)],
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     options = parser.parse_args()

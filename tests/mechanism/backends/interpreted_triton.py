@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "random_calls"))
 
 from comparing import FAULTS, problems
 from drawing import Case, draw
+from formula import last_queries
 
 #: Tiles of scores of a call, at most: the interpreter takes its time.
 TILES = 8
@@ -127,6 +128,7 @@ def main(seed: int, wanted: int, fault: str | None) -> None:
             "float32": case.dtype == torch.float32, "mask": case.mask is not None,
             "bias": case.bias is not None, "softcap": case.softcap is not None,
             "sinks": case.sinks is not None, "edges": case.keep == "top" and case.k > 0,
+            "received": last_queries(case) > 0,
             "relative": case.relative != "none", "gradients": case.gradients,
             "grouped heads": case.queries.shape[-3] != case.keys.shape[-3],
             "several tiles": case.keys.shape[-2] > 32,

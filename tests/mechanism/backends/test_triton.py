@@ -106,7 +106,9 @@ def test_it_compiles_for_a_device_of_amd() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("added", ["sinks", "cells", "bias", "distances", "softcap", "ranges"])
+@pytest.mark.parametrize(
+    "added", ["sinks", "cells", "bias", "distances", "softcap", "ranges", "received"]
+)
 def test_whatever_is_asked_of_it_compiles(added: str) -> None:
     """The interpreter does not mind what a compiler refuses: names of two shapes, single bytes."""
     options = "--targets", "sm_86", "--depths", 64, "--dtypes", "bfloat16", "--with", added
@@ -159,7 +161,7 @@ def test_a_call_that_it_does_not_serve_says_why(monkeypatch: pytest.MonkeyPatch)
     reason = triton.why_not_served(call_of(x, x, x), weft.Top(2))
     assert reason == "Triton 3.2 is installed, the kernel needs 3.4"
     monkeypatch.setattr(triton, "_triton_version", lambda: (3, 10))
-    monkeypatch.setattr(triton, "_difference", lambda device, dtype: None)
+    monkeypatch.setattr(triton, "_difference", lambda *of: None)
     deep, many, table = (torch.zeros(1, 1, 600, size) for size in (300, 4, 4))
     shaw = weft.Shaw(torch.zeros(3, 4))
     for call, kept, expected in (
@@ -187,7 +189,7 @@ def test_a_device_on_which_it_is_wrong_is_not_served(
         return output, graph
 
     monkeypatch.setattr(triton, "attend", attend)
-    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
+    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32, True)
     if wrong is None:
         assert said is None
     else:
@@ -203,7 +205,7 @@ def test_a_device_for_which_it_does_not_compile_is_not_served(
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(triton, "attend", attend)
-    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32)
+    said = triton._difference.__wrapped__(torch.device("cpu"), torch.float32, True)
     expected = "on cpu it cannot be compiled or run: RuntimeError: out of resource: shared memory"
     assert said == expected
 

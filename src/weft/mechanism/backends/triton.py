@@ -1,7 +1,7 @@
-"""attend() on a GPU by the Triton kernel: output and exact graph in one pass, memory linear.
+"""attend() on a GPU by Triton kernels: output, exact graph and what keys receive, memory linear.
 
-The kernel is forward; gradients are taken by torch's formulas, a block of rows at a time, as
-second derivatives are elsewhere. Before it serves a device it is held against plain torch on a
+The kernels are forward; gradients are taken by torch's formulas, a block of rows at a time, as
+second derivatives are elsewhere. Before they serve a device they are held against plain torch on a
 small call there.
 """
 
@@ -75,14 +75,12 @@ def why_not_served(call: AttentionCall, keep: Top) -> str | None:
         return f"the tensors are {dtype}, the kernel takes float32, bfloat16 and float16"
     if call.relative is not None and call.relative.tables() is not None:
         return "the kernel has no tables of relative positions"
-    if call.received is not None:
-        return "it is asked what keys receive, which the kernel does not sum"
     depths = call.keys.shape[3], call.values.shape[3]
     if not 0 < min(depths) <= max(depths) <= DEEPEST:
         return f"the depths are {depths[0]} and {depths[1]}, the kernel takes 1 to {DEEPEST}"
     if min(keep.k, call.keys.shape[2]) > MOST_KEPT:
         return f"{keep.k:,} edges are to be kept, the kernel keeps up to {MOST_KEPT}"
-    return why_form_not_served(call) or _difference(device, dtype)
+    return why_form_not_served(call) or _difference(device, dtype, call.received is not None)
 
 
 @lru_cache
@@ -93,15 +91,19 @@ def _triton_version() -> tuple[int, ...]:
 
 
 @lru_cache
-def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernel on a device, held against plain torch there; None: nothing."""
+def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str | None:
+    """What is wrong with the kernels on a device, held against plain torch there; None: nothing.
+
+    received: whether what keys receive is asked too, by a kernel of its own.
+    """
     generator = torch.Generator().manual_seed(1)
     length = 70 if interpreted() else 700  # segments and cuts
     queries, keys, values = (
         torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
         for heads in (4, 2, 2)
     )
-    call = AttentionCall(queries, keys, values, ScaledDot(), 32**-0.5, causal())
+    last = 9 if received else None
+    call = AttentionCall(queries, keys, values, ScaledDot(), 32**-0.5, causal(), received=last)
     with torch.no_grad():
         try:
             output, graph = attend(call, Top(8))
@@ -113,6 +115,8 @@ def _difference(device: torch.device, dtype: torch.dtype) -> str | None:
         "log-sum-exp": (graph.lse, other.lse), "entropy": (graph.entropy, other.entropy),
         "rest": (graph.rest, other.rest),
     }  # fmt: skip
+    for name in ("received", "received_most", "received_last") if received else ():
+        pairs[name] = getattr(graph, name), getattr(other, name)
     for name, (found, wanted) in pairs.items():
         apart = float((found.float() - wanted.float()).abs().max())
         if not apart <= TOLERANCES[dtype]:
@@ -139,9 +143,13 @@ def _power(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def forward_graph(native: NativeCall, kept: int) -> Rows:
-    """Output and graph. kept: how many edges of a row to keep."""
+def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
+    """Output and graph.
+
+    kept: how many edges of a row to keep. received: whether to sum what each key receives.
+    """
     from weft.mechanism.backends.triton_edges import edges_kernel
+    from weft.mechanism.backends.triton_received import received_kernel
     from weft.mechanism.backends.triton_softmax import softmax_kernel
 
     device = native.queries.device
@@ -157,13 +165,19 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
         keys=per_row(k, dtype=torch.int32), scores=per_row(k), weights=per_row(k),
         lse=per_row(), entropy=per_row(), rest=per_row(), keys_seen=per_row(dtype=torch.int32),
     )  # fmt: skip
+    if received:
+        names = ("received", "received_most", "received_last")
+        by_key = torch.zeros(3, batch, heads, length, device=device)
+        asked = names if native.last_queries else names[:2]
+        results = results._replace(**dict(zip(asked, by_key, strict=False)))
     if not results.lse.numel():
         return results
     found = described(device)
     sizes = sizes_of(native, k, found)
     blocks, tiles = -(-count // sizes.rows), -(-length // sizes.tile)
     programs, words = blocks * batch * heads, -(-tiles // 128) * 4
-    of_row = [per_row() for _ in range(3 if k else 0)] or [results.lse] * 3  # not read without k
+    levels = k > 0 or received
+    of_row = [per_row() for _ in range(3)] if levels else [results.lse] * 3  # then not read
     again = torch.empty(programs * words if k else 0, dtype=torch.int32, device=device)
     taken = torch.zeros(8, dtype=torch.int32, device=device)  # blocks, by either kernel
 
@@ -192,11 +206,19 @@ def forward_graph(native: NativeCall, kept: int) -> Rows:
         sinks, *others, *of_row, again, taken[:1], room.view(torch.float32),
         *strides[0], *strides[1], *strides[2], *cells,
         groups, words, *heads_and_rows, depth, value_depth, *scores,
-        KEEPS=k > 0, **flags, **sizes.softmax,
+        KEEPS=k > 0, LEVELS=levels, **flags, **sizes.softmax,
     )  # fmt: skip
+    del flags["HAS_SINKS"]
+    if received and length:
+        _launch(
+            received_kernel, tiles * batch * heads,
+            queries, keys, *by_key, *others, *of_row[1:],
+            *strides[0], *strides[1], *cells,
+            tiles, max(count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
+            HAS_WINDOW=native.last_queries > 0, **flags, **sizes.both,
+        )  # fmt: skip
     if not k:
         return results
-    del flags["HAS_SINKS"]
     of_program = -(-(_candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
     room, running = _room(8 * of_program, programs, sizes.edges, found, device)
     _launch(
@@ -216,7 +238,7 @@ def _launch(kernel: Any, programs: int, *given: Any, **sizes: Any) -> None:
     Raises: BackendError: it cannot be compiled for this call.
     """
     try:
-        with torch.cuda.device_of(given[0]):
+        with torch.cuda.device_of(given[0]):  # type: ignore[no-untyped-call]
             kernel[(programs,)](*given, **sizes)
     except Exception as error:  # a compiler's, of which there are many
         what = (str(error).strip() or "without words").splitlines()[0]
@@ -255,13 +277,15 @@ def described(device: torch.device) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the parts of both kernels are, and how each is compiled.
+    """How large the parts of the kernels are, and how each is compiled.
 
-    rows, tile: queries of a block and keys of a tile; both kernels take the same.
+    rows, tile: queries of a block and keys of a tile; all kernels take the same. both: what all
+    are given.
     """
 
     rows: int
     tile: int
+    both: dict[str, Any]
     softmax: dict[str, Any]
     edges: dict[str, Any]
 
@@ -337,7 +361,7 @@ def _sizes(
         "LIST": max(64, _power(4 * kept * rows // threads, 16)),
         "WHOLE_DEPTHS": widths[0] == depths[0],
     }  # fmt: skip
-    return Sizes(rows, tile, softmax, edges)
+    return Sizes(rows, tile, both, softmax, edges)
 
 
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
@@ -381,27 +405,27 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, native: NativeCall, kept: int, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, native: NativeCall, kept: int, received: bool, *tensors: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        rows = forward_graph(native, kept)
+        rows = forward_graph(native, kept, received)
         ctx.native = native.bare()
-        ctx.mark_non_differentiable(rows.keys, rows.keys_seen)
+        constant = (rows.keys, rows.keys_seen, rows.received_most)
+        ctx.mark_non_differentiable(*(tensor for tensor in constant if tensor is not None))
         ctx.save_for_backward(*tensors, rows.keys)
-        totals = rows.lse, rows.entropy, rows.rest, rows.keys_seen
-        return rows.output, rows.keys, rows.scores, rows.weights, *totals
+        return tuple(rows)
 
     @staticmethod
     def backward(ctx: Any, *by_rows: Tensor | None) -> tuple[Any, ...]:
-        output, _, scores, weights, lse, entropy, rest, _ = by_rows
+        output, _, scores, weights, lse, entropy, rest, _, received, _, last = by_rows
         *tensors, kept = ctx.saved_tensors
         native = ctx.native.with_tensors(tuple(tensors))
-        incoming = (output, lse, entropy, scores, weights, rest)
+        incoming = (output, lse, entropy, scores, weights, rest, received, last)
         needs = ctx.needs_input_grad[-len(tensors) :]
-        return None, None, *torch_gradients(native, kept, incoming, needs)
+        return None, None, None, *torch_gradients(native, kept, incoming, needs)
 
 
-_attend: Callable[..., tuple[Tensor, ...]] = _Attend.apply
+_attend: Callable[..., tuple[Any, ...]] = _Attend.apply
 
 
 def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
@@ -411,7 +435,11 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
     wanted = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in native.tensors
     )
-    rows = Rows(*_attend(native, k, *native.tensors)) if wanted else forward_graph(native, k)
+    received = call.received is not None
+    if wanted:
+        rows = Rows(*_attend(native, k, received, *native.tensors))
+    else:
+        rows = forward_graph(native, k, received)
     weights = rows.weights.to(call.queries.dtype)
     rows = rows._replace(weights=weights)
     return rows.output, rows.with_places(k).graph(call)

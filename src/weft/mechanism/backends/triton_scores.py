@@ -1,4 +1,4 @@
-"""What the two kernels for GPUs share: which keys a block of rows sees, and its scores of a tile.
+"""What the kernels for GPUs share: which keys a block of rows sees, and its scores of a tile.
 
 This file and the kernels' need Triton; importing them compiles nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["of_order", "order_of", "ranges_of", "scores_of"]
+__all__ = ["of_order", "order_of", "ranges_of", "ranges_of_rows", "scores_of", "with_rules"]
 
 # Small functions of the kernels are written where they are used: the interpreter takes a while to
 # enter one.
@@ -28,18 +28,12 @@ def of_order(ordered):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def ranges_of(  # type: ignore[no-untyped-def]
-    block, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
-    BANDED: tl.constexpr, HAS_ALLOWED: tl.constexpr, HAS_KEY_RANGE: tl.constexpr,
-    HAS_ROW_RANGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+def ranges_of_rows(  # type: ignore[no-untyped-def]
+    rows, real, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
+    BANDED: tl.constexpr, HAS_KEY_RANGE: tl.constexpr, HAS_ROW_RANGE: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Which keys the rows of a block may see by their ranges; hidden cells come later.
-
-    Returns: for each row the first key, that behind the last, and whether it is real; the block's
-    first key, rounded to tiles, and how many tiles it has; of these, which all rows see whole.
-    """
-    rows = block * ROWS + tl.arange(0, ROWS)
-    real = rows < query_count
+    """The first key that each row may see by its ranges, and that behind the last."""
     low = tl.zeros((ROWS,), tl.int32)
     high = tl.zeros((ROWS,), tl.int32) + key_count
     if BANDED:
@@ -53,7 +47,26 @@ def ranges_of(  # type: ignore[no-untyped-def]
         low = tl.maximum(low, tl.load(ranges, mask=real, other=0))
         ends = ranges + (tl.zeros((ROWS,), tl.int64) + batch_count) * query_count
         high = tl.minimum(high, tl.load(ends, mask=real, other=0))
-    high = tl.where(real, high, 0)
+    return low, tl.where(real, high, 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def ranges_of(  # type: ignore[no-untyped-def]
+    block, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
+    BANDED: tl.constexpr, HAS_ALLOWED: tl.constexpr, HAS_KEY_RANGE: tl.constexpr,
+    HAS_ROW_RANGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Which keys the rows of a block may see by their ranges; hidden cells come later.
+
+    Returns: for each row the first key, that behind the last, and whether it is real; the block's
+    first key, rounded to tiles, and how many tiles it has; of these, which all rows see whole.
+    """
+    rows = block * ROWS + tl.arange(0, ROWS)
+    real = rows < query_count
+    low, high = ranges_of_rows(
+        rows, real, batch, query_count, key_count, batch_count, left, right, key_range, row_range,
+        BANDED, HAS_KEY_RANGE, HAS_ROW_RANGE, ROWS,
+    )  # fmt: skip
     begin = tl.min(tl.where(real, low, key_count)) // TILE * TILE
     tiles = tl.maximum(tl.max(high) - begin + TILE - 1, 0) // TILE
     solid_begin = (tl.max(tl.where(real, low, 0)) + TILE - 1) // TILE - begin // TILE
@@ -85,6 +98,21 @@ def scores_of(  # type: ignore[no-untyped-def]
     if WIDE:  # the interpreter multiplies no bfloat16
         key = key.to(tl.float32)
     scores = tl.dot(query, key, input_precision=PRECISION)
+    return with_rules(
+        scores, column, low, high, rows, real, scale, softcap,
+        offset_bias, cells, bias_row, allowed, allowed_row,
+        MASKED, HAS_BIAS, HAS_OFFSET_BIAS, HAS_ALLOWED, CAPPED, SCALED,
+    )  # fmt: skip
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def with_rules(  # type: ignore[no-untyped-def]
+    scores, column, low, high, rows, real, scale, softcap,
+    offset_bias, cells, bias_row, allowed, allowed_row,
+    MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OFFSET_BIAS: tl.constexpr,
+    HAS_ALLOWED: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Of products of queries and keys the scores: scaled, capped, added to, hidden."""
     if not SCALED:
         scores *= scale
     if CAPPED:
