@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,26 @@ SEEN_TEXTS = """() => {
         if (!element.checkVisibility({visibilityProperty: true})) continue;
         if (element.closest(".unseen, .skip, option, :disabled")) continue;
         let opacity = 1;
-        for (let at = element; at; at = at.parentElement) opacity *= getComputedStyle(at).opacity;
+        // What is scrolled out of a box is not there; other letters may be, behind a dialog.
+        const clip = { left: 0, top: 0, right: innerWidth, bottom: innerHeight };
+        for (let at = element; at; at = at.parentElement) {
+            opacity *= getComputedStyle(at).opacity;
+            if (getComputedStyle(at).overflow === "visible") continue;
+            const box = at.getBoundingClientRect();
+            const left = box.left + at.clientLeft, top = box.top + at.clientTop;
+            clip.left = Math.max(clip.left, left);
+            clip.top = Math.max(clip.top, top);
+            clip.right = Math.min(clip.right, left + at.clientWidth);
+            clip.bottom = Math.min(clip.bottom, top + at.clientHeight);
+        }
         const range = document.createRange();
         range.selectNodeContents(node);
         const colour = element.namespaceURI.endsWith("svg") ? style.fill : style.color;
         for (const box of range.getClientRects())
             found.push([node.textContent.trim().slice(0, 30),
                 element.className?.baseVal ?? element.className, colour, opacity,
-                box.left, box.top, box.right, box.bottom]);
+                Math.max(box.left, clip.left), Math.max(box.top, clip.top),
+                Math.min(box.right, clip.right), Math.min(box.bottom, clip.bottom)]);
     }
     return found;
 }"""
@@ -148,8 +161,8 @@ def faint_texts(page: Any) -> list[str]:
     high, wide = changed.shape
     faint, seen = [], 0
     for text, name, css, opacity, left, top, right, bottom in texts:
-        rows = slice(max(0, int(top)), min(high, int(bottom) + 1))
-        columns = slice(max(0, int(left)), min(wide, int(right) + 1))
+        rows = slice(max(0, int(top)), min(high, math.ceil(bottom)))
+        columns = slice(max(0, int(left)), min(wide, math.ceil(right)))
         of = changed[rows, columns]
         # Scrolled out of its box, or behind a dialog: not on the screen.
         if of.size == 0 or of.max() < 24:
