@@ -33,10 +33,11 @@ from weft.mechanism.backends.triton import Device
 from weft.mechanism.checked import checked_call
 from weft.mechanism.packed import packed
 
-#: By compute capability: A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
+#: By compute capability: T4, A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 (source: CUDA C++
 #: programming guide, technical specifications); by AMD's names: MI200, MI300, MI350, RX 7900,
 #: RX 9070 (source: AMD's instruction set architecture manuals).
 DEVICES = {
+    "sm_75": Device(65536),
     "sm_80": Device(166912),
     "sm_86": Device(101376),
     "sm_89": Device(101376),

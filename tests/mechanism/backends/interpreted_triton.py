@@ -102,6 +102,20 @@ def cuts() -> None:
     print(json.dumps({"rows": checked, "wrong": len(wrong)}))
 
 
+def overlapping() -> None:
+    """A mask whose cells are shared, as `unfold` makes one that depends on the distance alone."""
+    import weft
+
+    torch.manual_seed(1)
+    parts = torch.randn(3, 1, 50, 8)
+    inputs, line = (parts[0][:, :20], parts[1], parts[2]), torch.rand(69) < 0.5
+    mask = line.unfold(0, 50, 1)
+    output, graph = weft.attend(*inputs, mask=mask, keep=weft.Top(4), backend="triton")
+    other, right = weft.attend(*inputs, mask=mask, keep=weft.Top(4), backend="torch")
+    wrong = int((output - other).abs().max() > 1e-5) + int((graph.keys != right.keys).sum())
+    print(json.dumps({"wrong": wrong}))
+
+
 def main(seed: int, wanted: int, fault: str | None) -> None:
     """Check so many calls that the kernel serves."""
     assert fault is None or fault in FAULTS
@@ -143,5 +157,7 @@ if __name__ == "__main__":
     reduce_by_numpy()
     if sys.argv[1] == "cuts":
         cuts()
+    elif sys.argv[1] == "overlapping":
+        overlapping()
     else:
         main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

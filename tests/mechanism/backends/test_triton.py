@@ -69,6 +69,31 @@ def test_rows_whose_candidates_are_cut_keep_what_a_stable_sort_does() -> None:
     assert interpreted("cuts") == {"rows": 384, "wrong": 0}
 
 
+@needs_triton
+def test_a_mask_may_share_its_cells() -> None:
+    assert interpreted("overlapping") == {"wrong": 0}
+
+
+def parts_of(length: int, kept: int, widest: int | None = None, uneven: bool = False) -> int:
+    """Of each tile how many maxima a device with much shared memory keeps."""
+    device = triton.Device(triton.MUCH_SHARED, processors=132)
+    seen = widest or length
+    sizes = triton._sizes((64, 64), length, seen, uneven, False, False, kept, device, False)
+    parts: int = sizes.softmax["PARTS"]
+    assert sizes.tiles * parts >= min(kept, seen // 64)
+    return parts
+
+
+def test_rows_have_as_many_maxima_as_edges() -> None:
+    """Fewer give no threshold, and every score would be a candidate."""
+    assert parts_of(4_096, 32) == 4
+    assert parts_of(16_384, 32) == 1
+    assert parts_of(16_384, 32, uneven=True) == 4  # causal: the first rows see few
+    assert parts_of(131_072, 32, uneven=True) == 1  # and are few
+    assert parts_of(131_072, 32, widest=1_025, uneven=True) == 4  # a window
+    assert parts_of(32_704, 512) == 4
+
+
 def compiled(*arguments: object) -> list[dict[str, Any]]:
     """What the kernel is compiled to, by the program that prints it; nothing interprets there."""
     done = subprocess.run(
@@ -120,7 +145,12 @@ def test_whatever_is_asked_of_it_compiles(added: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "target",
-    [*("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"), "gfx90a", "gfx942", "gfx1100"],
+    [
+        *("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
+        "gfx90a",
+        "gfx942",
+        "gfx1100",
+    ],
 )
 def test_it_compiles_for_each_generation(target: int) -> None:
     options = "--dtypes", "bfloat16", "float32", "--depths", 16, 64, 128, 256, "--keep", 0, 1, 32

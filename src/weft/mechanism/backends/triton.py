@@ -43,10 +43,13 @@ DEEPEST, MOST_KEPT = 256, 512
 ROOM = 2**30
 #: Keys that a thread's list can name, beside 7 bits of a row.
 MOST_LISTED = 2**25
-#: Tiles up to which four largest scores of each are kept, so that few tiles are groups enough.
-FINE = 128
-#: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448.
-MUCH_SHARED = 166_912
+#: Of how many tiles at most four maxima each are kept where some rows see few of them.
+FINE = 512
+#: Times that most lists are appended to at most; one that is full is no loss but of time.
+LONGEST_LIST = 256
+#: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448;
+#: and on the least since Ampere.
+MUCH_SHARED, LEAST_SHARED = 166_912, 101_376
 #: What a device says while it runs, and not the compiler.
 OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 #: By how much the small call may differ, of numbers about 1.
@@ -97,30 +100,35 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
     received: whether what keys receive is asked too, by a kernel of its own.
     """
     generator = torch.Generator().manual_seed(1)
-    length = 70 if interpreted() else 700  # segments and cuts
+    length = 70 if interpreted() else 700  # several tiles
     queries, keys, values = (
         torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
         for heads in (4, 2, 2)
     )
-    last = 9 if received else None
-    call = AttentionCall(queries, keys, values, ScaledDot(), 32**-0.5, causal(), received=last)
-    with torch.no_grad():
-        try:
-            output, graph = attend(call, Top(8))
-        except Exception as error:  # a compiler's, of which there are many
-            return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
-        expected, other = torch_ops.attend(call, Top(8))
-    pairs = {
-        "output": (output, expected), "weights": (graph.weights, other.weights),
-        "log-sum-exp": (graph.lse, other.lse), "entropy": (graph.entropy, other.entropy),
-        "rest": (graph.rest, other.rest),
-    }  # fmt: skip
-    for name in ("received", "received_most", "received_last") if received else ():
-        pairs[name] = getattr(graph, name), getattr(other, name)
-    for name, (found, wanted) in pairs.items():
-        apart = float((found.float() - wanted.float()).abs().max())
-        if not apart <= TOLERANCES[dtype]:
-            return f"on {device} its {name} is off by {apart:.1e} from plain torch in {dtype}"
+    alike = keys[:, :, :1].expand_as(keys)  # lists of candidates that are full, and ties
+    for of, some_keys in (("", keys), (" of equal scores", alike)):
+        call = AttentionCall(
+            queries, some_keys, values, ScaledDot(), 32**-0.5, causal(),
+            received=9 if received else None,
+        )  # fmt: skip
+        with torch.no_grad():
+            try:
+                output, graph = attend(call, Top(8))
+            except Exception as error:  # a compiler's, of which there are many
+                return f"on {device} it cannot be compiled or run: {type(error).__name__}: {error}"
+            expected, other = torch_ops.attend(call, Top(8))
+        names = ["weights", "lse", "entropy", "rest"]
+        names += ["received", "received_most", "received_last"] if received else []
+        pairs = {name: (getattr(graph, name), getattr(other, name)) for name in names}
+        pairs |= {"output": (output, expected)}
+        if of:
+            pairs |= {"keys": (graph.keys, other.keys)}
+        for name, (found, wanted) in pairs.items():
+            apart = float((found.float() - wanted.float()).abs().max())
+            if not apart <= TOLERANCES[dtype]:
+                return (
+                    f"on {device} its {name}{of} is off by {apart:.1e} from plain torch in {dtype}"
+                )
     return None
 
 
@@ -195,7 +203,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
     heads_and_rows = blocks, batch, heads, heads // kv_heads, count, length
     scores = native.scale, native.softcap, *_band(native), k
 
-    groups = tiles * sizes.softmax["PARTS"]
+    groups = min(tiles, sizes.tiles) * sizes.softmax["PARTS"]
     room, running = _room(
         4 * sizes.rows * groups if k else 0, programs, sizes.softmax, found, device
     )
@@ -279,12 +287,13 @@ def described(device: torch.device) -> Device:
 class Sizes:
     """How large the parts of the kernels are, and how each is compiled.
 
-    rows, tile: queries of a block and keys of a tile; all kernels take the same. both: what all
-    are given.
+    rows, tile: queries of a block and keys of a tile; all kernels take the same. tiles: how many a
+    block sees at most. both: what all are given.
     """
 
     rows: int
     tile: int
+    tiles: int
     both: dict[str, Any]
     softmax: dict[str, Any]
     edges: dict[str, Any]
@@ -296,24 +305,37 @@ def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
     added = (native.bias, native.offset_bias, native.allowed)
     by_cells = any(tensor is not None for tensor in added)
     single = native.queries.dtype == torch.float32
-    return _sizes(depths, native.keys.shape[2], single, by_cells, kept, device, interpreted())
+    length = native.keys.shape[2]
+    ranges = (native.key_range, native.row_range)
+    uneven = native.banded or any(tensor is not None for tensor in ranges)
+    left, right = _band(native)
+    widest = max(1, min(length, right - left + 1)) if native.banded else length
+    return _sizes(depths, length, widest, uneven, single, by_cells, kept, device, interpreted())
 
 
 @lru_cache(maxsize=256)
 def _sizes(
     depths: tuple[int, int],
     length: int,
+    widest: int,
+    uneven: bool,
     single: bool,
     by_cells: bool,
     kept: int,
     device: Device,
     interpreting: bool,
 ) -> Sizes:
-    """single: whether numbers are float32; by_cells: whether there is something for each score."""
+    """See `sizes_of`.
+
+    widest: how many keys a row sees at most; uneven: whether some may see far fewer; single:
+    whether numbers are float32; by_cells: whether there is something for each score.
+    """
     widths = _power(depths[0], 16), _power(depths[1], 16)
     deepest = max(widths)
     if interpreting:
         rows, tile, warps, stages = 16, 32, 4, 1
+    elif device.shared < LEAST_SHARED and not device.amd and not single:
+        rows, tile, warps, stages = 64, 32, 4, 1
     elif device.amd:
         # Of RDNA's warps of 32 threads each has half as many registers.
         large = device.warp == 64 and not (single and deepest > 128)
@@ -341,8 +363,11 @@ def _sizes(
     }  # fmt: skip
     threads = warps * device.warp
     fold = _power(2 * kept, 32)
+    # A threshold needs maxima of as many groups of keys as edges are kept, in every row.
+    tiles = -(-min(length, widest + rows) // tile) + 1
+    few = tiles < 4 * kept or (uneven and tiles <= FINE)
     softmax = both | {
-        "PARTS": 4 if length <= FINE * tile else 1, "FOLD": fold,
+        "PARTS": 4 if few else 1, "FOLD": fold,
         "FOLDED_ROWS": max(1, min(rows, 32 * threads // fold)), "VALUE_DEPTH": widths[1],
         "WHOLE_DEPTHS": widths == depths,
     }  # fmt: skip
@@ -358,10 +383,10 @@ def _sizes(
         "CUT": max(1, min(rows, 16 * threads // width)),
         "SORTED_ROWS": max(1, min(rows, 16 * threads // left)),
         "LISTS": threads if listing else 0,
-        "LIST": max(64, _power(4 * kept * rows // threads, 16)),
+        "LIST": min(max(64, _power(4 * kept * rows // threads, 16)), LONGEST_LIST),
         "WHOLE_DEPTHS": widths[0] == depths[0],
     }  # fmt: skip
-    return Sizes(rows, tile, both, softmax, edges)
+    return Sizes(rows, tile, tiles, both, softmax, edges)
 
 
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
@@ -372,7 +397,8 @@ def _rules(native: NativeCall) -> dict[str, Tensor | None]:
         "sinks": native.sinks,
         "bias": native.bias,
         "offset_bias": native.offset_bias,
-        "allowed": None if native.allowed is None else native.allowed.to(torch.uint8),
+        # A view: a copy would have other strides where cells are shared.
+        "allowed": None if native.allowed is None else native.allowed.view(torch.uint8),
         "key_range": None if native.key_range is None else native.key_range.int(),
         "row_range": None if rows is None else rows.expand(2, batch, count).int(),
     }

@@ -38,7 +38,7 @@ def _ptx_of_append() -> str:
         [f"${TOGETHER * part + n}" for n in range(TOGETHER)] for part in range(1, 5)
     )
     lines = ["{ .reg .pred any, full; .reg .b64 at;"]
-    lines += [f".reg .b32 d{n}, n{n}; mov.b32 ${n}, 0;" for n in range(TOGETHER)]
+    lines += [f".reg .b32 d{n}, n{n};" for n in range(TOGETHER)]
     for n, (score, threshold) in enumerate(zip(scores, thresholds, strict=True)):
         lines.append(f"sub.f32 d{n}, {threshold}, {score};")
     lines += [f"or.b32 d{n}, d{n}, d{n + 4};" for n in range(TOGETHER - 4)]
@@ -54,7 +54,8 @@ def _ptx_of_append() -> str:
         lines.append(f"st.global.v4.b32 [at+{4 * n}], {{{four}}};")
         lines.append(f"st.global.v4.b32 [at+{4 * (TOGETHER + n)}], {{{named}}};")
     lines += [f"add.u32 weft_used, weft_used, 1; bra done; lost: mov.u32 weft_used, {LOST};"]
-    return "\n".join([*lines, "done: }"])
+    lines += ["done:", *(f"mov.b32 ${n}, 0;" for n in range(TOGETHER)), "}"]
+    return "\n".join(lines)
 
 
 #: Registers that PTX names live as long as the kernel: where the thread's list begins, how often it
@@ -332,44 +333,49 @@ def edges_kernel(  # type: ignore[no-untyped-def]
         needed = _list_tiles(again + (one * block_count + block) * words, tiles, listed, 128)
         counts = tl.zeros((ROWS,), tl.int32)
         careful = True
+        # Without a threshold every score is appended, and the lists of many tiles would be full.
+        reaching = tl.max(tl.where(real, threshold, -float("inf")))
         if LISTS > 0:
-            if 2 * needed > tiles:
-                # Most tiles: without their list, whose numbers would have to be waited for.
-                for number in tl.range(solid_begin, solid_end, num_stages=STAGES):
-                    first = begin + number * TILE
-                    scores = scores_of(
-                        first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
-                        scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
-                        False, HAS_BIAS, HAS_OFFSET_BIAS, False, CAPPED, SCALED, WIDE, PRECISION,
-                        TILE, DEPTH, WHOLE_DEPTHS,
-                    )  # fmt: skip
-                    _append(scores, threshold, first, TILE, ROWS)
-                for index in tl.range(0, tiles - (solid_end - solid_begin), num_stages=STAGES):
-                    number = index + tl.where(index < solid_begin, 0, solid_end - solid_begin)
-                    first = begin + number * TILE
-                    scores = scores_of(
-                        first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
-                        scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
-                        True, HAS_BIAS, HAS_OFFSET_BIAS, HAS_ALLOWED, CAPPED, SCALED, WIDE,
-                        PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
-                    )  # fmt: skip
-                    _append(scores, threshold, first, TILE, ROWS)
-            else:
-                following = begin + tl.load(listed) * TILE
-                for index in tl.range(0, needed, num_stages=STAGES):
-                    first = following
-                    following = begin + tl.load(listed + index + 1) * TILE
-                    scores = scores_of(
-                        first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
-                        scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
-                        True, HAS_BIAS, HAS_OFFSET_BIAS, HAS_ALLOWED, CAPPED, SCALED, WIDE,
-                        PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
-                    )  # fmt: skip
-                    _append(scores, threshold, first, TILE, ROWS)
-            counts, longest = _rows_of_lists(
-                room, numbers, lists, used, threshold, ROWS, CAPACITY, LISTS, LIST
-            )
-            careful = (longest > LIST) | (tl.max(counts) > CAPACITY)
+            careful = (reaching == -float("inf")) & (tiles * (ROWS * TILE) > 8 * LISTS * LIST)
+            if careful == 0:
+                if 2 * needed > tiles:
+                    # Most tiles: without their list, whose numbers would have to be waited for.
+                    for number in tl.range(solid_begin, solid_end, num_stages=STAGES):
+                        first = begin + number * TILE
+                        scores = scores_of(
+                            first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
+                            scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
+                            False, HAS_BIAS, HAS_OFFSET_BIAS, False, CAPPED, SCALED, WIDE,
+                            PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
+                        )  # fmt: skip
+                        _append(scores, threshold, first, TILE, ROWS)
+                    for index in tl.range(0, tiles - (solid_end - solid_begin), num_stages=STAGES):
+                        number = index + tl.where(index < solid_begin, 0, solid_end - solid_begin)
+                        first = begin + number * TILE
+                        scores = scores_of(
+                            first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
+                            scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
+                            True, HAS_BIAS, HAS_OFFSET_BIAS, HAS_ALLOWED, CAPPED, SCALED, WIDE,
+                            PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
+                        )  # fmt: skip
+                        _append(scores, threshold, first, TILE, ROWS)
+                else:
+                    following = begin + tl.load(listed) * TILE
+                    for index in tl.range(0, needed, num_stages=STAGES):
+                        first = following
+                        more = tl.load(listed + index + 1, mask=index + 1 < needed, other=0)
+                        following = begin + more * TILE
+                        scores = scores_of(
+                            first, query, low, high, rows, real, at_keys, key_row, key_count, depth,
+                            scale, softcap, at_offsets, at_cells, bias_row, at_allowed, allowed_row,
+                            True, HAS_BIAS, HAS_OFFSET_BIAS, HAS_ALLOWED, CAPPED, SCALED, WIDE,
+                            PRECISION, TILE, DEPTH, WHOLE_DEPTHS,
+                        )  # fmt: skip
+                        _append(scores, threshold, first, TILE, ROWS)
+                counts, longest = _rows_of_lists(
+                    room, numbers, lists, used, threshold, ROWS, CAPACITY, LISTS, LIST
+                )
+                careful = (longest > LIST) | (tl.max(counts) > CAPACITY)
         if careful:
             columns = tl.arange(0, TILE)
             triangle = (columns[:, None] <= columns[None, :]).to(

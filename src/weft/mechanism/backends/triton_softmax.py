@@ -57,6 +57,7 @@ def _thresholds(  # type: ignore[no-untyped-def]
         reached = of_order(lowest)
         # What reaches it exceeds this; -0 and 0 do alike.
         below = reached - tl.abs(reached) * 2.4e-7 - 1e-37
+        below = tl.where(reached == float("inf"), 3.4028234e38, below)
         tl.store(thresholds + some, below, mask=some < rows_left)
 
 
