@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.forked import Loaded
 from tests.training.test_kill import Starter, left_by
 from tests.training.test_loop import Interruption, assert_same, everything, run, weights
 
@@ -133,26 +134,24 @@ def test_a_run_that_cannot_be_extended_keeps_its_configuration(
 
 
 @pytest.mark.slow
-def test_killed_while_it_is_extended(tiny: ConfigMaker, tmp_path: Path) -> None:
+def test_killed_while_it_is_extended(loaded: Loaded, tiny: ConfigMaker, tmp_path: Path) -> None:
     from tests.training.conftest import toml
 
     config, path = tmp_path / "config.toml", tmp_path / "run"
     for name, end in (("long", 24), ("run", 9)):
         config.write_text(toml(tiny(**STATEFUL, max_steps=end)))
-        starter = Starter(config, tmp_path / name)
-        assert starter.start("never") == 0, starter.end()
-        starter.end()
+        starter = Starter(loaded, config, tmp_path / name)
+        assert starter.start() == 0, starter.errors
     config.write_text(toml(tiny(**STATEFUL, max_steps=24)))
-    starter = Starter(config, path)
+    starter = Starter(loaded, config, path)
     states, statuses = set(), []
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12):
-        statuses.append(starter.start("writing", number))
+        statuses.append(starter.start(writing=number))
         state = json.loads((path / "run.json").read_text())["state"]
         states.add((state, RunFolder(path).config()["training"]["max_steps"]))
-    statuses.append(starter.start("never"))
-    errors = starter.end()
-    assert set(statuses) == {-9, 0}, errors
-    assert statuses[-1] == 0, errors
+    statuses.append(starter.start())
+    assert set(statuses) == {-9, 0}, starter.errors
+    assert statuses[-1] == 0, starter.errors
     # Killed before the extension, between its two writes, and after them.
     assert {("finished", 9), ("training", 9), ("training", 24)} <= states
     assert left_by(path)[1] == left_by(tmp_path / "long")[1]
