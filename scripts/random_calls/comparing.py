@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 from drawing import Case
-from formula import ROUNDING, STORED, Answer, answer, bounds, columns, last_queries, leaves
+from formula import (
+    ROUNDING,
+    STORED,
+    Answer,
+    answer,
+    bounds,
+    columns,
+    last_queries,
+    leaves,
+    products_apart,
+)
 from torch import Tensor
 
 import weft
@@ -266,6 +276,9 @@ def _check_gradients(
     found = torch.autograd.grad(theirs, list(tensors.values()), allow_unused=True)
     usual = case.style in ("normal", "whole") and float(t.row.max() if t.row.numel() else 0) < 0.05
     with torch.no_grad():
+        if usual and case.softcap is not None:
+            # A product that may be anywhere under its cap may have any slope.
+            usual = bool((products_apart(case, of) < 0.05 * case.softcap).all())
         limits = _gradient_bounds(case, of, right, t, by) if usual else {}
     # A gradient of queries or keys is a sum of values times the others; beyond this its terms leave
     # the range of float32, whatever they come to.

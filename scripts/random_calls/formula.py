@@ -14,7 +14,7 @@ import torch
 from drawing import Case
 from torch import Tensor
 
-__all__ = ["Answer", "answer", "bounds", "columns", "last_queries", "leaves"]
+__all__ = ["Answer", "answer", "bounds", "columns", "last_queries", "leaves", "products_apart"]
 
 #: Half the distance from 1 to the next number: of the arithmetic, and of what is stored.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-24, torch.float64: 2.0**-53}
@@ -195,8 +195,8 @@ def answer(case: Case, of: dict[str, Tensor]) -> Answer:
     return Answer(output, scores, weights, lse.squeeze(-1), entropy, mass)
 
 
-def bounds(case: Case, of: dict[str, Tensor], found: Answer) -> Tensor:
-    """How far each score may be from the formula's, (batch, heads, queries, keys)."""
+def products_apart(case: Case, of: dict[str, Tensor]) -> Tensor:
+    """How far each scaled product may be from the formula's, before it is capped and added to."""
     unit = ROUNDING[case.dtype]
     size = {name: tensor.abs() for name, tensor in of.items()}
     heads, depth = case.queries.shape[1], max(case.queries.shape[-1], case.keys.shape[-1])
@@ -207,6 +207,14 @@ def bounds(case: Case, of: dict[str, Tensor], found: Answer) -> Tensor:
     error = (8 + 2 * math.sqrt(depth)) * unit * terms * abs(_scale(case))
     if case.score == "bilinear" and case.dtype == torch.bfloat16:
         error = error + STORED[case.dtype] * terms * abs(_scale(case))  # q A is stored
+    return error
+
+
+def bounds(case: Case, of: dict[str, Tensor], found: Answer) -> Tensor:
+    """How far each score may be from the formula's, (batch, heads, queries, keys)."""
+    unit = ROUNDING[case.dtype]
+    size = {name: tensor.abs() for name, tensor in of.items()}
+    error = products_apart(case, of)
     if case.softcap is not None:
         error = error.clamp(max=2 * case.softcap) + 16 * unit * case.softcap
     error = error + 8 * unit * torch.as_tensor(_relative_bias(case, size)).abs()
