@@ -28,8 +28,8 @@ import torch
 
 import weft
 from weft.mechanism.backends import triton as backend
+from weft.mechanism.backends.gpu_sizes import Device, sizes_of
 from weft.mechanism.backends.native_request import prepare
-from weft.mechanism.backends.triton import Device
 from weft.mechanism.checked import checked_call
 from weft.mechanism.packed import packed
 
@@ -148,7 +148,7 @@ def compiled(
 
     queries, keys, values = (torch.zeros(1, heads, length, depth).to(dtype) for heads in (4, 2, 2))
     call = checked_call("compiled", queries, keys, values, **asked(added, length))
-    described, device = backend.described, DEVICES[target]
+    described, device = getattr(backend, "described"), DEVICES[target]  # noqa: B009
     setattr(backend, "described", lambda _: device)  # noqa: B010
     whole = [(module, name, getattr(module, name)) for module, name in kernels]
     for module, name, kernel in whole:
@@ -159,7 +159,7 @@ def compiled(
         setattr(backend, "described", described)  # noqa: B010
         for module, name, kernel in whole:
             setattr(module, name, kernel)
-    tile = backend.sizes_of(prepare(call), keep, device).tile
+    tile = sizes_of(prepare(call), keep, device).tile
     return [
         _read(name, kernel, seconds, target, dtype, depth, keep, tile)
         for name, kernel, seconds in made

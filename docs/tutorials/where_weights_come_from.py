@@ -76,7 +76,7 @@ for column, name in enumerate(["W_Q", "W_K", "W_V"]):
     for row, (when, step) in enumerate([("at random", first), ("trained", last)]):
         axis = axes[row, column]
         image = axis.imshow(
-            step.matrices[name][0], cmap="RdBu", vmin=-size, vmax=size, aspect="auto"
+            step.matrices[name][0].numpy(), cmap="RdBu", vmin=-size, vmax=size, aspect="auto"
         )
         axis.set(title=f"{name}, head 0, {when}", xlabel="depth", ylabel="width of the model")
     figure.colorbar(image, ax=axes[:, column], location="bottom")

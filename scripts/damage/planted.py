@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from unittest import mock
 
-from weft.formats import files, run, tensors, trace_reader
+from weft.formats import files, reports, tensors, trace_reader
 
 __all__ = ["PLANTED"]
 
@@ -70,7 +70,7 @@ def _dies_of_bad_json() -> Iterator[None]:
     with (
         mock.patch.object(files, "parse_json", parsed),
         mock.patch.object(tensors, "parse_json", parsed),
-        mock.patch.object(run, "parse_json", parsed),
+        mock.patch.object(reports, "parse_json", parsed),
     ):
         yield
 

@@ -138,7 +138,7 @@ def main(seed: int, wanted: int, fault: str | None) -> None:
         if said and fault is None:
             print(f"seed {seed} call {number - 1}: {'; '.join(said)} | {case}")
         features = {
-            "bfloat16": case.dtype == torch.bfloat16, "float16": case.dtype == torch.float16,
+            "bfloat16": case.dtype == torch.bfloat16,
             "float32": case.dtype == torch.float32, "mask": case.mask is not None,
             "bias": case.bias is not None, "softcap": case.softcap is not None,
             "sinks": case.sinks is not None, "edges": case.keep == "top" and case.k > 0,

@@ -17,7 +17,7 @@ from torch import Tensor
 import weft
 from weft.errors import BackendError
 from weft.mechanism import function
-from weft.mechanism.backends import torch_ops, triton
+from weft.mechanism.backends import gpu_sizes, torch_ops, triton
 from weft.mechanism.call import AttentionCall
 from weft.mechanism.scores import ScaledDot
 
@@ -76,9 +76,9 @@ def test_a_mask_may_share_its_cells() -> None:
 
 def parts_of(length: int, kept: int, widest: int | None = None, uneven: bool = False) -> int:
     """Of each tile how many maxima a device with much shared memory keeps."""
-    device = triton.Device(triton.MUCH_SHARED, processors=132)
+    device = gpu_sizes.Device(gpu_sizes.MUCH_SHARED, processors=132)
     seen = widest or length
-    sizes = triton._sizes((64, 64), length, seen, uneven, False, False, kept, device, False)
+    sizes = gpu_sizes._sizes((64, 64), length, seen, uneven, False, False, kept, device, False)
     parts: int = sizes.softmax["PARTS"]
     assert sizes.tiles * parts >= min(kept, seen // 64)
     return parts

@@ -7,9 +7,7 @@ small call there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +17,14 @@ from torch import Tensor
 
 from weft.errors import BackendError
 from weft.mechanism.backends import torch_ops
+from weft.mechanism.backends.gpu_sizes import (
+    Device,
+    band_of,
+    candidates,
+    described,
+    interpreted,
+    sizes_of,
+)
 from weft.mechanism.backends.native_by_torch import torch_gradients
 from weft.mechanism.backends.native_request import (
     NativeCall,
@@ -41,24 +47,10 @@ LEAST_TRITON = (3, 4)
 DEEPEST, MOST_KEPT = 256, 512
 #: Bytes of candidates and maxima that all programs may hold; where one needs much, fewer run.
 ROOM = 2**30
-#: Keys that a thread's list can name, beside 7 bits of a row.
-MOST_LISTED = 2**25
-#: Of how many tiles at most four maxima each are kept where some rows see few of them.
-FINE = 512
-#: Times that most lists are appended to at most; one that is full is no loss but of time.
-LONGEST_LIST = 256
-#: Bytes of shared memory of a program on devices that have much: A100 has 166,912, H100 232,448;
-#: and on the least since Ampere.
-MUCH_SHARED, LEAST_SHARED = 166_912, 101_376
 #: What a device says while it runs, and not the compiler.
 OF_DEVICES = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
 #: By how much the small call may differ, of numbers about 1.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 4e-3}
-
-
-def interpreted() -> bool:
-    """Whether Triton interprets kernels, on the CPU, instead of compiling them."""
-    return os.environ.get("TRITON_INTERPRET", "") == "1"
 
 
 def why_not_served(call: AttentionCall, keep: Top) -> str | None:
@@ -105,12 +97,12 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
         torch.randn(1, heads, length, 32, generator=generator).to(device, dtype)
         for heads in (4, 2, 2)
     )
-    alike = keys[:, :, :1].expand_as(keys)  # lists of candidates that are full, and ties
-    for of, some_keys in (("", keys), (" of equal scores", alike)):
+    # Then full lists of candidates, and ties: whole numbers, whose sums are exact anywhere.
+    alike = queries.round(), torch.ones_like(keys)
+    for of, some, scale in (("", (queries, keys), 32**-0.5), (" of equal scores", alike, 0.5)):
         call = AttentionCall(
-            queries, some_keys, values, ScaledDot(), 32**-0.5, causal(),
-            received=9 if received else None,
-        )  # fmt: skip
+            *some, values, ScaledDot(), scale, causal(), received=9 if received else None
+        )
         with torch.no_grad():
             try:
                 output, graph = attend(call, Top(8))
@@ -130,25 +122,6 @@ def _difference(device: torch.device, dtype: torch.dtype, received: bool) -> str
                     f"on {device} its {name}{of} is off by {apart:.1e} from plain torch in {dtype}"
                 )
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What the sizes of the kernel depend on.
-
-    shared: bytes of shared memory that a program may take. warp: threads of a warp (of a wavefront,
-    as AMD says). amd: whether AMD made it, and Triton compiles for its instructions.
-    """
-
-    shared: int
-    warp: int = 32
-    amd: bool = False
-    processors: int = 2
-
-
-def _power(number: int, least: int) -> int:
-    """The power of two that holds a number, and is no smaller than another one."""
-    return max(least, 1 << (number - 1).bit_length())
 
 
 def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows:
@@ -201,7 +174,7 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
     strides = [tensor.stride()[:3] for tensor in (queries, keys, values)]
     cells = _strides(rules["bias"], rows) + _strides(rules["allowed"], rows)
     heads_and_rows = blocks, batch, heads, heads // kv_heads, count, length
-    scores = native.scale, native.softcap, *_band(native), k
+    scores = native.scale, native.softcap, *band_of(native), k
 
     groups = min(tiles, sizes.tiles) * sizes.softmax["PARTS"]
     room, running = _room(
@@ -223,11 +196,11 @@ def forward_graph(native: NativeCall, kept: int, received: bool = False) -> Rows
             queries, keys, *by_key, *others, *of_row[1:],
             *strides[0], *strides[1], *cells,
             tiles, max(count - native.last_queries, 0), *heads_and_rows, depth, *scores[:-1],
-            HAS_WINDOW=native.last_queries > 0, **flags, **sizes.both,
+            HAS_WINDOW=native.last_queries > 0, **flags, **sizes.common,
         )  # fmt: skip
     if not k:
         return results
-    of_program = -(-(_candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
+    of_program = -(-(candidates(sizes.rows, sizes.edges) + tiles // 2 + 1) // 16) * 16
     room, running = _room(8 * of_program, programs, sizes.edges, found, device)
     _launch(
         edges_kernel, running,
@@ -265,130 +238,6 @@ def _room(
     return torch.empty(-(-running * of_program // 8), dtype=torch.int64, device=where), running
 
 
-def _candidates(rows: int, sizes: dict[str, Any]) -> int:
-    """Numbers of 8 bytes of a program: candidates and two more of each row; lists of threads."""
-    of_lists: int = sizes["LISTS"] * (8 * sizes["LIST"] + 1)
-    of_rows: int = rows * (sizes["CAPACITY"] + 2)
-    return of_lists + of_rows
-
-
-@lru_cache
-def described(device: torch.device) -> Device:
-    """A device of torch's, as far as sizes depend on it."""
-    if device.type != "cuda":
-        return Device(MUCH_SHARED)
-    found = torch.cuda.get_device_properties(device)
-    shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
-    processors = found.multi_processor_count
-    return Device(shared, found.warp_size, torch.version.hip is not None, processors)
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How large the parts of the kernels are, and how each is compiled.
-
-    rows, tile: queries of a block and keys of a tile; all kernels take the same. tiles: how many a
-    block sees at most. both: what all are given.
-    """
-
-    rows: int
-    tile: int
-    tiles: int
-    both: dict[str, Any]
-    softmax: dict[str, Any]
-    edges: dict[str, Any]
-
-
-def sizes_of(native: NativeCall, kept: int, device: Device) -> Sizes:
-    """The sizes for a call on a device. kept: edges of a row, 0 for none."""
-    depths = native.queries.shape[3], native.values.shape[3]
-    added = (native.bias, native.offset_bias, native.allowed)
-    by_cells = any(tensor is not None for tensor in added)
-    single = native.queries.dtype == torch.float32
-    length = native.keys.shape[2]
-    ranges = (native.key_range, native.row_range)
-    uneven = native.banded or any(tensor is not None for tensor in ranges)
-    left, right = _band(native)
-    widest = max(1, min(length, right - left + 1)) if native.banded else length
-    return _sizes(depths, length, widest, uneven, single, by_cells, kept, device, interpreted())
-
-
-@lru_cache(maxsize=256)
-def _sizes(
-    depths: tuple[int, int],
-    length: int,
-    widest: int,
-    uneven: bool,
-    single: bool,
-    by_cells: bool,
-    kept: int,
-    device: Device,
-    interpreting: bool,
-) -> Sizes:
-    """See `sizes_of`.
-
-    widest: how many keys a row sees at most; uneven: whether some may see far fewer; single:
-    whether numbers are float32; by_cells: whether there is something for each score.
-    """
-    widths = _power(depths[0], 16), _power(depths[1], 16)
-    deepest = max(widths)
-    if interpreting:
-        rows, tile, warps, stages = 16, 32, 4, 1
-    elif device.shared < LEAST_SHARED and not device.amd and not single:
-        rows, tile, warps, stages = 64, 32, 4, 1
-    elif device.amd:
-        # Of RDNA's warps of 32 threads each has half as many registers.
-        large = device.warp == 64 and not (single and deepest > 128)
-        rows, tile = (128, 32) if large else (64, 16)
-        warps, stages = 4, 1
-    elif single and deepest > 128:
-        rows, tile, warps, stages = 16, 16, 8, 1
-    elif single:
-        rows, tile, warps, stages = (64, 32, 4, 2) if deepest <= 64 else (64, 16, 4, 1)
-    elif deepest <= 128 and device.shared >= MUCH_SHARED:
-        rows, tile, warps, stages = 128, 64, 8, 3
-    elif deepest <= 64:
-        rows, tile, warps, stages = 128, 64, 8, 2
-    else:
-        rows, tile, warps, stages = 64, 32, 4, 2 if deepest <= 128 else 1
-    both: dict[str, Any] = {
-        "ROWS": rows, "TILE": tile, "DEPTH": widths[0],
-        # Of float32 all digits: three products of fewer bits for one, where there are registers;
-        # AMD's matrix units multiply float32 itself.
-        "PRECISION": "tf32x3" if single and deepest <= 128 and not device.amd else "ieee",
-        # Cells are not asked for ahead: they would take the shared memory of many keys.
-        "STAGES": 1 if by_cells else stages, "num_warps": warps, "num_stages": stages,
-        # Sums of products round once, whichever the default of a Triton is.
-        "enable_fp_fusion": True,
-    }  # fmt: skip
-    threads = warps * device.warp
-    fold = _power(2 * kept, 32)
-    # A threshold needs maxima of as many groups of keys as edges are kept, in every row.
-    tiles = -(-min(length, widest + rows) // tile) + 1
-    few = tiles < 4 * kept or (uneven and tiles <= FINE)
-    softmax = both | {
-        "PARTS": 4 if few else 1, "FOLD": fold,
-        "FOLDED_ROWS": max(1, min(rows, 32 * threads // fold)), "VALUE_DEPTH": widths[1],
-        "WHOLE_DEPTHS": widths == depths,
-    }  # fmt: skip
-    left, segment = _power(2 * kept, 16), 2
-    full = left + min(left, 256)
-    capacity = full + segment * tile
-    width = _power(capacity, 16)
-    # Each thread has some scores of a tile, and nobody else has these.
-    own = rows * tile >= 8 * threads
-    listing = own and length <= MOST_LISTED and not (interpreting or device.amd)
-    edges = both | {
-        "SEGMENT": segment, "LEFT": left, "FULL": full, "CAPACITY": capacity, "WIDTH": width,
-        "CUT": max(1, min(rows, 16 * threads // width)),
-        "SORTED_ROWS": max(1, min(rows, 16 * threads // left)),
-        "LISTS": threads if listing else 0,
-        "LIST": min(max(64, _power(4 * kept * rows // threads, 16)), LONGEST_LIST),
-        "WHOLE_DEPTHS": widths[0] == depths[0],
-    }  # fmt: skip
-    return Sizes(rows, tile, tiles, both, softmax, edges)
-
-
 def _rules(native: NativeCall) -> dict[str, Tensor | None]:
     """What the kernel reads beside queries, keys and values, in its order and on their device."""
     device, (batch, _, count, _) = native.queries.device, native.queries.shape
@@ -418,12 +267,6 @@ def _strides(cells: Tensor | None, rows: tuple[int, int, int]) -> tuple[int, ...
     return tuple(
         0 if size == 1 else stride for size, stride in zip(cells.shape, cells.stride(), strict=True)
     )[:3]
-
-
-def _band(native: NativeCall) -> tuple[int, int]:
-    """Its two sides, of which an open one reaches beyond every key."""
-    beyond = native.queries.shape[2] + native.keys.shape[2]
-    return max(native.left, -beyond), min(native.right, beyond)
 
 
 class _Attend(torch.autograd.Function):

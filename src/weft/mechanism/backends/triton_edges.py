@@ -285,7 +285,8 @@ def edges_kernel(  # type: ignore[no-untyped-def]
 
     Arguments are those of `softmax_kernel`. room: of each program room_of_program numbers:
     candidates (ROWS, CAPACITY) with two numbers of each row; LISTS lists (of threads, where it is
-    not 0) of LIST candidates; then the tiles to see again.
+    not 0) of LIST groups of scores, each with its key and row; how long each list is; then the
+    tiles to see again.
     """
     by_depth, own_rows = tl.arange(0, DEPTH), tl.arange(0, ROWS)
     unit = 1.0
