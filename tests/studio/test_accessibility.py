@@ -68,9 +68,11 @@ SEEN_TEXTS = """() => {
         let opacity = 1;
         // What is scrolled out of a box is not there; other letters may be, behind a dialog.
         const clip = { left: 0, top: 0, right: innerWidth, bottom: innerHeight };
+        let above_all = false;  // nothing around a dialog cuts it off
         for (let at = element; at; at = at.parentElement) {
             opacity *= getComputedStyle(at).opacity;
-            if (getComputedStyle(at).overflow === "visible") continue;
+            if (above_all || getComputedStyle(at).overflow === "visible") continue;
+            above_all = at.nodeName === "DIALOG";
             const box = at.getBoundingClientRect();
             const left = box.left + at.clientLeft, top = box.top + at.clientTop;
             clip.left = Math.max(clip.left, left);
