@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: How long a case may take; less where a planted fault waits without end.
 SECONDS, PLANTED_SECONDS = 30, 10
 #: How many cases may pass before a planted fault is seen.
-PLANTED_CASES = 300
+PLANTED_CASES = 2_000
 OUTCOMES = ("refused", "equal", "rewritten", "wrong")
 
 
