@@ -59,7 +59,7 @@ def test_everything_kept_is_the_dense_matrix_of_the_layer(translator) -> None:
             * layer.queries
             @ layer.keys.repeat_interleave(4 // layer.keys.shape[0], 0).transpose(-2, -1)
         )
-        kept = layer.graph.keys.clamp(min=0)
+        kept = layer.graph.keys.clamp(min=0).long()
         there = layer.graph.keys >= 0
         assert torch.allclose(layer.graph.scores[there], scores.gather(-1, kept)[there], atol=1e-5)
 

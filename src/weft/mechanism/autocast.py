@@ -10,6 +10,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from weft.mechanism.compiling import constant_when_compiled
+
 __all__ = ["in_own_types", "without_autocast"]
 
 
@@ -20,9 +22,14 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if _has_autocast(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+@constant_when_compiled  # whose compiler stops at that function before torch 2.11
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
 class _HasQueries(Protocol):

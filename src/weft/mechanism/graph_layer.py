@@ -138,12 +138,12 @@ class GraphConvolution(nn.Module):
         return output, (_as_given(index, weights, edge_index, self.flow), weights)
 
     def _check(self, x: Nodes) -> None:
-        if isinstance(x, tuple | list) and self.flow == "target_to_source":
+        if isinstance(x, (tuple, list)) and self.flow == "target_to_source":
             raise InputError(
                 f"{self.name}: x is a pair, sources and targets, and the layer has "
                 'flow="target_to_source". Flip the edge_index, and make the layer without flow.'
             )
-        pair = x if isinstance(x, tuple | list) else (x, x)
+        pair = x if isinstance(x, (tuple, list)) else (x, x)
         if len(pair) != 2:
             raise InputError(
                 f"{self.name}: x is {type(pair).__name__} of length {len(pair)}; expected the "

@@ -123,13 +123,15 @@ class KeyRanges:
     by_query: Tensor | None = None
     rest: Mask | None = None
 
-    def __and__(self, other: KeyRanges) -> KeyRanges:
+    def narrowed_by(self, other: KeyRanges) -> KeyRanges:
+        """The keys that lie in the ranges of both."""
+        # (No operators: the compiler of torch before 2.9 knows none of frozen classes.)
         band = self.band or other.band
         if self.band and other.band:
             band = max(self.band[0], other.band[0]), min(self.band[1], other.band[1])
         rest = self.rest or other.rest
         if self.rest and other.rest:
-            rest = self.rest & other.rest
+            rest = Both(self.rest, other.rest)
         return KeyRanges(
             band,
             _narrower(self.by_sequence, other.by_sequence),
@@ -230,7 +232,7 @@ class Both(_Pair):
 
     def bounds(self, queries: int, keys: int) -> KeyRanges:
         """See Mask.bounds."""
-        return self.first.bounds(queries, keys) & self.second.bounds(queries, keys)
+        return self.first.bounds(queries, keys).narrowed_by(self.second.bounds(queries, keys))
 
 
 @dataclass(frozen=True)

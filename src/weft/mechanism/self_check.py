@@ -165,7 +165,7 @@ def _largest(
         if name == "keys":
             # Which of two equal keys is kept is a matter of rounding, what it weighs is not.
             found = tensor.long()
-            present = wanted.gather(-1, found.clamp(min=0)) * (found >= 0)
+            present = wanted.gather(-1, found.clamp(min=0).long()) * (found >= 0)
             difference = present - exact["weights"].detach()
         else:
             difference = tensor.detach().double() - wanted

@@ -126,7 +126,7 @@ def check_type(operation: str, name: str, value: object, kind: Any, expected: st
 
 def check_flag(operation: str, name: str, value: object, *, optional: bool = False) -> None:
     """Raise an InputError where something is neither True nor False. optional: or None."""
-    if not (isinstance(value, bool | np.bool_) or (optional and value is None)):
+    if not (isinstance(value, (bool, np.bool_)) or (optional and value is None)):
         expected = "True, False or None" if optional else "True or False"
         raise InputError(f"{operation}: {name}={in_words(value)}; expected {expected}.")
 
@@ -147,7 +147,7 @@ def finite_number(
     except (TypeError, ValueError, OverflowError, RuntimeError):
         real = math.nan
     fits = math.isfinite(real) and least <= real < below
-    if isinstance(number, str | bool) or not fits:
+    if isinstance(number, (str, bool)) or not fits:
         bounds = "" if math.isinf(least) else f", {least:g} or more"
         bounds = bounds if math.isinf(below) else f" from {least:g} to below {below:g}"
         raise InputError(

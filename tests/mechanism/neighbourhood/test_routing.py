@@ -91,6 +91,16 @@ def test_the_graph_of_a_call_is_differentiable() -> None:
     torch.testing.assert_close(entropy_gradient(None), entropy_gradient("torch"))
 
 
+@pytest.mark.parametrize("nodes", [0, 3])
+def test_a_graph_without_edges_has_gradients_of_zero(nodes: int) -> None:
+    mask = weft.neighbours(torch.zeros(2, 0, dtype=torch.int64), nodes=nodes)
+    tokens = torch.randn(2, nodes, 4, requires_grad=True)
+    _, graph = weft.attend(tokens, tokens, tokens, mask=mask, keep=weft.Top(2))
+    for tensor in (graph.scores.exp(), graph.weights, graph.rest, graph.entropy):
+        (gradient,) = torch.autograd.grad(tensor.sum(), tokens, retain_graph=True)
+        assert not gradient.any()
+
+
 def test_the_complete_graph_is_dense_and_the_lower_triangular_one_causal() -> None:
     generator = torch.Generator().manual_seed(0)
     queries, keys, values = torch.randn(3, 1, 4, 30, 8, generator=generator)

@@ -229,7 +229,7 @@ def _received(graph: AttentionGraph) -> Tensor:
     summed = torch.zeros(graph.keys.shape[0], graph.length, dtype=torch.float64)
     there = graph.keys >= 0
     weights = graph.weights.double().masked_fill(~there, 0).nan_to_num(0)
-    summed.scatter_add_(1, graph.keys.clamp(min=0).flatten(1), weights.flatten(1))
+    summed.scatter_add_(1, graph.keys.clamp(min=0).flatten(1).long(), weights.flatten(1))
     return summed
 
 

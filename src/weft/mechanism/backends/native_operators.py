@@ -62,8 +62,8 @@ def attend_rows(native: NativeCall, kept: int, received: bool) -> Rows:
     """Output and graph of a call, by an operator; see native_forward.forward_graph."""
     found = Rows(*_attend(*_arguments(native), kept, received))
     if not received:
-        return found._replace(received=None, received_most=None, received_last=None)
-    return found if native.last_queries else found._replace(received_last=None)
+        return found.changed(received=None, received_most=None, received_last=None)
+    return found if native.last_queries else found.changed(received_last=None)
 
 
 def _arguments(native: NativeCall) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from torch.nn import Parameter
 
 from weft.mechanism.autocast import without_autocast
 from weft.mechanism.call import AttentionCall
+from weft.mechanism.compiling import constant_when_compiled, is_exporting
 from weft.mechanism.mask import Mask
 from weft.mechanism.parts import changed
 from weft.mechanism.relative import Relative
@@ -160,14 +161,11 @@ def _import_kernels() -> tuple[Any, str]:
 kernels, NO_KERNELS = _load_kernels()
 
 
+@constant_when_compiled
 def _in_transform() -> bool:
     """Whether a transform of torch.func is at work; the compiler asks it once, for its program."""
     inside: bool = torch._C._functorch.peek_interpreter_stack() is not None
     return inside
-
-
-# What torch.compiler.assume_constant_result does, which loads the compiler, in seconds.
-_in_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def serves_compiled() -> bool:
@@ -176,7 +174,7 @@ def serves_compiled() -> bool:
     It does not where the program is exported, to run where weft may not be, and where torch.func
     transforms it, or derivatives are taken forward: of operators torch has neither.
     """
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting():
         return False
     return forward_ad._current_level < 0 and not _in_transform()
 
@@ -274,9 +272,9 @@ def prepare(call: AttentionCall) -> NativeCall:
     if call.bias is not None:
         rules["bias"] = _as_cells(call.bias.float(), keys.shape[2])
     if call.relative is not None:
-        rules |= _relative_rules(call, call.relative)
+        rules.update(_relative_rules(call, call.relative))
     if call.mask is not None:
-        rules |= _mask_rules(call, call.mask)
+        rules.update(_mask_rules(call, call.mask))
     return NativeCall(*plain, call.scale, softcap, last_queries=last, **rules)
 
 
@@ -325,7 +323,7 @@ def _mask_rules(call: AttentionCall, mask: Mask) -> dict[str, Any]:
     bounds = mask.bounds(rows, length)
     rules: dict[str, Any] = {"mask": mask, "row_range": bounds.by_query}
     if bounds.band is not None:
-        rules |= {"banded": True, "left": bounds.band[0], "right": bounds.band[1]}
+        rules.update(banded=True, left=bounds.band[0], right=bounds.band[1])
     if bounds.by_sequence is not None:
         rules["key_range"] = bounds.by_sequence.expand(2, batch).contiguous()
     if bounds.rest is not None:

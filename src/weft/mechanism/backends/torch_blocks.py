@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.errors import ShapeError
 from weft.mechanism.call import AttentionCall
+from weft.mechanism.compiling import is_exporting
 from weft.mechanism.parts import with_float_tensors
 from weft.mechanism.shapes import (
     Keys,
@@ -90,7 +91,7 @@ def row_blocks(queries: Queries, cells_per_row: int) -> list[range]:
     cells_per_row: numbers that a query of one head costs.
     """
     batch, heads, count, _ = queries.shape
-    if torch.compiler.is_exporting() and any(type(size) is not int for size in queries.shape):
+    if is_exporting() and any(type(size) is not int for size in queries.shape):
         return [all_rows(queries)]  # as many blocks as there are would be a number too
     size = max(1, BLOCK_CELLS // max(1, batch * heads * cells_per_row))
     if 0 < count <= size:  # (a program that is compiled for any length asks no more of it)

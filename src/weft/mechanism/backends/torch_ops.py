@@ -97,7 +97,7 @@ def _graph_rows(k: int) -> Callable[..., Rows]:
             seen.sum(-1).int(),
             *of_rows(weights, rows, call.queries.shape[2], call.received),
         ).with_places(k)
-        return kept._replace(rest=(mass - kept.weights.sum(-1)).clamp(min=0))
+        return kept.changed(rest=(mass - kept.weights.sum(-1)).clamp(min=0))
 
     return step
 
@@ -134,7 +134,7 @@ def _together(rows: Rows) -> Rows:
         for name, tensor in rows._asdict().items()
         if tensor is not None and name not in constant
     }
-    return rows._replace(**dict(zip(tied, applied(_Together, *tied.values()), strict=True)))
+    return rows.changed(**dict(zip(tied, applied(_Together, *tied.values()), strict=True)))
 
 
 @in_own_types
@@ -158,10 +158,10 @@ def attend(call: AttentionCall, keep: Top) -> tuple[Output, AttentionGraph]:
         # Added up at once: a part of it for every block would take memory.
         own = Received(part.received, part.received_most, part.received_last)
         received = received.plus(own) if parts else own
-        parts.append(part._replace(received=None, received_most=None, received_last=None))
+        parts.append(part.changed(received=None, received_most=None, received_last=None))
     by_row = zip(*(part[:PER_ROW] for part in parts), strict=True)
-    whole = Rows(*(torch.cat(tensors, 2) for tensors in by_row))._replace(**received._asdict())
-    whole = whole._replace(output=whole.output.to(dtype), weights=whole.weights.to(dtype))
+    whole = Rows(*(torch.cat(tensors, 2) for tensors in by_row)).changed(**received._asdict())
+    whole = whole.changed(output=whole.output.to(dtype), weights=whole.weights.to(dtype))
     return whole.output, whole.graph(call)
 
 

@@ -85,8 +85,8 @@ def neighbour_graph(
     at, head = places.clamp(min=0), torch.arange(heads, device=places.device)[:, None, None]
 
     def of_places(numbers: Tensor, empty: float) -> Tensor:
-        if not len(edges):
-            return numbers.new_full(places.shape, empty)
+        if not len(edges):  # one that is not kept: there is nothing to choose from
+            numbers = torch.cat((numbers, numbers.new_full((1, heads), empty)))
         return numbers[at, head].masked_fill(~kept, empty)
 
     columns = edges.columns[:, None].expand(-1, heads)

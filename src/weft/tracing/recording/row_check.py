@@ -163,7 +163,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
         reference = attend_by_formula(raw, nothing, scale=call.scale, allowed=allowed, **terms)
         weights = reference.weights[0, :, 0]
         places = graph.keys[:, row].long()
-        kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0)), 0)
+        kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0).long()), 0)
         rest = weights.sum(-1) - kept.sum(-1)
         largest = max(
             largest or 0.0,

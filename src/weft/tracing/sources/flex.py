@@ -19,7 +19,7 @@ from weft.mechanism.masks import Mask
 from weft.mechanism.parts import in_float64
 from weft.tracing.sources.score_masks import score_mask
 
-__all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError"]
+__all__ = ["FlexCall", "FlexTerms", "UnreadableRuleError", "beside_output"]
 
 #: Scores for which a `score_mod` is tried, beside 0.
 _TRIED = (-3.0, 0.5, 7.0)
@@ -150,6 +150,13 @@ class FlexCall:
         scores = self._scored(products, rows).masked_fill(~self._allowed(rows), -torch.inf)
         scores = in_float64(scores)
         return (scores.softmax(-1).nan_to_num(0) @ value).float().to(self.query.device)
+
+
+def beside_output() -> int:
+    """How many tensors torch's operator gives beside the output: 2, before torch 2.9 one."""
+    from torch.nn.attention import flex_attention
+
+    return 2 if hasattr(flex_attention, "AuxRequest") else 1
 
 
 def _of_cells(rule: Callable[..., Tensor], places: tuple[Tensor, ...], name: str) -> Tensor:

@@ -28,7 +28,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.scores import Dot, ScaledDot
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import kind_of_name
-from weft.tracing.sources.flex import FlexCall, UnreadableRuleError
+from weft.tracing.sources.flex import FlexCall, UnreadableRuleError, beside_output
 from weft.tracing.sources.provenance import Provenance
 from weft.tracing.sources.score_masks import lowest_of, score_mask
 from weft.tracing.sources.source import Receivers
@@ -245,7 +245,7 @@ class AttentionCalls(TorchFunctionMode):
         output = self._receivers.compute(recorded)
         if call.asks_for_more:
             return func(*args, **kwargs)
-        return output, output.new_empty(0), output.new_empty(0)
+        return output, *[output.new_empty(0)] * beside_output()
 
     def _kind(self, path: str, query: Tensor, key: Tensor, is_causal: bool) -> str:
         """The kind, "encoder", "decoder" or "cross", from where queries and keys were computed."""
