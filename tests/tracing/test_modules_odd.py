@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from tests.tracing.module_weights import encoder, traced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -270,6 +271,9 @@ class Both(nn.Module):
         )
 
 
+@pytest.mark.skipif(
+    Version(torch.__version__) >= Version("2.14"), reason="torch refuses both from 2.14 on"
+)
 @pytest.mark.parametrize("kind", ["cells", "numbers"])
 def test_a_mask_and_is_causal_together_hide_what_either_hides(kind: str) -> None:
     torch.manual_seed(0)
@@ -340,7 +344,7 @@ class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         mask = torch.ones(6, 6, dtype=torch.bool).tril()
-        self.first, self.last = Both(mask), Both(mask)
+        self.first, self.last = Both(mask, False), Both(mask, False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         for layer in (self.first, self.last):
@@ -393,7 +397,7 @@ def test_inner_functions_of_torch_are_attention_that_is_named(attention) -> None
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.seen, self.inner = Both(torch.zeros(6, 6)), Inner()
+            self.seen, self.inner = Both(torch.zeros(6, 6), False), Inner()
 
         def forward(self, tokens: Tensor) -> Tensor:
             return self.inner(self.seen(tokens))
