@@ -19,6 +19,7 @@ from weft.formats.run import RunFolder
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.mechanism.backends import native_product
 from weft.mechanism.watching import Recorder, layers_of, watching
+from weft.training import loop
 from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
 from weft.training.inference import evaluate_run, generate_text, open_run
@@ -26,6 +27,7 @@ from weft.training.loop import TrainingResult, train
 from weft.training.progress import SilentListener
 from weft.training.tasks import build_model, make_task
 from weft.training.tasks.task import Task
+from weft.training.validation import Evaluation
 
 ConfigMaker = Callable[..., RunConfig]
 
@@ -86,6 +88,19 @@ def test_the_kept_weights_are_those_of_the_best_loss(tiny: ConfigMaker, tmp_path
     assert opened.step == result.best_step
     measures = evaluate_run(opened, split="valid", beam=1, progress=lambda done, total: None)
     assert measures["loss"] == pytest.approx(result.best_loss, rel=1e-5)
+
+
+def test_the_loss_that_is_named_is_that_of_the_kept_weights(
+    tiny: ConfigMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where accuracy counts too, a lower loss may come later, of weights that are not kept."""
+    found = iter([Evaluation(2.0, 0.5, 8), Evaluation(1.0, 0.4, 8), Evaluation(1.5, 0.6, 8)])
+    monkeypatch.setattr(loop, "evaluate_batches", lambda *_: next(found))
+    config = tiny(better="loss-and-accuracy")
+    result = run(config, tmp_path / "a")
+    assert (result.best_step, result.best_loss) == (4, 2.0)
+    again = run(config, tmp_path / "a")
+    assert (again.already, again.best_step, again.best_loss) == (True, 4, 2.0)
 
 
 @pytest.mark.parametrize("step", [None, "a", -1, 2.5])

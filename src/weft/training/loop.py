@@ -21,6 +21,7 @@ from weft.errors import InputError
 from weft.formats.files import JsonObject
 from weft.formats.history import History, is_snapshot_step, write_snapshot
 from weft.formats.run import RunFolder
+from weft.formats.tensors import read_notes
 from weft.mechanism.linear import Products, products
 from weft.mechanism.watching import layers_of
 from weft.models.predictor import Predictor
@@ -75,6 +76,7 @@ class TrainingResult:
     """How a training ended.
 
     seconds: of training, over all sessions, setting up left out.
+    best_loss, best_step: of the weights that are kept.
     already: whether the run was finished before, so that nothing was done.
     """
 
@@ -196,18 +198,27 @@ class _Training:
                     reason = stopping
                     break
         self._finish()
-        if position.best_loss is None:
-            raise RuntimeError("a training ended without a validation")
         return TrainingResult(
             self.folder,
             position.step,
             position.seconds,
             position.tokens,
-            position.best_loss,
+            self._kept_loss(),
             position.best_step,
             reason,
             already,
         )
+
+    def _kept_loss(self) -> float:
+        """The validation loss of the weights that are kept: where accuracy counts too, not always
+        the lowest.
+        """
+        lowest = self.position.best_loss
+        if lowest is None:
+            raise RuntimeError("a training ended without a validation")
+        if self.settings.better == "loss" or not self.ranks.leader:
+            return lowest
+        return float(read_notes(self.folder.best, "checkpoint")["validation_loss"])
 
     def _rewind(self) -> None:
         """Forget what was written after the checkpoint, before the run goes on from there."""
