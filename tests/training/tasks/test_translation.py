@@ -61,6 +61,7 @@ def test_what_does_not_pair(folder: Path) -> None:
     (folder / "tabs").write_text("a\tb\n\na\tb\tc\n")
     (folder / "none").write_text("a\tb\nab\n")
     (folder / "half").write_text("a\tb\n\tb\n")
+    (folder / "later").write_text("a\tb\n\n \n\tb\n")
     (folder / "empty").write_text("")
     (folder / "blank").write_text("\n \n\n")
     (folder / "latin").write_bytes("ein\nMädchen\n".encode("latin-1"))
@@ -71,6 +72,7 @@ def test_what_does_not_pair(folder: Path) -> None:
         (["tabs"], InputError, r"tabs: line 3 has 2 tabs; expected source TAB target"),
         (["none"], InputError, r"none: line 2 has 0 tabs"),
         (["half"], InputError, r"half: line 2 is empty"),
+        (["later"], InputError, r"later: line 4 is empty"),
         (["empty", "empty"], InputError, r"empty and .*empty: no pairs; the files are empty"),
         (["empty"], InputError, r"no pairs"),
         (["blank"], InputError, r"no pairs"),

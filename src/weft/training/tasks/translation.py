@@ -42,13 +42,14 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
     ]
     if len(files) == 2:
         sources, targets = lines
+        numbers = list(range(1, len(sources) + 1))
         if len(sources) != len(targets):
             raise InputError(
                 f"{paths[0]} has {len(sources)} lines, {paths[1]} {len(targets)}; line-aligned "
                 "files have as many. Pair them up again."
             )
     else:
-        sources, targets = [], []
+        sources, targets, numbers = [], [], []
         for number, line in enumerate(lines[0], 1):
             if not line.strip():
                 continue
@@ -60,8 +61,9 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
                 )
             sources.append(source)
             targets.append(target)
+            numbers.append(number)
     pairs = []
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
+    for number, source, target in zip(numbers, sources, targets, strict=True):
         pair = source.strip(), target.strip()
         if bool(pair[0]) != bool(pair[1]):
             empty = paths[0] if not pair[0] else paths[-1]
