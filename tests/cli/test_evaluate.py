@@ -81,12 +81,14 @@ def test_a_run_and_a_file(weft_main: Command, runs: Path, data: Path, tmp_path: 
     """The right translations against those of an untrained model."""
     pairs = (data / "valid.tsv").read_text().splitlines()
     (tmp_path / "right.de").write_text("".join(line.split("\t")[1] + "\n" for line in pairs))
-    for order in (0, 1):
+    for order, split in enumerate(("test", "valid")):
         two = [runs / "translation", tmp_path / "right.de"]
-        result = weft_main("evaluate", *(two[::-1] if order else two), "--beam", 1, "--json")
+        options = ("--split", split, "--beam", 1, "--json")
+        result = weft_main("evaluate", *(two[::-1] if order else two), *options)
         report = last_json(result.out)
         right, run = ("first", "second") if order else ("second", "first")
         assert report[right]["bleu"] == pytest.approx(100)
+        assert report[right]["split"] == report[run]["split"] == split
         assert report[run]["step"] in (2, 3)
         assert report["not_compared"] == ["loss, nats"]
         assert report[run]["loss"] > 0

@@ -170,7 +170,9 @@ def _lines(path: Path) -> list[str]:
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
-def _of_file(path: Path, expected: Sequence[str], source: str, task: PairsTask | None) -> Results:
+def _of_file(
+    path: Path, expected: Sequence[str], source: str, task: PairsTask | None, split: str = "test"
+) -> Results:
     """The measures of a file of translations, a line each."""
     written = _lines(path)
     if len(written) != len(expected):
@@ -179,7 +181,7 @@ def _of_file(path: Path, expected: Sequence[str], source: str, task: PairsTask |
             "translation a line, in the order of the references."
         )
     measures = task.measures(written, expected) if task else translation_measures(written, expected)
-    return Results("test", "sentences", measures, {"examples": len(written)})
+    return Results(split, "sentences", measures, {"examples": len(written)})
 
 
 def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> Evaluated:
@@ -193,7 +195,8 @@ def _file(path: Path, how: Evaluation, run: _Run | None, progress: Progress) -> 
             )
         expected = [target for _, target in run.task.pairs(run.split)]
         source = f"the {run.split} data of {run.path}"
-        return Evaluated(str(path), notes, _of_file(path, expected, source, run.task), resampling)
+        results = _of_file(path, expected, source, run.task, run.split)
+        return Evaluated(str(path), notes, results, resampling)
     if how.reference is None:
         raise InputError(
             f"{path} is a file of translations; the right ones are missing. Add --reference FILE."
