@@ -140,6 +140,12 @@ def language_task(
     # Cut before tokenising, so that no piece spans the border.
     border = int(len(text) * (1 - config.valid_share))
     train_text, valid_text = text[:border], text[border:]
+    if not train_text:
+        raise InputError(
+            f"{config.file}: all of its {len(text):,} characters are held out by task.valid_share "
+            f"= {config.valid_share}, and none is left to learn from. Give more text or a smaller "
+            "share."
+        )
     digests = {"text": digest_of(train_text), "held_out": digest_of(valid_text)}
     known = {} if data is None else data.digests
     if any(known.get(name, digest) != digest for name, digest in digests.items()):
