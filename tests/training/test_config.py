@@ -185,6 +185,7 @@ def test_overrides(tmp_path: Path) -> None:
         ("training.sede=3", "unknown key 'training.sede'; did you mean 'seed'"),
         ("training.seed.x=3", "'seed' is a value, not a section"),
         ("training.seed=three", "training.seed = 'three': input should be a valid integer"),
+        ("task.folder=caf\udce9", r"--set 'task.folder=caf\\udce9': it is not UTF-8 text"),
     ],
 )
 def test_overrides_that_are_wrong(tmp_path: Path, override: str, message: str) -> None:

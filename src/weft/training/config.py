@@ -275,6 +275,12 @@ def defaults_of(path: Path, config: RunConfig) -> list[str]:
 
 
 def _override(content: JsonObject, override: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in override):
+        # Bytes of the command line that are not UTF-8 come as halves of surrogate pairs.
+        raise InputError(
+            f"--set {override!r}: it is not UTF-8 text. Convert it, or rename the file that it "
+            "names."
+        )
     name, equals, value = override.partition("=")
     if not equals or not name.strip():
         raise InputError(f"--set {override!r}: expected section.key=value, as in training.seed=2.")

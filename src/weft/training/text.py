@@ -17,6 +17,9 @@ __all__ = ["Vocabulary"]
 #: Ids of the special tokens: filler, unknown, start and end of a sequence.
 SPECIALS = ("<pad>", "<unk>", "<start>", "<end>")
 
+#: Tokens of a byte-pair encoding, at most: room for all is made before the first is learned.
+LARGEST = 10_000_000
+
 #: Letters, digits and the apostrophes between them; or any other sign that is no white space.
 _WORD = r"\w+(?:['’]\w+)*|[^\w\s]"
 
@@ -125,8 +128,11 @@ class Vocabulary:
         size: number of tokens, the 256 bytes and 4 specials among them.
         Source: Sennrich et al. 2016.
         """
-        if size < 300:
-            raise InputError(f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more.")
+        if not 300 <= size <= LARGEST:
+            raise InputError(
+                f"vocabulary: {size} tokens; byte-pair encoding needs 300 or more, and {LARGEST:,} "
+                "at most."
+            )
         tokenizer = Tokenizer(models.BPE())
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
