@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cli.conftest import Command
+from tokenizers import Tokenizer
 
 from weft.jobs import model_export
 from weft.jobs.model_export import export_model
@@ -155,6 +156,22 @@ def test_ctranslate2_scores_as_the_run_does(
             ours = run.model(torch.tensor([text])).log_softmax(-1)[0, :-1]
         ours = ours.gather(1, torch.tensor(text[1:])[:, None])[:, 0]
         assert torch.allclose(torch.tensor(scored.log_probs), ours, atol=1e-4)
+
+
+def test_the_tokens_for_ctranslate2_write_no_space_first(
+    runs: Path, weft_main: Command, tmp_path: Path
+) -> None:
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path / "model"
+    assert weft_main("export", runs / "translation", "--to", "ctranslate2", "-o", folder).code == 0
+    words = open_run(runs / "translation").vocabulary
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    assert words.has_pieces
+    for text in TEXTS:
+        ids = tokenizer.encode(text).ids
+        assert ids == words.encode(text)
+        assert tokenizer.decode(ids) == words.decode(ids) == text
 
 
 SETTINGS = [

@@ -9,7 +9,17 @@ from weft.training.inference import TrainedRun
 from weft.training.pretrained_vocabulary import PretrainedVocabulary
 from weft.training.text import SPECIALS, Vocabulary
 
-__all__ = ["exported_tokenizer"]
+__all__ = ["bare_tokenizer", "exported_tokenizer"]
+
+
+def bare_tokenizer(run: TrainedRun) -> Tokenizer:
+    """The run's tokenizer, which adds nothing to what a model reads, and writes no space before the
+    first word.
+    """
+    tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
+    if not isinstance(run.vocabulary, PretrainedVocabulary) and run.vocabulary.has_pieces:
+        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    return tokenizer
 
 
 def exported_tokenizer(run: TrainedRun) -> Tokenizer:
@@ -18,12 +28,10 @@ def exported_tokenizer(run: TrainedRun) -> Tokenizer:
     <end> after what a translator reads, <start> before what a classifier does; and no space before
     the first word that is written.
     """
-    tokenizer = Tokenizer.from_str(run.vocabulary.tokenizer.to_str())
+    tokenizer = bare_tokenizer(run)
     if isinstance(run.vocabulary, PretrainedVocabulary):
         return tokenizer  # as it came
     tokenizer.add_special_tokens(list(SPECIALS))  # so that decoding leaves them out
-    if run.vocabulary.has_pieces:
-        tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     end, start = SPECIALS[Vocabulary.end], SPECIALS[Vocabulary.start]
     if run.translates:
         tokenizer.post_processor = processors.TemplateProcessing(

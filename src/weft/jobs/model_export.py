@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.errors import InputError, VerificationError
 from weft.formats.folders import atomic_folder
 from weft.jobs.ctranslate2_model import scores_of_ctranslate2, write_ctranslate2
+from weft.jobs.exported_tokenizer import bare_tokenizer
 from weft.jobs.huggingface_model import (
     huggingface_loader,
     logits_of_huggingface,
@@ -84,7 +85,7 @@ def export_model(
             loading = f"transformers.{huggingface_loader(run)}.from_pretrained({str(folder)!r})"
         else:
             kind, numbers = f"ctranslate2.{write_ctranslate2(run, new)}", "log-probabilities"
-            run.vocabulary.save(new / "tokenizer.json")
+            (new / "tokenizer.json").write_text(bare_tokenizer(run).to_str(), "utf-8")
             ours, theirs = scores_of_ctranslate2(run, new, *_texts(run))
             loading = f"{kind}({str(folder)!r})"
         difference, largest = float((ours - theirs).abs().max()), float(ours.abs().max())
