@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +17,9 @@ from tests.forked import Loaded
 
 import weft
 from weft.formats.trace_writer import manifest_digest
+from weft.jobs.hub_cards import run_card
+from weft.training.config import PretrainedConfig
+from weft.training.inference import open_run
 
 pytest.importorskip("huggingface_hub")
 
@@ -128,6 +132,25 @@ def test_several_traces_and_a_card_that_stays(
     assert "two.weft/keys.parquet" not in files
     assert weft_main("pull", "datasets/me/traces", "-o", tmp_path / "back").code == 0
     assert content(tmp_path / "back") == content(folder)
+
+
+def test_a_card_says_what_a_run_does_and_what_it_began_from(
+    weft_main: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "texts.tsv").write_text("".join(f"{'ab'[n % 2]}\tword {n}\n" for n in range(20)))
+    (tmp_path / "labels.toml").write_text(
+        f'[task]\nkind = "labels"\ntrain = "{tmp_path}/texts.tsv"\n'
+        "[model]\nwidth = 8\nheads = 2\nfeed_forward = 8\n[training]\nmax_steps = 1\n"
+    )
+    folder = tmp_path / "run"
+    assert weft_main("train", tmp_path / "labels.toml", "--run", folder).code == 0
+    run = open_run(folder)
+    card = run_card("me/model", run, None)
+    assert "pipeline_tag: text-classification" in card
+    assert "A model trained from random matrices by weft" in card
+    config = run.config.model_copy(update={"model": PretrainedConfig(folder="bert")})
+    card = run_card("me/model", replace(run, config=config), None)
+    assert "A model of Transformers, trained further by weft" in card
 
 
 def test_a_run_goes_and_comes_back(

@@ -19,7 +19,7 @@ __all__ = ["run_card", "trace_card"]
 #: What the Hub calls the work of a task.
 _WORK = {
     "dates": "translation", "translation": "translation", "language": "text-generation",
-    "classification": "text-classification", "images": "image-classification",
+    "labels": "text-classification", "images": "image-classification",
 }  # fmt: skip
 
 
@@ -84,15 +84,19 @@ def run_card(repository: str, run: TrainedRun, loading: str | None) -> str:
     loading: the line of Python by which Transformers opens the model; None: it cannot.
     """
     from weft.jobs.run_list import list_runs
+    from weft.training.config import PretrainedConfig
 
     (listed,) = list_runs([run.folder.path])
     head = ["---", "tags:", "- weft", "- attention"]
     head += [f"library_name: {'weft' if loading is None else 'transformers'}"]
     head += [f"pipeline_tag: {_WORK[listed.task]}"] if listed.task in _WORK else []
+    pretrained = isinstance(run.config.model, PretrainedConfig)
+    began = "A model trained from random matrices"
+    began = "A model of Transformers, trained further" if pretrained else began
     numbers = sum(weight.numel() for weight in run.model.parameters())
     lines = [
         *head, "---", "", f"# {repository}", "",
-        f"A model trained from random matrices by weft {__version__}.", "",
+        f"{began} by weft {__version__}.", "",
         "| | |", "|---|---|", f"| task | {_plain(listed.task)} |", f"| weights | {numbers:,} |",
     ]  # fmt: skip
     if listed.best is not None:
