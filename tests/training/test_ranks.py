@@ -39,9 +39,9 @@ Kind = Literal["ddp", "fsdp"]
 KINDS = pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 
 #: Reads jobs as JSON, one a line, and answers each with what its processes ended with: "" or the
-#: error. A process told to "die" kills itself before that step.
+#: error. A process told to "die" kills itself before that step; a "strict" one ends by a warning.
 PARENT = """
-import faulthandler, json, os, signal, sys, tempfile
+import faulthandler, json, os, signal, sys, tempfile, warnings
 from pathlib import Path
 import torch, torch.distributed.fsdp, torch.distributed.checkpoint
 import weft.training.loop as loop
@@ -63,6 +63,7 @@ def rank_main(job, rank, folder):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     torch.set_num_threads(1)
+    warnings.simplefilter("error" if job.get("strict") else "default")
     sys.stdout = sys.stderr = open(os.devnull, "w")
     faulthandler.dump_traceback_later(100, exit=True, file=open(job["config"] + ".hang", "a"))
     try:
@@ -379,6 +380,20 @@ def test_processes_of_different_configurations_are_refused(
     assert ends[1].startswith("GroupError")
     with pytest.raises(InputError, match="another configuration"):
         alone(tiny(parallel="fsdp"), tmp_path / "a")
+
+
+def test_nobody_speaks_of_convolutions_that_read_one_channel(
+    starter: Starter, tmp_path: Path
+) -> None:
+    """torch warns, in each process, that their gradients have other strides."""
+    images = np.random.default_rng(1).random((24, 6, 6), dtype=np.float32)
+    np.savez(tmp_path / "images.npz", images=images, labels=np.arange(24) % 2)
+    settings = {
+        "task": {"kind": "images", "train": str(tmp_path / "images.npz")},
+        "model": {"kind": "convolutional", "channels": [8, 8], "attention": 0},
+        "training": {"max_steps": 2},
+    }
+    assert starter.run(check_config(settings, "test"), tmp_path / "a", 2, strict=True) == ["", ""]
 
 
 @pytest.mark.slow

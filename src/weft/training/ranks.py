@@ -204,6 +204,8 @@ class _Replicas(_Group):
         # Buffers are the same everywhere: none is learned from a share of a batch but those of
         # batch norms, which are of the first process then.
         norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in objective.modules())
+        # Of a convolution that reads one channel; each process would say it in its first step.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
         with warnings.catch_warnings():  # torch 2.13 has another name for it, which older ones lack
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             return nn.parallel.DistributedDataParallel(
