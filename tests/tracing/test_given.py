@@ -125,6 +125,26 @@ def test_positions_and_caps_are_those_of_attend() -> None:
     assert torch.allclose(layer.matrix.dense().double(), expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("added", [0.0, 0.5])
+def test_a_bias_of_minus_infinity_is_a_mask(added: float, tmp_path) -> None:
+    queries, keys = drawn(2, 9, 8), drawn(2, 9, 8, seed=1)
+    allowed = torch.ones(9, 9, dtype=torch.bool).tril()
+    numbers = added * drawn(9, 9, seed=2)
+    bias = numbers.masked_fill(~allowed, -torch.inf)
+    trace = weft.from_queries_keys(queries, keys, bias=bias, keep=weft.Top(3))
+    trace.save(tmp_path / "t.weft")
+    masked = weft.from_queries_keys(
+        queries, keys, mask=weft.causal(), bias=numbers, keep=weft.Top(3)
+    )
+    for one in (trace, weft.open(tmp_path / "t.weft")):
+        (layer,) = one.layers
+        assert (layer.kind, layer.mask) == ("decoder", "causal")
+        assert layer.positions == ("bias" if added else "none")
+        torch.testing.assert_close(layer.matrix.dense(), masked.layers[0].matrix.dense())
+        assert one.heads().equals(masked.heads())
+    assert np.isnan(trace.heads()["next"]).all()  # no row may look there
+
+
 def test_a_batch_gives_a_trace_for_each_input_with_its_own_tokens() -> None:
     queries, keys = drawn(2, 3, 4, 5, 8), drawn(2, 3, 2, 5, 8, seed=1)  # 2 layers, 3 inputs
     tokens = [list("abcde"), list("fghij"), list("klmno")]

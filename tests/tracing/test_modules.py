@@ -170,6 +170,8 @@ class Own(nn.Module):
                 "alibi": {"mask": weft.causal(), "bias": added.nan_to_num(neginf=0)[None]},
             }
             output = weft.attention(queries, keys, values, **rules[self.masked])
+        elif self.how == "weft numbers":
+            output = weft.attention(queries, keys, values, bias=added[None])
         elif self.how == "numbers":
             output = functional.scaled_dot_product_attention(queries, keys, values, added)
         elif self.how == "five":
@@ -192,7 +194,7 @@ IDS = torch.tensor([[5, 3, 8, 8, 1, 29, 0]])
 
 
 @pytest.mark.parametrize("masked", ["none", "causal", "window", "alibi"])
-@pytest.mark.parametrize("how", ["weft", "numbers", "five", "flag"])
+@pytest.mark.parametrize("how", ["weft", "weft numbers", "numbers", "five", "flag"])
 def test_somebodys_own_layer(how: str, masked: str) -> None:
     if (how, masked) == ("flag", "alibi"):
         return

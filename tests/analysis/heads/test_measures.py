@@ -375,6 +375,31 @@ def test_under_a_mask_of_cells_that_was_not_kept_bounds_hold(seed: int) -> None:
                 assert torch.allclose(found.score, true) and torch.allclose(found.upper, true)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_keys_that_a_bias_hides_here_and_there_may_not_be_looked_at(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys = torch.randn(2, 1, 2, 9, 16, generator=generator)
+    cells = torch.rand(2, 9, 9, generator=generator) < 0.5
+    bias = torch.zeros(2, 9, 9).masked_fill(~cells, -torch.inf)
+    weights = (queries[0].double() @ keys[0].double().transpose(1, 2) / 4).exp() * cells
+    weights /= weights.sum(-1, keepdim=True).clamp(min=1e-30)
+    for kept, exact in ((3, True), (3, None), (1, False), (9, None)):
+        trace = weft.from_queries_keys(queries, keys, bias=bias, keep=weft.Top(kept))
+        read = LayerWeights(trace.layers[0], exact=exact)
+        for measure, offset in ((measures.previous_token, -1), (measures.same_token, 0)):
+            found = measure(read)
+            there = cells.diagonal(offset, 1, 2)
+            true = (weights.diagonal(offset, 1, 2) * there).sum(-1) / there.sum(-1)
+            assert (found.score <= true + 1e-6).all() and (true <= found.upper + 1e-6).all()
+            if read.source != "exact":
+                continue
+            even = (1 / cells.sum(-1).double())[:, max(0, -offset) :]
+            chance = torch.where(there, even, 0).sum(-1) / there.sum(-1)
+            assert torch.allclose(found.score, true) and torch.allclose(found.upper, true)
+            assert torch.allclose(found.null, chance) and (found.rows == there.sum(-1)).all()
+        assert (read.source == "exact") == (exact is not False)
+
+
 def test_weights_given_without_a_mask_may_look_where_some_head_does() -> None:
     """A padded text: no head looks at its last two keys, so no row could have looked there."""
     weights = torch.full((2, 6, 6), 0.1 / 3)

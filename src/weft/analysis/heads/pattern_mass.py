@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -135,8 +136,13 @@ class LayerWeights:
 
     @property
     def _hidden(self) -> bool:
-        """Whether a mask that is no range of keys, and not known, may hide some."""
+        """Whether a mask or a bias that leaves no range of keys may hide some."""
         return not self.allowed.known and self.allowed.seen is None
+
+    @property
+    def _shown_by_cells(self) -> bool:
+        """Whether the cells of the exact matrix say which keys are hidden."""
+        return self._hidden and self._whole and self.matrix is not None
 
     def sizes(self, pattern: Pattern) -> Tensor:
         """How many keys of its set each row may look at, or, where not `certain`, at most."""
@@ -147,12 +153,14 @@ class LayerWeights:
         sizes = pattern.sizes(self.allowed)
         if not self._hidden:
             return sizes
+        if self._shown_by_cells:
+            return self._sizes_from_tiles(pattern)
         # Of a row that keeps every edge, every key that the mask shows is among them.
         return torch.where(self.partial, sizes, pattern.contains(self.graph.keys).sum(-1))
 
     def certain(self, pattern: Pattern) -> Tensor:
         """Whether it is known of each row if it may look at a key of its set, (heads, queries)."""
-        if not self._hidden:
+        if not self._hidden or self._shown_by_cells:
             return torch.ones_like(self.partial)
         return ~self.partial | pattern.contains(self.graph.keys).any(-1)
 
@@ -293,17 +301,30 @@ class LayerWeights:
 
     def _from_tiles(self, pattern: Pattern) -> Tensor:
         """The mass from every cell of the matrix, some rows at a time."""
-        matrix = self._whole_matrix
-        heads, queries, keys = matrix.shape
-        total = torch.zeros(heads, queries, dtype=torch.float64)
+        total = torch.zeros(self.graph.shape[:2], dtype=torch.float64)
+        for head, rows, member in self._tiles(pattern):
+            tile = self._whole_matrix[head, rows.start : rows.stop, :]
+            mass = torch.where(member, tile, 0).sum(-1, dtype=torch.float64)
+            total[head, rows.start : rows.stop] = mass
+        return total
+
+    def _sizes_from_tiles(self, pattern: Pattern) -> Tensor:
+        """How many keys of its set each row may look at, by the scores of every cell."""
+        total = torch.zeros(self.graph.shape[:2], dtype=torch.int64)
+        for head, rows, member in self._tiles(pattern):
+            call = self._whole_matrix._call.head(head)
+            shown = call.scores(rows, range(self.graph.length))[0] > -torch.inf
+            total[head, rows.start : rows.stop] = (member & shown).sum(-1)
+        return total
+
+    def _tiles(self, pattern: Pattern) -> Iterator[tuple[int, range, Tensor]]:
+        """Some rows of each head at a time, and which cells of them are the pattern's."""
+        heads, queries, keys = self.graph.shape
         size = max(1, BLOCK_CELLS // max(1, keys))
         for start in range(0, queries, size):
-            rows = slice(start, min(start + size, queries))
-            of_heads = members(pattern, range(rows.start, rows.stop), keys, heads)
-            for head, member in enumerate(of_heads):
-                tile = matrix[head, rows, :]
-                total[head, rows] = torch.where(member, tile, 0).sum(-1, dtype=torch.float64)
-        return total
+            rows = range(start, min(start + size, queries))
+            for head, member in enumerate(members(pattern, rows, keys, heads)):
+                yield head, rows, member
 
     def roots(self, start: int, end: int, columns: int, out: Tensor) -> None:
         """Square roots of the weights of some queries on the first keys, exactly.

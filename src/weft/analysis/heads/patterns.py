@@ -68,7 +68,9 @@ def allowed_keys(layer: TraceLayer) -> Allowed:
     if layer.terms is not None and layer.mask is not None:
         ranges = ranges_of(layer.terms.mask, queries, keys)
         if ranges is not None:
-            return Allowed(ranges[0], ranges[1], count, True)
+            # A bias of minus infinity hides keys that the mask shows.
+            shown = (count == ranges[1] - ranges[0]) | graph.lse.isnan()
+            return Allowed(ranges[0], ranges[1], count, bool(shown.all()))
     whole = torch.zeros_like(position), torch.full_like(position, keys)
     if layer.mask == "all" or bool((count == keys).all()):
         return Allowed(*whole, count, True)

@@ -14,6 +14,7 @@ from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.shapes import describe
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.score_terms import ranges_of
+from weft.tracing.sources.score_masks import without_hidden
 from weft.tracing.sources.tensors import Layers, check_numbers
 
 __all__ = ["LAYOUTS", "GivenCalls", "is_causal"]
@@ -133,14 +134,22 @@ class GivenCalls:
 
     def causal(self, number: int) -> bool:
         """Whether the mask of a layer shows no query a key after it."""
-        return is_causal(self.masks[number], *self.lengths(number))
+        return is_causal(self._mask_and_bias(number)[0], *self.lengths(number))
+
+    def _mask_and_bias(self, number: int) -> tuple[Mask | None, Tensor | None]:
+        """The mask of a layer, which says whom minus infinities of the bias hide, and the bias."""
+        mask, bias = self.masks[number], self.biases[number]
+        if bias is None or bias.ndim > 4:
+            return mask, bias
+        bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
+        return without_hidden(mask, bias, self.queries.samples, *self.lengths(number))
 
     def call(self, number: int, name: str, kind: str) -> LayerCall:
         """The call of a layer."""
         queries, keys, values = self.tensors(number)
         scale = queries.shape[3] ** -0.5 if self.scale is None else self.scale
         self._check_size(number, queries, keys, scale)
-        mask, relative = self.masks[number], self.relatives[number]
+        relative = self.relatives[number]
         rows, columns = queries.shape[2], keys.shape[2]
         if kind != "cross" and rows != columns:
             raise InputError(
@@ -148,21 +157,19 @@ class GivenCalls:
                 f'kind "{kind}", which looks from a sequence at itself. Give all of its queries; '
                 'of a layer that looks at another sequence, kind="cross".'
             )
-        if rows != columns and mask == causal():
+        if rows != columns and self.masks[number] == causal():
             raise InputError(
                 f"{self.queries.label(number)}: {rows} queries and {columns} keys under a causal "
                 "mask; expected as many of each. Of queries that are the last of the keys, "
                 "weft.causal(offset=keys - queries); between two sequences, no mask."
             )
-        bias = self.biases[number]
+        mask, bias = self._mask_and_bias(number)
         positions = "none"
         if relative is not None:
             positions = {Shaw: "shaw", ALiBi: "alibi"}.get(type(relative), "bias")
             relative = relative.in_scores()
         elif bias is not None:
             positions = "bias"
-        if bias is not None:
-            bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
         return LayerCall(
             path=name,
             kind=kind,

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.mechanism.masks import Mask, as_mask
 from weft.tracing.recording.score_terms import as_rule, ranges_of
 
-__all__ = ["ScoreMask", "looks_ahead", "lowest_of", "score_mask"]
+__all__ = ["ScoreMask", "looks_ahead", "lowest_of", "score_mask", "without_hidden"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,36 @@ def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = No
         bias = rest if bool(rest.any()) else None
     mask = as_rule(as_mask(allowed), queries, keys, len(allowed))
     return ScoreMask(mask, bias, looks_ahead(mask, allowed, queries, keys))
+
+
+def without_hidden(
+    mask: Mask | None, bias: Tensor | None, inputs: int, queries: int, keys: int
+) -> tuple[Mask | None, Tensor | None]:
+    """A mask and a bias, where the mask also says whom a bias of minus infinity hides.
+
+    As they are, where there is no such number, or where the keys that are left are not side by
+    side: of these a trace keeps the bias, and no mask.
+
+    Args:
+        mask: who may look at whom; None: everybody at everybody.
+        bias: (batch or 1, heads or 1, queries or 1, keys or 1), or None.
+        inputs: of the batch.
+        queries, keys: of the call.
+
+    >>> hidden = torch.full((1, 1, 2, 2), -torch.inf).triu(1)
+    >>> without_hidden(None, hidden, 1, 2, 2)
+    (Window(left=None, right=0, offset=0), None)
+    """
+    if bias is None or bias.shape[2] not in (1, queries) or bias.shape[3] not in (1, keys):
+        return mask, bias
+    if not bool(bias.isneginf().any()) or bool(bias.isnan().any()):
+        return mask, bias
+    read = score_mask(bias, queries, keys)
+    both = read.mask if mask is None or read.mask is None else mask & read.mask
+    both = as_rule(both, queries, keys, inputs)
+    if any(ranges_of(both, queries, keys, sample) is None for sample in range(inputs)):
+        return mask, bias
+    return both, read.bias
 
 
 def looks_ahead(mask: Mask | None, allowed: Tensor, queries: int, keys: int) -> bool | None:

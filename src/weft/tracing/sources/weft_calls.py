@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.scores import Score
 from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.score_masks import without_hidden
 
 __all__ = ["WeftCall"]
 
@@ -46,17 +48,29 @@ class WeftCall:
     @property
     def has_formula(self) -> bool:
         """Whether the call can be held against the formula in float64."""
-        plain = self.bias is None and self.softcap is None and self.sinks is None
+        plain = self._mask_and_bias[1] is None and self.softcap is None and self.sinks is None
         return plain and (self.relative is None or isinstance(self.relative, ALiBi | Shaw))
 
     @property
     def ahead(self) -> bool | None:
         """Whether some query may look at a key after it; None: it cannot be said."""
         queries, keys = self.queries.shape[-2], self.keys.shape[-2]
-        if self.mask is None or queries != keys or queries < 2:
+        mask, _ = self._mask_and_bias
+        if mask is None or queries != keys or queries < 2:
             return None
-        ranges = as_mask(self.mask).ranges(queries, keys)
+        ranges = mask.ranges(queries, keys)
         return None if ranges is None else bool((ranges[1] > torch.arange(queries) + 1).any())
+
+    @cached_property
+    def _mask_and_bias(self) -> tuple[Mask | None, Tensor | None]:
+        """The mask, which says whom minus infinities of the bias hide, and the bias."""
+        mask = None if self.mask is None else as_mask(self.mask)
+        bias = self.bias
+        if bias is None or bias.ndim > 4:
+            return mask, bias
+        bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
+        inputs = len(self.queries) if self.queries.ndim == 4 else 1
+        return without_hidden(mask, bias, inputs, self.queries.shape[-2], self.keys.shape[-2])
 
     def recorded(self, path: str, kind: str) -> LayerCall:
         """The call as the recorder takes it."""
@@ -64,7 +78,7 @@ class WeftCall:
             tensor if tensor.ndim == 4 else tensor[None]
             for tensor in (self.queries, self.keys, self.values)
         )
-        depth, bias = queries.shape[-1], self.bias
+        depth, (mask, bias) = queries.shape[-1], self._mask_and_bias
         factor = self.scale
         if factor is None:
             factor = (
@@ -77,8 +91,8 @@ class WeftCall:
             keys=keys,
             values=values,
             scale=float(factor),
-            mask=None if self.mask is None else as_mask(self.mask),
-            bias=None if bias is None else bias.reshape((1,) * (4 - bias.ndim) + bias.shape),
+            mask=mask,
+            bias=bias,
             relative=self.relative,
             softcap=self.softcap,
             sinks=self.sinks,
@@ -93,4 +107,5 @@ class WeftCall:
             return "alibi"
         if isinstance(self.relative, Shaw):
             return "shaw"
-        return "none" if self.relative is None and self.bias is None else "bias"
+        none = self.relative is None and self._mask_and_bias[1] is None
+        return "none" if none else "bias"
