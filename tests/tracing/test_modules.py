@@ -148,13 +148,13 @@ class Own(nn.Module):
         """What is added to the scores, (heads, queries, keys)."""
         place = torch.arange(length)
         distance = place[:, None] - place
-        added = torch.zeros(4, length, length)
+        added = torch.zeros(4, length, length, dtype=self.project.weight.dtype)
         if self.masked in ("causal", "window"):
             added = added.masked_fill(distance < 0, -torch.inf)
         if self.masked == "window":
             added = added.masked_fill(distance > 2, -torch.inf)
         if self.masked == "alibi":
-            slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
+            slopes = added.new_tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None]
             added = (-slopes * distance.abs()).masked_fill(distance < 0, -torch.inf)
         return added
 
@@ -251,8 +251,9 @@ def test_a_row_that_hides_every_key_by_a_finite_number_looks_at_all_of_them() ->
     torch.testing.assert_close(layer.graph.weights[:, 2], torch.full((4, 7), 1 / 7))
 
 
-def test_a_model_in_float64_keeps_its_digits() -> None:
-    model = Own("numbers").double().eval()
+@pytest.mark.parametrize("how", ["numbers", "weft", "weft numbers"])
+def test_a_model_in_float64_keeps_its_digits(how: str) -> None:
+    model = Own(how, "alibi").double().eval()
     with torch.no_grad():
         expected = model(IDS)
         with weft.watch(model):

@@ -216,6 +216,8 @@ class AttentionCalls(TorchFunctionMode):
             output = self._receivers.compute(recorded)
         if func is attend or call.dropout or call.backend is not None:
             return func(*args, **kwargs)
+        if recorded.values.dtype == torch.float64 and not call.has_formula:
+            return func(*args, **kwargs)
         return output if call.queries.ndim == 4 else output[0]
 
     # flex_attention
@@ -243,7 +245,7 @@ class AttentionCalls(TorchFunctionMode):
             own_output=call.own_rows,
         )
         output = self._receivers.compute(recorded)
-        if call.asks_for_more:
+        if call.asks_for_more or call.value.dtype == torch.float64:
             return func(*args, **kwargs)
         return output, *[output.new_empty(0)] * beside_output()
 
