@@ -129,6 +129,20 @@ def test_of_the_strongest_edges_the_rest_is_known_and_the_entropy_is_not() -> No
     assert bool(table["entropy"].isna().all())
 
 
+def test_of_the_strongest_edges_little_is_left_over_too() -> None:
+    size = 200
+    weights = np.full((size, size), 1e-7)
+    weights[np.arange(size), np.arange(size)] = 1 - 9e-4
+    weights[:, 7] = np.maximum(weights[:, 7], 9e-4)  # of all queries together
+    weights /= weights.sum(-1, keepdims=True)
+    rows = [(0, 0, i, i, weights[i, i]) for i in range(size)]
+    graph = from_edges(columns(rows), mask=None, strongest=True).layers[0].graph
+    assert torch.allclose(graph.rest[0].double(), torch.tensor(1 - weights.diagonal()), atol=1e-6)
+    got = received(graph)
+    assert (got.lower[0].numpy() <= weights.sum(0) + 1e-6).all()
+    assert (got.upper[0].numpy() >= weights.sum(0) - 1e-6).all()
+
+
 def test_scores_that_fit_are_kept() -> None:
     lse = np.array([0.5, -1.0, -1.0, 2.0, 2.0, 2.0])
     scores = np.log([row[4] for row in ROWS]) + lse

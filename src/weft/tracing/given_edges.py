@@ -252,9 +252,12 @@ def _graph(
     if "score" in own:
         scores = own["score"][order]
         lse = _lse(label, edges, weights, scores)
-    rest = np.where(looks & (np.abs(1 - sums) > NEAR), np.maximum(1 - sums, 0), 0)
+    far = np.abs(1 - sums) > NEAR
+    # What a list of the strongest edges lacks is on other keys, however little of a row it is.
+    lacks = far | (strongest & (np.bincount(rows, minlength=len(count)) < count))
+    rest = np.where(looks & lacks, np.maximum(1 - sums, 0), 0)
     terms = -weights * np.log(np.where(weights > 0, weights, 1))
-    entropy = np.where(rest > 0, np.nan, edges.sums(terms))
+    entropy = np.where(looks & far, np.nan, edges.sums(terms))
     kept = int(edges.place.max()) + 1
 
     def per_row(values: NDArray[Any]) -> torch.Tensor:
