@@ -331,6 +331,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
         (QUERIES, QUERIES, {"mask": [None]}, "mask is a list of 1 for 2 layers"),
         (QUERIES, QUERIES, {"scale": float("nan")}, "scale is nan; expected a finite number"),
         (QUERIES, QUERIES, {"bias": drawn(3, 3)}, r"layer layers.0: the bias is \(.*3, 3\)"),
+        (QUERIES, QUERIES, {"bias": torch.full((5, 1, 1), -torch.inf)}, r"the bias is \(1, 5, 1, 1"),
         (QUERIES, QUERIES, {"values": drawn(2, 4, 6, 8)}, "Give a value for each key"),
         ([drawn(5, 31)], [drawn(5, 31)], {"heads": 4}, "31 numbers a position are not 4 heads"),
         ([drawn(5, 32)], [drawn(5, 20)], {"heads": 4}, "20 numbers a position; expected a multi"),

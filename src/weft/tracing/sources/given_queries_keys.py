@@ -142,7 +142,8 @@ class GivenCalls:
         if bias is None or bias.ndim > 4:
             return mask, bias
         bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
-        return without_hidden(mask, bias, self.queries.samples, *self.lengths(number))
+        heads = self.heads or self.queries.shape(number)[-2 if self.layout == "NHD" else -3]
+        return without_hidden(mask, bias, (self.queries.samples, heads, *self.lengths(number)))
 
     def call(self, number: int, name: str, kind: str) -> LayerCall:
         """The call of a layer."""

@@ -60,25 +60,27 @@ def score_mask(cells: Tensor, queries: int, keys: int, lowest: float | None = No
 
 
 def without_hidden(
-    mask: Mask | None, bias: Tensor | None, inputs: int, queries: int, keys: int
+    mask: Mask | None, bias: Tensor | None, shape: tuple[int, int, int, int]
 ) -> tuple[Mask | None, Tensor | None]:
     """A mask and a bias, where the mask also says whom a bias of minus infinity hides.
 
-    As they are, where there is no such number, or where the keys that are left are not side by
-    side: of these a trace keeps the bias, and no mask.
+    As they are, where there is no such number, where the bias does not fit, or where the keys that
+    are left are not side by side: of these a trace keeps the bias, and no mask.
 
     Args:
         mask: who may look at whom; None: everybody at everybody.
         bias: (batch or 1, heads or 1, queries or 1, keys or 1), or None.
-        inputs: of the batch.
-        queries, keys: of the call.
+        shape: of the scores, (batch, heads, queries, keys).
 
     >>> hidden = torch.full((1, 1, 2, 2), -torch.inf).triu(1)
-    >>> without_hidden(None, hidden, 1, 2, 2)
+    >>> without_hidden(None, hidden, (1, 1, 2, 2))
     (Window(left=None, right=0, offset=0), None)
     """
-    if bias is None or bias.shape[2] not in (1, queries) or bias.shape[3] not in (1, keys):
+    if bias is None or any(
+        size not in (1, whole) for size, whole in zip(bias.shape, shape, strict=True)
+    ):
         return mask, bias
+    inputs, _, queries, keys = shape
     if not bool(bias.isneginf().any()) or bool(bias.isnan().any()):
         return mask, bias
     read = score_mask(bias, queries, keys)

@@ -70,7 +70,8 @@ class WeftCall:
             return mask, bias
         bias = bias.reshape((1,) * (4 - bias.ndim) + tuple(bias.shape))
         inputs = len(self.queries) if self.queries.ndim == 4 else 1
-        return without_hidden(mask, bias, inputs, self.queries.shape[-2], self.keys.shape[-2])
+        heads, queries, _ = self.queries.shape[-3:]
+        return without_hidden(mask, bias, (inputs, heads, queries, self.keys.shape[-2]))
 
     def recorded(self, path: str, kind: str) -> LayerCall:
         """The call as the recorder takes it."""
