@@ -23,7 +23,7 @@ from weft.tracing.options import check_keep, check_save
 from weft.tracing.recording.layers import LayerMaker
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved, kind_of_name
-from weft.tracing.sources.tensors import as_tensor
+from weft.tracing.sources.tensors import as_tensor, first_place
 
 __all__ = [
     "KINDS",
@@ -61,9 +61,22 @@ def masks_of(operation: str, mask: Any, count: int) -> tuple[Mask | None, ...]:
 
 
 def tensors_of(operation: str, name: str, value: Any, count: int) -> tuple[Tensor | None, ...]:
-    """A tensor for each layer."""
+    """What is added to scores, or stands beside them: a tensor for each layer.
+
+    Raises: InputError: a number that leaves no row a number: NaN, or infinity.
+    """
     entries = each(operation, name, value, count)
-    return tuple(None if one is None else as_tensor(name, one) for one in entries)
+    tensors = tuple(None if one is None else as_tensor(name, one) for one in entries)
+    for number, tensor in enumerate(tensors):
+        wrong = None if tensor is None else tensor.isnan() | tensor.isposinf()
+        if tensor is not None and wrong is not None and bool(wrong.any()):
+            of = f" of layer {number}" if count > 1 else ""
+            raise InputError(
+                f"{operation}: {name}{of} holds {float(tensor[first_place(wrong)])}, "
+                f"{int(wrong.sum()):,} such of {wrong.numel():,} numbers; expected finite ones, or "
+                "minus infinity."
+            )
+    return tensors
 
 
 def checked_model(operation: str, model: object) -> None:
