@@ -100,13 +100,18 @@ export function pooling(
 const WAIT = 300;
 const LONGEST_WAIT = 4000;
 
+/** Who looks at something that comes bit by bit. */
+interface Watcher<Found> {
+  show: (found: Found) => void;
+  failed: (error: Error) => void;
+}
+
 /** The pictures of a layer: of the kept edges at first where exact ones take long. */
 export class Overview {
   private pictures: Picture[] = [];
-  private readonly listeners = new Set<(pictures: Picture[]) => void>();
+  private readonly watchers = new Set<Watcher<Picture[]>>();
   private asking = false;
   private whole = false;
-  private problem: Error | null = null;
 
   constructor(
     private readonly source: Source,
@@ -114,13 +119,17 @@ export class Overview {
     private readonly layer: Layer,
   ) {}
 
-  /** Calls back with the best pictures there are, and with better ones; returns how to stop. */
+  /** Calls back with the best pictures there are, and with better ones, or with why there are none;
+   * returns how to stop. */
   watch(show: (pictures: Picture[]) => void, failed: (error: Error) => void): () => void {
-    this.listeners.add(show);
+    const watcher = { show, failed };
+    this.watchers.add(watcher);
     if (this.pictures.length) show(this.pictures);
-    if (!this.whole && !this.asking) this.ask().catch((error) => failed((this.problem = error)));
-    else if (this.problem) failed(this.problem);
-    return () => this.listeners.delete(show);
+    if (!this.whole && !this.asking)
+      this.ask().catch((error) => {
+        for (const one of this.watchers) one.failed(error);
+      });
+    return () => this.watchers.delete(watcher);
   }
 
   /** Takes the first pictures of all its heads, where they are there already. */
@@ -137,7 +146,7 @@ export class Overview {
       if (this.layer.picture === "kept") this.whole = true;
       for (
         let wait = WAIT;
-        !this.whole && this.listeners.size;
+        !this.whole && this.watchers.size;
         wait = Math.min(1.5 * wait, LONGEST_WAIT)
       ) {
         const { bytes, whole } = await this.source.soFar(this.path("means"));
@@ -161,7 +170,7 @@ export class Overview {
     this.pictures = Array.from({ length: Math.max(count, before.length) }, (_, head) =>
       head < count ? { shades: new Uint8Array(bytes, head * size, size), exact } : before[head],
     );
-    for (const show of this.listeners) show(this.pictures);
+    for (const { show } of this.watchers) show(this.pictures);
   }
 }
 
@@ -170,7 +179,7 @@ type Every = (Picture[] | null)[];
 /** The pictures of all heads, by layer: smaller ones where there are many heads. */
 export class Pictures {
   private found: Every;
-  private readonly listeners = new Set<(found: Every) => void>();
+  private readonly watchers = new Set<Watcher<Every>>();
   private readonly stops: (() => void)[] = [];
   private asking = false;
   private whole = false;
@@ -198,36 +207,48 @@ export class Pictures {
     return blocksOf(layer, this.small ? SMALL : MOST);
   }
 
-  /** Calls back with what there is, at most once a frame; returns how to stop. */
+  /** Calls back with what there is, at most once a frame, or with why there is no more; returns how
+   * to stop. */
   watch(show: (found: Every) => void, failed: (error: Error) => void): () => void {
-    this.listeners.add(show);
+    const watcher = { show, failed };
+    this.watchers.add(watcher);
     if (!this.asking) {
       this.asking = true;
+      this.whole = false;
       if (this.small)
         this.ask("quick", this.next).catch((error) => {
+          // Who looks again asks again.
+          this.asking = false;
           this.whole = true;
-          failed(error);
+          this.fail(error);
         });
-      else this.watchLayers(failed);
+      else this.watchLayers();
     }
     show(this.found);
     return () => {
-      this.listeners.delete(show);
-      if (this.listeners.size || this.small) return;
+      this.watchers.delete(watcher);
+      if (this.watchers.size || this.small) return;
       for (const stop of this.stops.splice(0)) stop();
       this.asking = false;
     };
   }
 
-  private watchLayers(failed: (error: Error) => void): void {
+  private fail(error: Error): void {
+    for (const { failed } of this.watchers) failed(error);
+  }
+
+  private watchLayers(): void {
     // What is there at once is shown at once.
     let later = false;
     for (const layer of this.layers)
       this.stops.push(
-        this.overview(layer).watch((pictures) => {
-          this.found[layer.number] = pictures;
-          if (later) this.tell();
-        }, failed),
+        this.overview(layer).watch(
+          (pictures) => {
+            this.found[layer.number] = pictures;
+            if (later) this.tell();
+          },
+          (error) => this.fail(error),
+        ),
       );
     later = true;
   }
@@ -236,7 +257,7 @@ export class Pictures {
   async shown(): Promise<void> {
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     do await frame();
-    while (this.listeners.size && this.small && !this.whole);
+    while (this.watchers.size && this.small && !this.whole);
     // Those of the last answer are painted in the frame after it.
     await frame();
   }
@@ -245,7 +266,7 @@ export class Pictures {
     this.due ||= requestAnimationFrame(() => {
       this.due = 0;
       this.found = [...this.found];
-      for (const show of this.listeners) show(this.found);
+      for (const { show } of this.watchers) show(this.found);
     });
   }
 

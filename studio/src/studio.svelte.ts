@@ -129,9 +129,21 @@ export class Studio {
   private goOn(): void {
     this.said = "The studio's server is there again.";
     // A text that waited for it is read now, and so is one that only the server before had read.
-    if (this.read && !this.reading) void this.ask(this.read);
-    else void this.notes.load();
+    if (!this.read || this.reading) void this.notes.load();
+    else {
+      this.renewing = true;
+      void this.ask(this.read).finally(() => (this.renewing = false));
+    }
   }
+
+  /** Whether the text that is shown is being read once more, by a server that never had it. */
+  private renewing = false;
+
+  /** What is shown cannot be had. */
+  readonly failed = (error: Error): void => {
+    // The server says so of a text that it is yet to read.
+    if (!this.renewing) this.problem = error.message;
+  };
 
   /** Tries again what failed. */
   async again(): Promise<void> {
@@ -225,6 +237,7 @@ export class Studio {
   choose(number: number, step = true): void {
     this.chose = true;
     this.asked.abort();
+    this.reading = false;
     this.unread = this.read = "";
     const change = {
       text: "",

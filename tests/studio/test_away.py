@@ -111,3 +111,41 @@ def test_a_text_is_read_again_by_the_next_server(studio: Any, path: Path, make_t
     studio.close()
     viewer.close()
     studio.problems.clear()
+
+
+def test_what_the_server_before_had_read_is_no_problem_of_the_text_read_again(
+    studio: Any, path: Path, make_trace: Any
+) -> None:
+    def asking() -> Asking:
+        return Asking("a model", lambda text: make_trace(text.split()))
+
+    viewer = started(Trace.open(path), asking=asking())
+    page = studio.served(viewer, "#view=threads&text=one+two+three")
+    page.locator(".queries .word", has_text="two").wait_for()
+    viewer.close()
+    # What another head needs waits for a server, and is asked of the next one.
+    page.keyboard.press("1")
+    page.locator("[role=alert]", has_text=SILENT).wait_for()
+    late: list[tuple[Any, Any]] = []
+
+    def answer(route: Any) -> None:
+        response = route.fetch()
+        if response.status == 404:
+            late.append((route, response))
+        else:
+            route.fulfill(response=response)
+
+    page.route(re.compile("/examples/[0-9]{9}/"), answer)
+    viewer = started(Trace.open(path), port_of(viewer), asking())
+    alert = page.locator("[role=alert]", has_text=SAYS)
+    until(page, lambda: bool(late) and alert.count() == 0)
+    page.keyboard.press("m")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    for route, response in late:
+        route.fulfill(response=response)
+    page.wait_for_timeout(300)
+    assert alert.count() == 0
+    assert page.locator('.stage.matrix[aria-busy="false"]').count() == 1
+    studio.close()
+    viewer.close()
+    studio.problems.clear()
