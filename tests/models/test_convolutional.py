@@ -82,6 +82,7 @@ def test_region_is_where_the_class_is_read() -> None:
     [
         ({"channels": ()}, r"model.channels \[\]: give the channels of one convolution"),
         ({"halved": (4,)}, "model.halved 4: model.channels has convolutions 1 to 3"),
+        ({"halved": (1, 1)}, r"model.halved \[1, 1\]: one of them stands there twice"),
         ({"attention": 0}, "model.attention 0: model.channels has convolutions 1 to 3"),
         (
             {"region": Region(0, 46, 8, 4)},

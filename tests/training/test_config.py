@@ -131,6 +131,14 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
             "model.width 6, model.heads 2: each head has 3 coordinates, an odd number, and rotary "
             "positions turn them in pairs. Choose a model.width that is a multiple of 4.",
         ),
+        (
+            '[task]\nkind = "translation"\ntrain = []\nvalid = ["a"]',
+            "task.train = []: expected two line-aligned files, or one of tab-separated pairs.",
+        ),
+        (
+            '[task]\nkind = "translation"\ntrain = ["a"]\nvalid = ["a"]\ntest = ["a", "b", "c"]',
+            "task.test = ['a', 'b', 'c']: expected two line-aligned files, or one",
+        ),
         ("[training]\nseed", "not TOML: "),
         (
             "aaa = 1\nbbb = 2",

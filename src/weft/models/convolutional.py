@@ -100,6 +100,10 @@ class Convolutions:
                         f"model.{name} {place}: model.channels has convolutions 1 to {layers}. "
                         "Choose one of these."
                     )
+        if len(set(self.halved)) < len(self.halved):
+            raise InputError(
+                f"model.halved {list(self.halved)}: one of them stands there twice. Name each once."
+            )
 
     def sizes_after(self, shape: ImageShape) -> tuple[int, int]:
         """Rows and columns of the last features. Raises: InputError: nothing is left."""

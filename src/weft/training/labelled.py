@@ -122,9 +122,9 @@ def drawn_split(
     for label, own in sorted(places.items()):
         if len(own) < len(wanted) + 1:
             raise InputError(
-                f"{source}: the class {label!r} has {len(own)} examples; expected "
-                f"{len(wanted) + 1}, one for each of train, {', '.join(wanted)}. Add some, or "
-                "remove the class."
+                f"{source}: the class {label!r} has {len(own)} example{'s' * (len(own) > 1)}; "
+                f"expected {len(wanted) + 1}, one for each of train, {', '.join(wanted)}. Add "
+                "some, or remove the class."
             )
         numbers.shuffle(own)
         begin, room = 0, len(own) - 1  # one is left to learn from

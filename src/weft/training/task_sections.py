@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from weft.training.model_sections import (
     ClassifierConfig,
@@ -55,15 +56,27 @@ class DatesConfig(TaskSection):
     last_year: int = Field(2049, ge=1, le=9998)
 
 
+def _check_files(files: list[str]) -> list[str]:
+    if len(files) not in (1, 2):
+        raise PydanticCustomError(
+            "files", "expected two line-aligned files, or one of tab-separated pairs"
+        )
+    return files
+
+
+#: Files that pairs of texts are read from.
+_PairFiles = Annotated[list[str], AfterValidator(_check_files)]
+
+
 class TranslationConfig(TaskSection):
     """Lines of one language to lines of another."""
 
     models: ClassVar[tuple[type[ModelSection], ...]] = (TransformerConfig, PretrainedConfig)
     kind: Literal["translation"]
     folder: str = Field(".", description="where the files are, from the current folder")
-    train: list[str] = Field(description="source and target file, line-aligned; or one TSV")
-    valid: list[str] = Field(description="likewise, for early stopping")
-    test: list[str] | None = Field(None, description="likewise, for `weft evaluate`")
+    train: _PairFiles = Field(description="source and target file, line-aligned; or one TSV")
+    valid: _PairFiles = Field(description="likewise, for early stopping")
+    test: _PairFiles | None = Field(None, description="likewise, for `weft evaluate`")
     vocabulary: int = Field(8_000, ge=300, description="tokens of the shared byte-pair encoding")
     max_length: int = Field(256, ge=1, description="training pairs with a longer side are left out")
     piece_dropout: float = Field(

@@ -209,12 +209,17 @@ def test_a_language_model_does_not_translate(folder: Path) -> None:
         translate(model, words, ["a"])  # type: ignore[arg-type]
 
 
-def test_the_longest_is_that_of_a_side_in_training_or_validation(folder: Path) -> None:
+def test_the_longest_is_that_of_a_side_in_training_validation_or_test(folder: Path) -> None:
     (folder / "long.tsv").write_text("a dog\t" + "ein Hund " * 9 + "\n")
-    for made in (task(folder), task(folder, valid=["long.tsv"])):
+
+    def longest_read(made: TranslationTask) -> int:
         batches = [*map(made.batch, made.plan_epoch(0, 64)), *made.validation(64)]
-        read = [ids.shape[1] for batch in batches for ids in batch.inputs.values()]
-        assert made.longest() == max(read)
+        return max(ids.shape[1] for batch in batches for ids in batch.inputs.values())
+
+    short, long = task(folder), task(folder, valid=["long.tsv"])
+    assert short.longest() == longest_read(short)
+    assert long.longest() == longest_read(long) > longest_read(short)
+    assert task(folder, test=["long.tsv"]).longest() == longest_read(long)
 
 
 def test_the_longest_with_piece_dropout_is_cut_into_bytes(folder: Path) -> None:

@@ -92,7 +92,8 @@ class PairsTask(TextTask):
 
     def longest(self) -> int:
         """See Task.longest; with piece dropout, what is cut into its bytes."""
-        lengths = [length for data in (self._train, self._valid) for length in data.lengths]
+        test = self._encode(self.texts["test"])
+        lengths = [length for data in (self._train, self._valid, test) for length in data.lengths]
         longest = max(max(pair) for pair in lengths)
         if self._dropout is None:
             return longest

@@ -109,7 +109,7 @@ class Task(ABC):
         return self.results(model, split=split, beam=beam, progress=progress).values()
 
     def longest(self) -> int:
-        """Tokens of the longest text that the model reads, in training or validation.
+        """Tokens of the longest text that the model reads, in training, validation or test.
 
         0: it reads none.
         """
