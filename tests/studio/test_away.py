@@ -146,6 +146,7 @@ def test_what_the_server_before_had_read_is_no_problem_of_the_text_read_again(
     page.wait_for_timeout(300)
     assert alert.count() == 0
     assert page.locator('.stage.matrix[aria-busy="false"]').count() == 1
+    page.unroute_all(behavior="wait")
     studio.close()
     viewer.close()
     studio.problems.clear()
