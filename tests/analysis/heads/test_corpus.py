@@ -98,6 +98,25 @@ def test_exemplars_and_words_by_hand(layer: CorpusLayer, traces: list[Trace], si
     assert not layer.bounds
 
 
+def test_a_query_without_a_choice_is_no_exemplar() -> None:
+    tokens = ["The", "cat", "sat", "on"]
+    queries, keys = np.random.default_rng(3).normal(size=(2, 1, 2, 4, 8))
+    trace = weft.from_queries_keys(queries, keys, tokens=tokens, mask=weft.causal())
+    layer = CorpusLayer(trace, 0)
+    layer.add(0, trace)
+    for head in range(2):
+        dense = trace.layers[0].graph.dense()[head]
+        assert float(dense[0, 0]) == 1
+        (one,) = layer.exemplars(head, sinks=True)
+        assert one.weight == pytest.approx(float(dense[1:].max()), abs=1e-6)
+        assert float(dense[one.query, one.key]) == pytest.approx(one.weight, abs=1e-6)
+        assert one.query > 0
+    alone = weft.from_queries_keys(queries[:, :, :1], keys[:, :, :1], tokens=["The"])
+    layer = CorpusLayer(alone, 0)
+    layer.add(0, alone)
+    assert layer.exemplars(0, sinks=True) == []
+
+
 def test_what_was_not_kept_makes_bounds() -> None:
     random = np.random.default_rng(1)
     queries, keys = random.normal(size=(2, 1, 2, 30, 8))

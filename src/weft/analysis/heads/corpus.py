@@ -1,6 +1,8 @@
 """One layer over many texts: what each text says of every head, and all of them together.
 
-    exemplar     the strongest edge of a head in a text; texts are ordered by it
+    exemplar     the strongest edge of a head in a text; texts are ordered by it. Of a query that may
+                 look at one key alone, as the first of a causal text, its weight of 1 says nothing:
+                 such a query has no exemplar
     spread       the head's scores, one for each text: the same numbers as `trace.heads()`, but for
                  "partner", which takes too long, and "sink", which needs the other layers
     words        sum over texts of what the keys that spell a word receive, and how often it stands
@@ -201,8 +203,9 @@ class CorpusLayer:
 
 
 def _strongest(graph: AttentionGraph, hidden: Tensor) -> _Array:
-    """The strongest kept edge of every head to a key that is not hidden, (heads, 4); query -1:
-    there is none. Of equal weights, as of 1, that of the higher score.
+    """The strongest kept edge of every head to a key that is not hidden, of queries with several
+    keys to choose from, (heads, 4); query -1: there is none. Of equal weights, as of 1, that of the
+    higher score.
     """
     heads, queries, kept = graph.keys.shape
     found = np.full((heads, 4), -1.0)
@@ -210,6 +213,7 @@ def _strongest(graph: AttentionGraph, hidden: Tensor) -> _Array:
         return found
     out = graph.keys < 0
     out |= hidden[graph.keys.clamp(min=0)]
+    out |= (graph.count < 2)[..., None]
     weights = graph.weights.double().masked_fill(out, -1).nan_to_num(-1).flatten(1)
     scores = graph.scores.double().nan_to_num(-torch.inf).flatten(1)
     most = weights.amax(1, keepdim=True)
