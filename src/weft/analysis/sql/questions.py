@@ -1,4 +1,9 @@
-"""Questions in SQL that fit every trace."""
+"""Questions in SQL that fit every trace.
+
+A sum over `edges` lacks what was not kept, and a mean over them is a mean over the strong ones:
+shares of a head's mass are asked of `heads`, which has them of all weights or says that they are
+bounds.
+"""
 
 __all__ = ["QUESTIONS"]
 
@@ -7,7 +12,7 @@ QUESTIONS = (
     ("The strongest edges between different tokens",
      "select layer, head, query_token, key_token, round(weight, 3) as weight\n"
      "from named where query <> key order by weight desc limit 20"),
-    ("The keys that get most, over all heads",
+    ("The keys that get most, over all heads: at least",
      "select key_token, key, round(sum(weight), 2) as received\n"
      "from named group by all order by received desc limit 20"),
     ("The sharpest heads: least entropy",
@@ -16,15 +21,15 @@ QUESTIONS = (
     ("The broadest heads: most entropy",
      "select layer, head, round(avg(entropy), 3) as nats\n"
      "from rows group by all order by nats desc limit 20"),
-    ("How far each head looks back",
-     "select layer, head, round(sum(weight * (query - key)) / sum(weight), 2) as tokens_back\n"
-     "from edges group by all order by tokens_back desc limit 20"),
+    ("How far each head looks, in tokens",
+     "select layer, head, round(distance, 2) as tokens, source\n"
+     "from heads where distance is not null order by distance desc limit 20"),
     ("What the first key gets, by head",
-     "select layer, head, round(sum(weight) / count(distinct query), 3) as share\n"
-     "from edges where key = 0 group by all order by share desc limit 20"),
+     "select layer, head, round(first, 3) as share, source\n"
+     "from heads where first is not null order by first desc limit 20"),
     ("What the token before gets, by head",
-     "select layer, head, round(avg(weight), 3) as weight\n"
-     "from edges where key = query - 1 group by all order by weight desc limit 20"),
+     "select layer, head, round(previous, 3) as share, source\n"
+     "from heads where previous is not null order by previous desc limit 20"),
     ("Pairs of tokens that look at each other",
      "select a.layer, a.head, a.query, a.key, round(a.weight, 3) as there,\n"
      "    round(b.weight, 3) as back\n"
