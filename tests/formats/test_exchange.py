@@ -67,6 +67,31 @@ def test_hostile_tokens_survive_both_formats(make_trace, hostile_tokens, tmp_pat
     assert table.loc[table["query"] == 8, "query_token"].iloc[0] == "x" * 100_000
 
 
+def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_path) -> None:
+    pair_trace.save(tmp_path / "t")
+    nothing = {"html": None, "picture": None, "parquet": None, "graphml": None}
+
+    def drawn(name: str, layer: int | None, head: int | None) -> str:
+        file = tmp_path / f"{name}.svg"
+        options = {**nothing, "picture": file, "layer": layer, "head": head}
+        assert export_trace(tmp_path / "t", **options) == [file]
+        return file.read_text("utf-8")
+
+    assert "12 heads" in drawn("all", None, None)
+    assert "cross layer 0, head 3" in drawn("one", 2, 3)
+    assert "cross layer 0, mean of 4 heads" in drawn("mean", 2, None)
+    assert "encoder layer 0, head 1" in drawn("first", None, 1)
+    saved = tmp_path / "g.graphml"
+    export_trace(tmp_path / "t", **{**nothing, "graphml": saved, "layer": 2, "head": 3})
+    of = networkx.read_graphml(saved).graph
+    assert (of["name"], of["kind"], of["layer"], of["head"]) == (
+        pair_trace.layers[2].name,
+        "cross",
+        0,
+        3,
+    )
+
+
 def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     (tmp_path / "link").symlink_to("one")
@@ -90,10 +115,13 @@ def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) ->
             "graphml": tmp_path / "g",
             "head": 4,
         },
+        "--head 4: the heads are 0 to 3.$": {"picture": tmp_path / "p.png", "head": 4},
+        "--layer 1: it chooses what --picture and --graphml write": {"html": one, "layer": 1},
+        "--head 1: it chooses what": {"parquet": one, "layer": None, "head": 1},
         "pipe: it is a pipe or a device": {"parquet": tmp_path / "pipe"},
         "t: it is a folder": {"parquet": tmp_path / "t"},
     }.items():
         with pytest.raises(weft.WeftError, match=line):
-            export_trace(tmp_path / "t", **{"layer": 0, "head": 0, **nothing, **options})
+            export_trace(tmp_path / "t", **{"layer": None, "head": None, **nothing, **options})
         assert sorted(tmp_path.iterdir()) == before, line
     assert (tmp_path / "pipe").is_fifo()

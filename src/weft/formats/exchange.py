@@ -20,9 +20,11 @@ def to_networkx(layer: TraceLayer, head: int) -> networkx.DiGraph | networkx.Gra
     """A head as a NetworkX graph: `score` and `weight` on its edges, `token` on its nodes.
 
     Nodes are 0, 1, ... where a sequence looks at itself, else ("query", i) and ("key", j); each
-    carries its `token` and its `position`, and its `sequence`.
+    carries its `token` and its `position`, and its `sequence`. The graph itself carries the `name`
+    of its layer, `kind` and `layer`, which count as in the model, and `head`.
     """
     found = layer.graph.to_networkx(head, one_sequence=layer.one_sequence)
+    found.graph.update(name=layer.name, kind=layer.kind, layer=layer.index, head=head)
     for node, values in found.nodes(data=True):
         side, position = node if isinstance(node, tuple) else ("query", node)
         tokens = layer.query_tokens if side == "query" else layer.key_tokens

@@ -30,6 +30,21 @@ def _check_outputs(outputs: dict[str, Path | None]) -> None:
         seen[place] = option
 
 
+def _check_choice(trace: TraceData, layer: int | None, head: int | None, *, drawn: bool) -> None:
+    """Raise an InputError unless there are such a layer and head, and they are drawn."""
+    if not drawn:
+        what = f"--layer {layer}" if layer is not None else f"--head {head}"
+        raise InputError(
+            f"{what}: it chooses what --picture and --graphml write, and neither is asked for. "
+            "Leave it out, or give one of them."
+        )
+    of = layer or 0
+    heads = trace.layers[of].heads if of < len(trace.layers) else 0
+    for name, number, count in (("layer", of, len(trace.layers)), ("head", head or 0, heads)):
+        if not 0 <= number < count:
+            raise InputError(f"--{name} {number}: the {name}s are 0 to {count - 1}.")
+
+
 def export_trace(
     path: Path,
     *,
@@ -37,18 +52,21 @@ def export_trace(
     picture: Path | None,
     parquet: Path | None,
     graphml: Path | None,
-    layer: int,
-    head: int,
+    layer: int | None,
+    head: int | None,
 ) -> list[Path]:
     """Write a trace in the formats asked for; returns the files written.
 
     Args:
         path: of the trace.
-        html: for one page that works offline; picture: for all heads at a glance; parquet: for all
-            edges; graphml: for the graph of one head.
-        layer, head: of that graph.
+        html: for one page that works offline; picture: for all heads at a glance, or one; parquet:
+            for all edges; graphml: for the graph of one head.
+        layer, head: of the picture and the graph. Neither: a picture of all heads, the graph of the
+            first; a layer alone: a picture of the mean of its heads, the graph of its first; a head
+            alone is one of the first layer.
 
-    Raises: InputError: no output, one without a name, one file for two, no such layer or head.
+    Raises: InputError: no output, one without a name, one file for two, no such layer or head, or
+        one that nothing is drawn of.
     """
     if not any((html, picture, parquet, graphml)):
         raise InputError(
@@ -58,14 +76,10 @@ def export_trace(
         {"--html": html, "--picture": picture, "--parquet": parquet, "--graphml": graphml}
     )
     trace = TraceData.open(path)
-    if graphml is not None:
+    one = layer is not None or head is not None
+    if one or graphml is not None:
         # Before anything is written.
-        for what, number, count in (
-            ("layer", layer, len(trace.layers)),
-            ("head", head, trace.layers[layer].heads if layer < len(trace.layers) else 0),
-        ):
-            if not 0 <= number < count:
-                raise InputError(f"--{what} {number}: the {what}s are 0 to {count - 1}.")
+        _check_choice(trace, layer, head, drawn=picture is not None or graphml is not None)
     written = []
     if html is not None:
         from weft.studio.page import export_page
@@ -73,14 +87,14 @@ def export_trace(
         export_page(html, [trace], title=path.stem)
         written.append(html)
     if picture is not None:
-        from weft.pictures import heads, save_picture
+        from weft.pictures import alignment, heads, save_picture
 
-        save_picture(heads(trace), picture)
+        save_picture(alignment(trace.layers[layer or 0], head) if one else heads(trace), picture)
         written.append(picture)
     if parquet is not None:
         exchange.write_trace_parquet(trace, parquet)
         written.append(parquet)
     if graphml is not None:
-        exchange.write_graphml(trace.layers[layer], head, graphml)
+        exchange.write_graphml(trace.layers[layer or 0], head or 0, graphml)
         written.append(graphml)
     return written

@@ -1,8 +1,8 @@
 """One layer over many texts: what each text says of every head, and all of them together.
 
-    exemplar     the strongest edge of a head in a text; texts are ordered by it. Of a query that may
-                 look at one key alone, as the first of a causal text, its weight of 1 says nothing:
-                 such a query has no exemplar
+    exemplar     the strongest edge of a head in a text; texts are ordered by it. A query that may
+                 look at one key alone, as the first of a causal text, has none: its weight is 1
+                 whatever the head does
     spread       the head's scores, one for each text: the same numbers as `trace.heads()`, but for
                  "partner", which takes too long, and "sink", which needs the other layers
     words        sum over texts of what the keys that spell a word receive, and how often it stands

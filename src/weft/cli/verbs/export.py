@@ -14,21 +14,33 @@ PLACE = ("See", 2)
 Page = Annotated[
     Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
 ]
-Picture = Annotated[Path | None, typer.Option(help="All heads at a glance: .png, .svg or .pdf.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        help="All heads at a glance, or with --layer and --head one with its tokens: .png, .svg or "
+        ".pdf."
+    ),
+]
 Table = Annotated[Path | None, typer.Option("--parquet", help="All edges as one Parquet file.")]
 Graph = Annotated[
     Path | None,
-    typer.Option("--graphml", help="The graph of one head; choose it by --layer and --head."),
+    typer.Option(
+        "--graphml", help="The graph of one head; chosen by --layer and --head, else the first."
+    ),
 ]
 Layer = Annotated[
-    int, typer.Option(min=0, help="The layer of the graph, in the order of the trace.")
+    int | None,
+    typer.Option(min=0, help="Of the picture or the graph, in the order of the trace."),
 ]
-Head = Annotated[int, typer.Option(min=0, help="The head of the graph.")]
+Head = Annotated[
+    int | None,
+    typer.Option(min=0, help="Likewise; a picture of a layer without it: the mean of its heads."),
+]
 
 
 def export(
     path: TraceOrRun, html: Page = None, picture: Picture = None, parquet: Table = None,
-    graphml: Graph = None, layer: Layer = 0, head: Head = 0, to: ForProgram = None,
+    graphml: Graph = None, layer: Layer = None, head: Head = None, to: ForProgram = None,
     output: ModelOutput = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Write a trace as a page, a picture, a table or a graph; or a run for another program."""
