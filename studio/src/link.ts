@@ -28,6 +28,10 @@ export const START = {
   /** Of a graph: the mean of the heads, how much of the mass is drawn, how its tokens stand. */
   mean: false,
   mass: 0.7,
+  /** Whether the map of an image is of the head that is chosen, not of the mean of the layer's; and
+   * which image of a text it is of. */
+  one: false,
+  image: 0,
   layout: "" as "" | "circle" | "line",
   /** Of paths: the kind of layers, the output, and the input. */
   kind: "" as "" | "encoder" | "decoder" | "cross",

@@ -25,7 +25,7 @@ test("an answer is heard while it is wanted, and no longer", async () => {
 
 const LAYER = { number: 0, heads: 2, rows: 3, columns: 3, picture: "means" } as Layer;
 
-test("why there are no pictures is told to those who look, and whoever looks again asks again", async () => {
+test("why there are no pictures is told to who looks; who looks again asks again", async () => {
   let asked = 0;
   const source = {
     soFar: () => {

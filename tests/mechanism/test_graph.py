@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from typing import Any
 
 import networkx
@@ -146,6 +147,10 @@ def test_detach_and_cpu() -> None:
     _, graph = weft.attend(queries, queries, queries)
     assert graph.weights.requires_grad
     assert not graph.detach().weights.requires_grad
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of torch, where a number is taken of what has gradients
+        row = graph[0, 1] if not graph.batched else graph[0][0, 1]
+    assert row.lse == pytest.approx(float(graph.lse.detach().flatten()[1]))
     assert graph.detach().symmetric == graph.symmetric
     assert graph.detach().length == 3
     assert graph.cpu().keys.device.type == "cpu"

@@ -288,6 +288,33 @@ def test_packed_sequences_must_fill_the_keys_too() -> None:
         weft.attention(tokens, tokens, tokens, mask=weft.packed([4, 5], [8, 9]))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own calls
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+def test_lengths_are_traced_and_mapped_over_by_torch_func() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(2, heads, length, 8, generator=generator)
+        for heads, length in ((4, 5), (2, 7), (2, 7))
+    )
+    lengths = torch.tensor([7, 4])
+    expected = weft.attention(queries, keys, values, mask=weft.padding(lengths))
+    direction = torch.randn(queries.shape, generator=generator)
+
+    def of(queries: torch.Tensor) -> torch.Tensor:
+        return weft.attention(queries, keys, values, mask=weft.padding(lengths))
+
+    output, linear = torch.func.linearize(of, queries)
+    _, forward = torch.func.jvp(of, (queries,), (direction,))
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(linear(direction), forward)
+
+    def of_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return weft.attention(q[None], k[None], v[None], mask=weft.padding(n))[0]
+
+    mapped = torch.vmap(of_one)(queries, keys, values, lengths[:, None])
+    torch.testing.assert_close(mapped, expected)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own call
 def test_the_mask_of_a_graph_is_made_inside_torch_func() -> None:
     generator = torch.Generator().manual_seed(0)

@@ -67,6 +67,23 @@ def test_two_traces(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -
     assert "Rows 0–11, columns 0–11 of 12 × 12." in note
 
 
+def test_rows_beside_each_other_are_level(
+    studio: Any, serving: Serving, make_trace: Any, tmp_path: Path
+) -> None:
+    tokens = ["a", "bb", "ccc", "d"]
+    first, second = make_trace(tokens), make_trace(["a", "a much longer token", "ccc", "d"])
+    page = studio.served(serving(collect([first, second], names=["x", "y"])), "#view=compare")
+    page.locator('.stage.compare[aria-busy="false"]').wait_for()
+    path = exported(page, tmp_path, "svg", "175")
+    boxes = [
+        [float(element.get(name)) for name in ("x", "y", "width", "height")]
+        for element in ElementTree.parse(path).iter(f"{SVG}image")
+    ]
+    assert len(boxes) == 3
+    assert len({tuple(box[1:]) for box in boxes}) == 1  # as high, as wide, and as far down
+    assert boxes[0][0] < boxes[1][0] < boxes[2][0]
+
+
 def test_an_edge(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -> None:
     trace, weights = drawn(3, 12)
     page = studio.served(serving(collect([trace])), "#view=neuron&head=0&query=9&key=4&lock=1")

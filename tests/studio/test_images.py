@@ -126,6 +126,11 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
     page.keyboard.press("ArrowRight")
     page.locator(".images h2", has_text="L0 H1").wait_for()
     assert order(shown(page)) == order(dense[1, 0, 1:])
+    # The link has the head too.
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    page.locator(".images h2", has_text="L0 H1").wait_for()
     # A click on a patch: what it looks at. Row 1, column 2 is position 7.
     box = page.locator(".image-map canvas").bounding_box()
     at = {"x": box["width"] * 2.5 / COLUMNS, "y": box["height"] * 1.5 / ROWS}

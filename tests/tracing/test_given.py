@@ -321,6 +321,7 @@ INFINITE[1, 3, 2, 0] = torch.inf
         (QUERIES, drawn(2, 4, 9, 8), {"tokens": list("abcde")}, "look from one at another"),
         (QUERIES, drawn(2, 4, 9, 8), {"kind": "decoder"}, "Give all of its queries"),
         (QUERIES[:, :0], QUERIES, {}, r"\(1, 0, 5, 8\) as .* expected 1 or more of each"),
+        (QUERIES, QUERIES[:, :, :0], {}, r"keys of layer 0: .* expected 1 or more keys\."),
         (QUERIES * 1e30, QUERIES * 1e30, {}, "their scores are too large for float32"),
         (
             QUERIES,

@@ -139,6 +139,10 @@ def test_what_is_kept_of_a_run_gives_it_back() -> None:
             '[task]\nkind = "translation"\ntrain = ["a"]\nvalid = ["a"]\ntest = ["a", "b", "c"]',
             "task.test = ['a', 'b', 'c']: expected two line-aligned files, or one",
         ),
+        (
+            '[task]\nkind = "translation"\ntrain = 3\nvalid = ["a"]',
+            "task.train = 3: input should be a valid array.",
+        ),
         ("[training]\nseed", "not TOML: "),
         (
             "aaa = 1\nbbb = 2",
@@ -206,3 +210,10 @@ def test_the_embedded_and_the_kept_configurations_are_good() -> None:
         assert isinstance(load_config(path).task, DatesConfig)
     examples = Path(__file__).parents[2] / "examples"
     assert [load_config(path) for path in examples.glob("*.toml")]
+
+
+def test_one_file_of_pairs_may_stand_alone(tmp_path: Path) -> None:
+    text = '[task]\nkind = "translation"\ntrain = "pairs.tsv"\nvalid = ["a.en", "a.de"]\n'
+    task = load_config(write(tmp_path, text)).task
+    assert isinstance(task, TranslationConfig)
+    assert (task.train, task.valid) == (["pairs.tsv"], ["a.en", "a.de"])

@@ -196,9 +196,9 @@ class AttentionGraph:
             self.keys[head, query][kept],
             self.scores[head, query][kept],
             self.weights[head, query][kept],
-            float(self.lse[head, query]),
-            float(self.entropy[head, query]),
-            float(self.rest[head, query]),
+            float(self.lse.detach()[head, query]),
+            float(self.entropy.detach()[head, query]),
+            float(self.rest.detach()[head, query]),
             int(self.count[head, query]),
         )
 

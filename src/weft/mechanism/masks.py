@@ -12,7 +12,7 @@ What can be asked of each, and masks made of others, are in `weft.mechanism.mask
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +124,21 @@ class Padding(Mask):
         return Ranges(torch.zeros(keys, dtype=torch.int64), real[0].long() * queries)
 
 
+def _extreme(lengths: Tensor, of: Callable[[Tensor], Tensor]) -> int | None:
+    """The least or the largest; None: there is none, or it is not known yet.
+
+    A program that is being compiled has no numbers, nor has one that torch.func traces or maps
+    over: what computes the attention looks at them then. Lengths that are mapped over are not held
+    against the keys: a longer one means all of them, a negative one none.
+    """
+    if not lengths.numel() or torch.compiler.is_compiling():
+        return None
+    try:
+        return int(of(lengths))
+    except RuntimeError:
+        return None
+
+
 def _check_batch(tensor: Tensor, batch: int) -> None:
     if tensor.shape[0] not in (1, batch):
         raise ShapeError(
@@ -150,12 +165,11 @@ class Lengths(Padding):
     def check(self, batch: int, heads: int, queries: int, keys: int) -> None:
         """See Mask.check."""
         _check_batch(self.lengths, batch)
-        # (See padding for what is compiled.)
-        known = self.lengths.numel() and not torch.compiler.is_compiling()
-        if known and int(self.lengths.max()) > keys:
+        most = _extreme(self.lengths, Tensor.max)
+        if most is not None and most > keys:
             raise ShapeError(
-                f"padding: a length is {int(self.lengths.max())}, the call has {keys} keys. A "
-                "sequence has as many real keys as there are, or fewer."
+                f"padding: a length is {most}, the call has {keys} keys. A sequence has as many "
+                "real keys as there are, or fewer."
             )
 
 
@@ -296,9 +310,9 @@ def padding(lengths: Sequence[int] | Tensor | int) -> Mask:
         if tensor.ndim == 2:
             return RealKeys(tensor)
     elif tensor.ndim == 1 and not tensor.is_floating_point() and not tensor.is_complex():
-        # (A program that is being compiled has no numbers yet: its operator looks at them.)
-        if not torch.compiler.is_compiling() and bool((tensor < 0).any()):
-            raise InputError(f"padding: a length is {int(tensor.min())}; expected 0 or more keys.")
+        least = _extreme(tensor, Tensor.min)
+        if least is not None and least < 0:
+            raise InputError(f"padding: a length is {least}; expected 0 or more keys.")
         return Lengths(tensor)
     raise InputError(
         f"padding: got {tensor.dtype} of shape {describe(tensor)}; expected lengths, integers of "

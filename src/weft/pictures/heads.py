@@ -159,10 +159,11 @@ def _row(
     for head in range(layer.heads):
         across = sheet.across(head)
         axes = axes_of_cells(figure, across, down, tile, tile)
-        axes.imshow(
-            view.masses[head], cmap=colours.weight, norm=weight_norm(), aspect="auto",
-            interpolation="nearest",
-        )  # fmt: skip
+        if view.masses[head].size:  # of no tokens there are no dots
+            axes.imshow(
+                view.masses[head], cmap=colours.weight, norm=weight_norm(), aspect="auto",
+                interpolation="nearest",
+            )  # fmt: skip
         bare(axes, colours)
         figure.text(
             across / width, 1 - (down + tile + 0.03) / height, not_shown(view.left_out[head]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from weft.training.model_sections import (
@@ -56,6 +56,11 @@ class DatesConfig(TaskSection):
     last_year: int = Field(2049, ge=1, le=9998)
 
 
+def _as_files(given: object) -> object:
+    """One file may stand without its brackets."""
+    return [given] if isinstance(given, str) else given
+
+
 def _check_files(files: list[str]) -> list[str]:
     if len(files) not in (1, 2):
         raise PydanticCustomError(
@@ -65,7 +70,7 @@ def _check_files(files: list[str]) -> list[str]:
 
 
 #: Files that pairs of texts are read from.
-_PairFiles = Annotated[list[str], AfterValidator(_check_files)]
+_PairFiles = Annotated[list[str], BeforeValidator(_as_files), AfterValidator(_check_files)]
 
 
 class TranslationConfig(TaskSection):

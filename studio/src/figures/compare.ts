@@ -5,7 +5,8 @@ import { changeWords, differenceTicks, type Bounds } from "../compare";
 import { headName, type Example } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import {
-  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, weightTicks, type MatrixShown,
+  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, weightTicks, type Frame,
+  type MatrixShown,
 } from "./matrixParts"; // prettier-ignore
 import { smallPrint } from "./print";
 import { EDGE, figure, fitted, SMALLEST, text } from "./svg";
@@ -24,6 +25,21 @@ interface Shown {
 
 const APART = 12;
 
+/** The frame of the first of three matrices beside each other: their rows are level, and have the
+ * names of the first alone. */
+function besideEachOther(matrices: MatrixShown[], width: number): Frame {
+  const frames = matrices.map((matrix) => frameOf(matrix, 18, width, matrices.length, APART, 0.9));
+  const [first] = frames;
+  const largest = (of: (frame: Frame) => number) => Math.max(...frames.map(of));
+  return {
+    ...first,
+    y: largest((frame) => frame.y),
+    zoom: Math.min(...frames.map(({ zoom }) => zoom)),
+    named: frames.every(({ named }) => named),
+    names: { rows: first.names.rows, columns: largest(({ names }) => names.columns) },
+  };
+}
+
 export async function compareFigure(
   studio: Studio,
   shown: Shown,
@@ -36,9 +52,10 @@ export async function compareFigure(
   const parts: string[] = [];
   let end = 0;
   const ramps: { x: number; width: number }[] = [];
+  const level = beside ? besideEachOther(matrices, width) : null;
   for (const [n, matrix] of matrices.entries()) {
     const top = beside ? 0 : end;
-    const frame = frameOf(matrix, top + 18, width, beside ? 3 : 1, APART, 0.9);
+    const frame = level ? { ...level } : frameOf(matrix, top + 18, width, 1, APART, 0.9);
     const wide = inSight(matrix).columns * frame.zoom;
     if (beside) frame.x += n * (wide + APART);
     frame.bare = beside && n > 0;

@@ -78,7 +78,12 @@ class GivenCalls:
                 f"{self.keys.label(number)}: {describe(keys)} as (batch, heads, positions, depth); "
                 f"the queries are {describe(queries)}. Batch and depth must be the same."
             )
-        if not keys.shape[2] or not keys.shape[1] or queries.shape[1] % keys.shape[1]:
+        if not keys.shape[2]:
+            raise ShapeError(
+                f"{self.keys.label(number)}: {describe(keys)} as (batch, heads, positions, depth); "
+                "expected 1 or more keys."
+            )
+        if not keys.shape[1] or queries.shape[1] % keys.shape[1]:
             raise ShapeError(
                 f"{self.keys.label(number)}: {keys.shape[1]} heads of {keys.shape[2]} keys for "
                 f"{queries.shape[1]} of queries; expected a divisor of it. Where the dimensions "
