@@ -232,6 +232,10 @@ def test_wrong_inputs_say_what_was_expected(family_named) -> None:
         weft.trace(model, torch.ones(1, 0, dtype=torch.long))
     with pytest.raises(weft.InputError, match="there is no tokenizer"):
         weft.trace(model, "a text")
+    with pytest.raises(weft.InputError, match=r'input_ids is list; expected a tensor, as .*"pt"'):
+        weft.trace(model, {"input_ids": [1, 2, 3]})
+    with pytest.raises(weft.InputError, match=r"the inputs are list; .* Of several texts, give"):
+        weft.trace(model, ["a text", "another"])  # type: ignore[arg-type]
     with pytest.raises(weft.InputError, match="cannot be saved as one trace"):
         weft.trace(model, bert.inputs(), save="nowhere")
 

@@ -277,7 +277,8 @@ def _as_inputs(
     if not isinstance(inputs, Mapping):
         raise InputError(
             f"trace: the inputs are {type(inputs).__name__}; expected a text, a tensor of token "
-            "ids, or a dict with a tensor for each argument of the model."
+            "ids, or a dict with a tensor for each argument of the model. Of several texts, give "
+            'tokenizer(texts, padding=True, return_tensors="pt").'
         )
     arguments = on_device_of(model, inputs)
     takes = inspect.signature(model.forward).parameters
@@ -292,6 +293,11 @@ def _check(model: nn.Module, arguments: Inputs, generates: bool) -> None:
     """Raise an InputError for inputs that the model cannot read."""
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     if not tensors:
+        if "input_ids" in arguments:
+            raise InputError(
+                f"trace: input_ids is {type(arguments['input_ids']).__name__}; expected a tensor, "
+                'as tokenizer(text, return_tensors="pt") gives.'
+            )
         raise InputError(
             "trace: the inputs hold no tensor; expected input_ids, pixel_values, input_features."
         )
