@@ -1,41 +1,11 @@
 """`weft export`."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
+from weft.cli.export_options import Graph, Head, Layer, Page, Picture, Table
 from weft.cli.options import AsJson, ForProgram, ModelOutput, TraceOrRun
 from weft.cli.output import print_json, working
 from weft.errors import InputError
 
 PLACE = ("See", 2)
-
-Page = Annotated[
-    Path | None, typer.Option("--html", help="One self-contained page, which works offline.")
-]
-Picture = Annotated[
-    Path | None,
-    typer.Option(
-        help="All heads at a glance, or with --layer and --head one with its tokens: .png, .svg or "
-        ".pdf."
-    ),
-]
-Table = Annotated[Path | None, typer.Option("--parquet", help="All edges as one Parquet file.")]
-Graph = Annotated[
-    Path | None,
-    typer.Option(
-        "--graphml", help="The graph of one head; chosen by --layer and --head, else the first."
-    ),
-]
-Layer = Annotated[
-    int | None,
-    typer.Option(min=0, help="Of the picture or the graph, in the order of the trace."),
-]
-Head = Annotated[
-    int | None,
-    typer.Option(min=0, help="Likewise; a picture of a layer without it: the mean of its heads."),
-]
 
 
 def export(
