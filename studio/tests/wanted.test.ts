@@ -25,14 +25,18 @@ test("an answer is heard while it is wanted, and no longer", async () => {
 
 const LAYER = { number: 0, heads: 2, rows: 3, columns: 3, picture: "means" } as Layer;
 
+/** A server that has lost what it is asked for, and how often it was asked. */
+function forgetful() {
+  const asked = { times: 0 };
+  const soFar = () => {
+    asked.times++;
+    return gone();
+  };
+  return { asked, source: { soFar } as unknown as Source };
+}
+
 test("why there are no pictures is told to who looks; who looks again asks again", async () => {
-  let asked = 0;
-  const source = {
-    soFar: () => {
-      asked++;
-      return gone();
-    },
-  } as unknown as Source;
+  const { asked, source } = forgetful();
   const heard: string[] = [];
   const overview = new Overview(source, (name) => name, LAYER);
   overview.watch(
@@ -44,24 +48,18 @@ test("why there are no pictures is told to who looks; who looks again asks again
     (error) => heard.push(error.message),
   );
   await settled();
-  expect([heard, asked]).toEqual([["no longer held"], 1]);
+  expect([heard, asked.times]).toEqual([["no longer held"], 1]);
   stop();
   overview.watch(
     () => {},
     () => heard.push("again"),
   );
   await settled();
-  expect([heard, asked]).toEqual([["no longer held", "again"], 2]);
+  expect([heard, asked.times]).toEqual([["no longer held", "again"], 2]);
 });
 
-test.each([true, false])("small pictures, %s: the same", async (small) => {
-  let asked = 0;
-  const source = {
-    soFar: () => {
-      asked++;
-      return gone();
-    },
-  } as unknown as Source;
+test.each([true, false])("so it is of the pictures of all heads; small: %s", async (small) => {
+  const { asked, source } = forgetful();
   const pictures = new Pictures(
     source,
     (name) => name,
@@ -80,9 +78,9 @@ test.each([true, false])("small pictures, %s: the same", async (small) => {
   await settled();
   expect(heard).toEqual(["here"]);
   stop();
-  const before = asked;
+  const before = asked.times;
   watch("again");
   await settled();
   expect(heard).toEqual(["here", "again"]);
-  expect(asked).toBe(before + 1);
+  expect(asked.times).toBe(before + 1);
 });

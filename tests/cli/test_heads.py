@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import weft
 
 Command = Callable[..., Any]
 
@@ -36,6 +39,31 @@ def test_table_csv_and_json_agree(weft_main: Command, traces: Path) -> None:
     assert [row["role"] for row in rows] == [head["role"] for head in content["heads"]]
     assert float(rows[1]["same"]) == pytest.approx(content["heads"][1]["same"])
     assert content["heads"][0]["separator"] is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_needs_the_whole_matrix_of_a_long_text_is_at_least_so_much(
+    weft_main: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    queries, keys = np.random.default_rng(0).normal(size=(2, 1, 2, 40, 4))
+    trace = weft.from_queries_keys(queries, keys, keep=weft.Top(3))
+    trace.save(tmp_path / "t")
+    if not whole:
+        monkeypatch.setattr("weft.analysis.heads.pattern_mass.CHEAP_CELLS", 0)
+    # By the formula.
+    powers = np.exp(np.einsum("hqd,hkd->hqk", queries[0], keys[0]) / 2)
+    weights = powers / powers.sum(-1, keepdims=True)
+    places = np.arange(40)
+    expected = (weights * abs(places[:, None] - places)).sum(-1).mean(-1)
+    rows = list(csv.DictReader(io.StringIO(weft_main("heads", tmp_path / "t", "--csv").out)))
+    assert [row["source"] for row in rows] == ["exact"] * 2
+    for row, exact in zip(rows, expected, strict=True):
+        lower, upper = float(row["distance"]), float(row["distance_upper"])
+        if whole:
+            assert lower == upper == pytest.approx(exact, abs=1e-4)
+        else:
+            assert lower + 0.1 < exact < upper - 0.1
+    assert ("≥" in weft_main("heads", tmp_path / "t", "--all").out) == (not whole)
 
 
 def test_a_folder_of_traces_is_put_together(weft_main: Command, traces: Path) -> None:

@@ -92,6 +92,19 @@ def test_a_picture_is_of_all_heads_or_of_the_one_that_is_chosen(pair_trace, tmp_
     )
 
 
+def test_a_matrix_that_is_no_picture_leaves_nothing_behind(
+    pair_trace, tmp_path, monkeypatch
+) -> None:
+    pair_trace.save(tmp_path / "t")
+    monkeypatch.setattr("weft.pictures.canvas._CELLS", 10)
+    with pytest.raises(weft.WeftError, match="too many cells for one picture"):
+        export_trace(
+            tmp_path / "t", html=tmp_path / "p.html", picture=tmp_path / "p.png", parquet=None,
+            graphml=None, layer=0, head=1,
+        )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 def test_outputs_are_checked_before_anything_is_written(pair_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
     (tmp_path / "link").symlink_to("one")

@@ -80,16 +80,22 @@ def export_trace(
     if one or graphml is not None:
         # Before anything is written.
         _check_choice(trace, layer, head, drawn=picture is not None or graphml is not None)
+    drawn = None
+    if picture is not None:
+        from weft.pictures import alignment, heads
+
+        # Of one head there may be too many cells: nothing is written then.
+        drawn = alignment(trace.layers[layer or 0], head) if one else heads(trace)
     written = []
     if html is not None:
         from weft.studio.page import export_page
 
         export_page(html, [trace], title=path.stem)
         written.append(html)
-    if picture is not None:
-        from weft.pictures import alignment, heads, save_picture
+    if picture is not None and drawn is not None:
+        from weft.pictures import save_picture
 
-        save_picture(alignment(trace.layers[layer or 0], head) if one else heads(trace), picture)
+        save_picture(drawn, picture)
         written.append(picture)
     if parquet is not None:
         exchange.write_trace_parquet(trace, parquet)

@@ -56,6 +56,9 @@ ROLES = tuple(measure.name for measure in head_measures() if measure.role)
 #: All measures, in the order of the table.
 MEASURES = tuple(measure.name for measure in head_measures())
 
+#: Measures of the whole matrix, which is not formed of a long layer unless it is asked for.
+_OF_WHOLE = ("distance", "partner")
+
 #: The breadth from which a head without a role is called broad.
 BROAD = 0.5
 
@@ -325,7 +328,9 @@ def heads(
     """The roles of all heads as a table, one row a head. Takes what `head_roles` takes.
 
     Columns: layer, head, role; score, null, null_sd, z, p of the role's measure; each of MEASURES;
-    source, kind and name of the layer.
+    distance_upper and partner_upper; source, kind and name of the layer. The two uppers lie above
+    distance and partner where these are lower bounds, as of long layers without exact=True, also
+    where the source of the other measures is exact.
 
     Raises: InputError: pandas is not installed; and as `head_roles`.
     """
@@ -336,9 +341,11 @@ def heads(
     rows = [
         {name: getattr(role, name) for name in columns}
         | role.scores
+        | {f"{name}_upper": role.uppers[name] for name in _OF_WHOLE}
         | {"source": role.source, "kind": role.kind, "name": role.name}
         for role in roles
     ]
-    table = pandas.DataFrame(rows, columns=[*columns, *MEASURES, "source", "kind", "name"])
-    numbers = ["score", "null", "null_sd", "z", "p", *MEASURES]
+    measured = [*MEASURES, *(f"{name}_upper" for name in _OF_WHOLE)]
+    table = pandas.DataFrame(rows, columns=[*columns, *measured, "source", "kind", "name"])
+    numbers = ["score", "null", "null_sd", "z", "p", *measured]
     return table.astype(dict.fromkeys(numbers, "float64"))

@@ -1,8 +1,8 @@
 """Questions in SQL that fit every trace.
 
-A sum over `edges` lacks what was not kept, and a mean over them is a mean over the strong ones:
-shares of a head's mass are asked of `heads`, which has them of all weights or says that they are
-bounds.
+A sum over `edges` lacks what was not kept, and a mean over them is a mean over the strong ones.
+What share of its mass a head gives somewhere is asked of `heads`: there it is of all weights, or
+`source` says that it is a lower bound.
 """
 
 __all__ = ["QUESTIONS"]
@@ -12,7 +12,7 @@ QUESTIONS = (
     ("The strongest edges between different tokens",
      "select layer, head, query_token, key_token, round(weight, 3) as weight\n"
      "from named where query <> key order by weight desc limit 20"),
-    ("The keys that get most, over all heads: at least",
+    ("The keys that get most in the kept edges, over all heads",
      "select key_token, key, round(sum(weight), 2) as received\n"
      "from named group by all order by received desc limit 20"),
     ("The sharpest heads: least entropy",
@@ -22,7 +22,7 @@ QUESTIONS = (
      "select layer, head, round(avg(entropy), 3) as nats\n"
      "from rows group by all order by nats desc limit 20"),
     ("How far each head looks, in tokens",
-     "select layer, head, round(distance, 2) as tokens, source\n"
+     "select layer, head, round(distance, 2) as at_least, round(distance_upper, 2) as at_most\n"
      "from heads where distance is not null order by distance desc limit 20"),
     ("What the first key gets, by head",
      "select layer, head, round(first, 3) as share, source\n"
