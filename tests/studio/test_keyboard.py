@@ -234,3 +234,17 @@ def test_one_of_a_thing_is_not_called_many(studio, make_trace) -> None:
     heads = trace.layers[0].heads
     assert f"1 layer × {heads} head{'s' * (heads > 1)} · 1 token" in text
     assert "It looks at 1 key," in text
+
+
+def test_the_list_of_keys_opens_at_its_beginning(studio, pair_trace) -> None:
+    page = studio.file(collect([pair_trace]))
+    page.set_viewport_size({"width": 1440, "height": 500})
+    page.locator(".stage .tile").first.wait_for()
+    page.keyboard.press("?")
+    page.locator("dialog.help[open]").wait_for()
+    page.wait_for_timeout(100)
+    scrolled, longer = page.evaluate(
+        "(dialog => [dialog.scrollTop, dialog.scrollHeight > dialog.clientHeight])"
+        "(document.querySelector('dialog.help'))"
+    )
+    assert (scrolled, longer) == (0, True)
