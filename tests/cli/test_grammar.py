@@ -50,8 +50,8 @@ ONE_MEANING = {
 WIDER = {"--layer": {"map"}, "--token": {"map"}}
 #: Verbs whose answer is one table.
 TABLES = {
-    "ablate", "evict", "flow", "heads", "measures", "projections", "query", "relevance", "rollout",
-    "runs", "weights",
+    "ablate", "clusters", "evict", "flow", "heads", "measures", "projections", "query", "relevance",
+    "rollout", "runs", "weights",
 }  # fmt: skip
 #: Verbs that show pages to a person, and have no answer that a program could take.
 PAGES = {"steps", "view"}

@@ -21,6 +21,11 @@ _BEGINNINGS: Mapping[str, Mapping[str, str]] = {
         "estimate: no position ": "--at: no position ",
     },
     "align": _HEADS,
+    "clusters": {
+        "token_clusters: no position ": "--without: no position ",
+        "token_clusters: no layer ": "--layer: no layer ",
+        "token_clusters: no head ": "--head: no head ",
+    },
     "evict": {
         "evict: budget ": "--budget ",
         "evict: no policy ": "--policy: no policy ",

@@ -12,8 +12,8 @@ from weft.analysis.graphs.pagerank import pagerank
 from weft.analysis.graphs.reciprocity import reciprocity
 from weft.analysis.graphs.spectrum import energy_rank
 from weft.analysis.graphs.strength import heavy_hitters, received
-from weft.analysis.heads.pattern_mass import rounded_to
-from weft.analysis.interval import Source, check_numbers, keeps_all, left_out
+from weft.analysis.interval import Source, left_out
+from weft.analysis.layer_source import layer_source
 from weft.errors import InputError, optional_package
 from weft.formats.files import JsonObject
 from weft.formats.tokens import shown
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["graph_measures"]
-
-#: Cells of a layer up to which measures are taken from all weights without being asked for.
-CHEAP_CELLS = 2**28
 
 
 def graph_measures(
@@ -78,7 +75,7 @@ def graph_measures(
     threshold = real_number("measures", "threshold", threshold, above=True)
     rows: list[JsonObject] = []
     for number, layer in enumerate(trace.layers):
-        source, name = _source(layer, exact)
+        source, name = layer_source("measures", layer, exact)
         measures = _by_head if by == "head" else _by_layer
         labels = {"layer": number, "kind": layer.kind}
         if not all(layer.shape):
@@ -91,23 +88,6 @@ def graph_measures(
             labels | row | {"source": name} for row in measures(layer, source, share, threshold)
         ]
     return pandas.DataFrame(rows)
-
-
-def _source(layer: TraceLayer, exact: bool | None) -> tuple[Source, str]:
-    heads, queries, keys = layer.shape
-    if exact is None:
-        exact = heads * queries * keys <= CHEAP_CELLS and layer.matrix is not None
-    graph = layer.graph
-    if not exact or (layer.matrix is None and keeps_all(graph)):
-        check_numbers(graph, f"measures: layer {layer.name}")
-        return graph, "exact" if keeps_all(graph) else "kept"
-    if layer.matrix is None:
-        raise InputError(
-            f"measures: layer {layer.name} has no exact weights: {layer.no_matrix}. Take the kept "
-            "edges, exact=False."
-        )
-    check_numbers(layer.matrix, f"measures: layer {layer.name}")
-    return layer.matrix, "exact" if rounded_to(layer) is None else "rounded"
 
 
 def _by_head(layer: TraceLayer, source: Source, share: float, threshold: float) -> list[JsonObject]:

@@ -1,0 +1,92 @@
+"""`weft clusters`: a row for each layer, the tokens of each cluster, and errors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import Command
+
+import weft
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two heads of eight tokens: odd ones look at odd ones; a sink at the first in one of them."""
+    path = tmp_path_factory.mktemp("clusters") / "t.weft"
+    places = torch.eye(2).repeat(4, 1).expand(2, -1, -1) * 3
+    keys = places.clone()
+    keys[1, 0] = 6.0
+    weft.from_queries_keys(
+        places, keys, tokens=[f"w{number}" for number in range(8)], kind="encoder",
+        keep=weft.Top(2),
+        save=path,
+    )  # fmt: skip
+    return path
+
+
+def test_a_row_for_each_layer(weft_main: Command, path: Path) -> None:
+    result = weft_main("clusters", path, "--count", 2, "--csv")
+    (row,) = csv.DictReader(io.StringIO(result.out))
+    assert row["clusters"] == "2" and row["source"] == "exact"
+    assert 0 <= float(row["least"]) <= float(row["cut"]) == float(row["cut_high"])
+    report = json.loads(weft_main("clusters", path, "--json").out.splitlines()[-1])
+    assert [each["layer"] for each in report["layers"]] == [0]
+
+
+def test_the_tokens_of_each_cluster(weft_main: Command, path: Path) -> None:
+    words = ("clusters", path, "--layer", 0, "--head", 0, "--count", 2)
+    result = weft_main(*words)
+    assert "Layer 0, head 0: normalized cut 0.0034; no" in result.out
+    assert "no division into as many has less than 0.003" in result.out
+    assert "Cluster 0: 4 positions; 99.8%" in result.out
+    even, odd = result.out.split("Cluster 1")
+    assert all(f"w{place}" in (odd if place % 2 else even) for place in range(8))
+    table = list(csv.DictReader(io.StringIO(weft_main(*words, "--csv").out)))
+    assert [row["cluster"] for row in table] == ["0", "1"] * 4
+    report = json.loads(weft_main(*words, "--json", "--limit", 1).out.splitlines()[-1])
+    assert report["labels"] == [0, 1] * 4
+    for least, most in report["stays"]:
+        assert 0.998 < least <= most < 0.999
+
+
+def test_without_the_sink_and_from_kept_edges(weft_main: Command, path: Path) -> None:
+    words = ("clusters", path, "--layer", 0, "--head", 1, "--count", 2, "--without", 0)
+    result = weft_main(*words, "--json")
+    assert json.loads(result.out.splitlines()[-1])["labels"] == [-1, *[0, 1] * 3, 0]
+    assert "1 left out, or without any attention." in result.out
+    kept = weft_main(*words, "--kept").out
+    assert " to " in kept.splitlines()[0] and "no division" not in kept
+    assert "Of the kept edges" in kept
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--layer", 3), "--layer: no layer 3; the trace has layers 0 to 0."),
+        (("--layer", 0, "--head", 9), "--head: no head 9; the layer has heads 0 to 1."),
+        (("--without", 80), "--without: no position 80; the sequence has positions 0 to 7."),
+        (("--head", 1), "--head 1 of no layer; give its --layer too."),
+    ],
+)
+def test_what_is_not_there(
+    weft_main: Command, path: Path, words: tuple[object, ...], error: str
+) -> None:
+    result = weft_main("clusters", path, *words)
+    assert (result.code, result.out, result.err) == (2, "", f"weft: {error}\n")
+
+
+def test_a_trace_between_two_sequences(weft_main: Command, tmp_path: Path) -> None:
+    place = tmp_path / "t.weft"
+    weft.from_weights(
+        torch.full((1, 2, 3), 1 / 3),
+        tokens={"source": ["x", "y", "z"], "target": ["a", "b"]},
+        kind="cross",
+        save=place,
+    )
+    result = weft_main("clusters", place)
+    assert result.code == 2 and "does a sequence look at itself" in result.err
