@@ -109,6 +109,19 @@ def test_planted_parts_are_found_both_ways(monkeypatch, number) -> None:
         token_clusters(matrix, number, tolerance=1e-9, steps=4)
 
 
+def test_what_is_below_none_is_below_none(monkeypatch) -> None:
+    """A narrow window, whose eigenvalues are close to each other and to 0: ended early."""
+    queries, keys = torch.randn(2, 1, 900, 8, generator=torch.Generator().manual_seed(0))
+    mask = weft.causal() & weft.window(8, 0)
+    matrix = weft.AttentionMatrix(queries, keys, mask=mask)
+    true = eigenvalues(matrix.dense()[0].double().numpy())[:6].sum()
+    monkeypatch.setattr(module, "DENSE", 8)
+    for tolerance in (1e-2, 1e-3):
+        found = token_clusters(matrix, 6, tolerance=tolerance)
+        assert float(found.least[0]) <= true
+    assert 0 < float(token_clusters(matrix, 6).least[0]) <= true
+
+
 def test_kept_edges_give_intervals(case) -> None:
     kept = token_clusters(case.graph, 4)
     for head, weights in enumerate(case.dense.double().numpy()):

@@ -76,9 +76,12 @@ class TokenClusters:
 
     @property
     def least(self) -> Tensor:
-        """What no partition into so many clusters goes below, (heads,): the eigenvalues' sum."""
+        """What no partition into so many clusters goes below, (heads,).
+
+        The eigenvalues' sum, each as small as its bound allows.
+        """
         among = torch.arange(self.eigenvalues.shape[-1]) < torch.from_numpy(self.number)[:, None]
-        return torch.where(among, self.eigenvalues, 0.0).sum(-1)
+        return torch.where(among, (self.eigenvalues - self.bound).clamp(min=0), 0.0).sum(-1)
 
 
 def token_clusters(
@@ -87,7 +90,7 @@ def token_clusters(
     *,
     together: bool = False,
     without: Sequence[int] = (),
-    tolerance: float = 1e-3,
+    tolerance: float = 1e-4,
     steps: int = 400,
     seed: int = 0,
 ) -> TokenClusters:
