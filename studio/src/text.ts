@@ -176,3 +176,9 @@ export function modelName(name: unknown): string {
     60,
   );
 }
+
+/** A text as part of a file's name: letters and digits of any script, else hyphens. */
+export const fileName = (text: string): string =>
+  Array.from(text.replace(/[^\p{L}\p{M}\p{N}.]+/gu, "-").replace(/^[-.]+|[-.]+$/g, ""))
+    .slice(0, 40)
+    .join("");

@@ -26,6 +26,8 @@ export interface ViewEntry {
   back?: string;
   /** Whether it needs a server. */
   live?: boolean;
+  /** Whether it shows the head that is chosen. */
+  ofHead?: boolean;
   /** Whether there is anything to see in it; left out: always. */
   when?: (studio: Studio) => boolean;
   /** What shows an example; */
@@ -36,14 +38,23 @@ export interface ViewEntry {
 
 export const VIEWS: ViewEntry[] = [
   { name: "heads", title: "Heads", key: "h", ofExample: Heads },
-  { name: "threads", title: "Threads", key: "t", back: "heads", ofExample: Threads },
-  { name: "matrix", title: "Matrix", key: "m", back: "threads", ofExample: Matrix },
-  { name: "neuron", title: "Neuron", key: "n", back: "threads", ofExample: Neuron, live: true },
+  { name: "threads", title: "Threads", key: "t", back: "heads", ofHead: true, ofExample: Threads },
+  { name: "matrix", title: "Matrix", key: "m", back: "threads", ofHead: true, ofExample: Matrix },
+  {
+    name: "neuron",
+    title: "Neuron",
+    key: "n",
+    back: "threads",
+    ofHead: true,
+    ofExample: Neuron,
+    live: true,
+  },
   {
     name: "image",
     title: "Image",
     key: "i",
     back: "heads",
+    ofHead: true,
     ofExample: Images,
     live: true,
     when: ({ example }) => (example?.description.patches?.length ?? 0) > 0,
@@ -57,13 +68,14 @@ export const VIEWS: ViewEntry[] = [
     live: true,
     when: ({ opening }) => (opening?.examples.length ?? 0) > 1,
   },
-  { name: "graph", title: "Graph", key: "g", back: "heads", ofExample: Graph },
+  { name: "graph", title: "Graph", key: "g", back: "heads", ofHead: true, ofExample: Graph },
   { name: "paths", title: "Paths", key: "f", back: "heads", ofExample: Paths },
   {
     name: "compare",
     title: "Compare",
     key: "c",
     back: "heads",
+    ofHead: true,
     ofExample: Compare,
     live: true,
     when: ({ opening }) => (opening?.examples.length ?? 0) > 1,

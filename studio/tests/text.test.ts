@@ -2,6 +2,7 @@ import { describe, expect, test } from "vitest";
 import {
   areWords,
   counted,
+  fileName,
   flowing,
   minus,
   modelName,
@@ -120,5 +121,12 @@ describe("tokens", () => {
   test("the name of a model in a folder is what its path ends with", () => {
     expect(modelName("/home/me/gpt2/model")).toBe("gpt2");
     expect([modelName("openai/gpt2"), modelName(3)]).toEqual(["openai/gpt2", ""]);
+  });
+
+  test("a part of a file's name has letters and digits of any script", () => {
+    expect(fileName("../my run/trace.weft")).toBe("my-run-trace.weft");
+    expect(fileName("L3 H5")).toBe("L3-H5");
+    expect(fileName("Größe: 中文?*")).toBe("Größe-中文");
+    expect([fileName("..."), fileName("a".repeat(99)).length]).toEqual(["", 40]);
   });
 });

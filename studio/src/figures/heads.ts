@@ -12,6 +12,10 @@ import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./sv
 
 const SIDE = 22;
 const MOST = 60;
+/** Heads that are smaller than this are no longer recognized. */
+const LEAST = 14;
+/** How high a figure is at most for its width, if it can be: a page of paper less its margins. */
+const PAGE = 1.35;
 
 interface Shown {
   example: Example;
@@ -32,8 +36,6 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   const columns = Math.max(...groups.map((group) => group.columns));
   const left = EDGE + SIDE;
   const gap = wide < 400 ? 3 : 8;
-  const tile = Math.max(3, Math.min(MOST, (wide - left - EDGE - (columns - 1) * gap) / columns));
-  const step = tile + gap;
 
   // Under a tile in one line, in two, or not at all: the strip and the legend name the role.
   const words = (layer: number, head: number): string[] => {
@@ -53,21 +55,38 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   };
   const widest = (texts: string[]) => Math.max(0, ...texts.map((one) => widthOf(one, SMALLEST)));
   const captions = all.map(({ layer, head }) => words(layer, head));
-  const under =
-    widest(captions.map((of) => of.join(" "))) <= tile
-      ? 1
-      : widest(captions.flat()) <= tile
-        ? 2
-        : 0;
-  const label = widthOf(`H${columns - 1}`, SMALLEST) < step ? "H" : "";
-  const every = Math.ceil((widthOf(`${label}${columns - 1}`, SMALLEST) + 1) / step);
   const leaves = (layer: number, head: number) =>
     leftOut(heads, layer, head, pictures[layer]?.[head]);
   const partial = all
     .map(({ layer, head }) => leaves(layer, head))
     .filter((share) => share !== null);
-  const missing =
-    partial.length && widest(partial.map((share) => `−${percent(share)}`)) <= tile ? 1 : 0;
+  const [whole, parted, without] = [
+    widest(captions.map((of) => of.join(" "))),
+    widest(captions.flat()),
+    widest(partial.map((share) => `−${percent(share)}`)),
+  ];
+
+  /** The layers of a kind from top to bottom, or in several columns of layers beside each other. */
+  const layout = (beside: number) => {
+    const room = wide - EDGE - beside * left - (beside * columns - 1) * gap;
+    const tile = Math.max(3, Math.min(MOST, room / (beside * columns)));
+    const under = whole <= tile ? 1 : parted <= tile ? 2 : 0;
+    const missing = partial.length && without <= tile ? 1 : 0;
+    const row = tile + 8 + 11 * (under + missing) + (wide < 400 ? 1 : 3);
+    const rows = groups.map((group) => Math.ceil(group.rows.length / beside));
+    const height = rows.reduce((sum, of) => sum + of * row + 35, 0);
+    return { beside, tile, under, missing, row, height };
+  };
+  let chosen = layout(1);
+  for (let beside = 2; groups[0].numbered && chosen.height > PAGE * wide; beside++) {
+    const next = layout(beside);
+    if (next.tile < LEAST) break;
+    chosen = next;
+  }
+  const { beside, tile, under, missing, row: high } = chosen;
+  const step = tile + gap;
+  const label = widthOf(`H${columns - 1}`, SMALLEST) < step ? "H" : "";
+  const every = Math.ceil((widthOf(`${label}${columns - 1}`, SMALLEST) + 1) / step);
   const table = overviewTable(theme);
 
   const parts: string[] = [];
@@ -80,52 +99,59 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
       }),
     );
     y += 16;
+    const rows = Math.ceil(group.rows.length / beside);
+    const starts = Array.from({ length: Math.ceil(group.rows.length / rows) }, (_, band) => [
+      band * rows,
+      left + band * (columns * step + left - gap),
+    ]);
     if (group.numbered) {
-      for (let head = 0; head < group.columns; head += every)
-        parts.push(
-          text(left + head * step + tile / 2, y + 8, `${label}${head}`, {
-            size: SMALLEST,
-            fill: ink.faint,
-            anchor: "middle",
-          }),
-        );
-      y += 13;
-    }
-    for (const row of group.rows) {
-      parts.push(
-        text(left - 5, y + tile / 2 + 3, row.label, {
-          size: SMALLEST,
-          fill: ink.faint,
-          anchor: "end",
-        }),
-      );
-      row.cells.forEach(({ layer, head }, place) => {
-        const x = left + place * step;
-        const { rows, columns } = example.pictures.blocks(example.layers[layer]);
-        const shades = pictures[layer]?.[head]?.shades;
-        const box = { x, y, width: tile, height: tile };
-        if (shades) parts.push(image(box, { shades, rows, columns }, table));
-        const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
-        const colour = byRole
-          ? roleColour(heads, theme, roleOf(heads, layer, head))
-          : rampColour(theme, 0.15 + (0.75 * entropy) / most);
-        parts.push(rect({ x, y: y + tile + 1, width: tile, height: 2.5 }, colour));
-        const caption = words(layer, head);
-        (under === 1 ? [caption.join(" ")] : under === 2 ? caption : []).forEach((line, n) =>
-          parts.push(text(x, y + tile + 13 + 11 * n, line, { size: SMALLEST, fill: ink.faint })),
-        );
-        const share = leaves(layer, head);
-        if (missing && share !== null)
+      for (const [, start] of starts)
+        for (let head = 0; head < group.columns; head += every)
           parts.push(
-            text(x, y + tile + 13 + 11 * under, `−${percent(share)}`, {
+            text(start + head * step + tile / 2, y + 8, `${label}${head}`, {
               size: SMALLEST,
               fill: ink.faint,
+              anchor: "middle",
             }),
           );
-      });
-      y += tile + 8 + 11 * (under + missing) + (wide < 400 ? 1 : 3);
+      y += 13;
     }
-    y += 6;
+    for (const [first, start] of starts) {
+      group.rows.slice(first, first + rows).forEach((row, n) => {
+        const top = y + n * high;
+        parts.push(
+          text(start - 5, top + tile / 2 + 3, row.label, {
+            size: SMALLEST,
+            fill: ink.faint,
+            anchor: "end",
+          }),
+        );
+        row.cells.forEach(({ layer, head }, place) => {
+          const x = start + place * step;
+          const { rows, columns } = example.pictures.blocks(example.layers[layer]);
+          const shades = pictures[layer]?.[head]?.shades;
+          const box = { x, y: top, width: tile, height: tile };
+          if (shades) parts.push(image(box, { shades, rows, columns }, table));
+          const entropy = measureOf(heads, layer, head, "entropy") ?? 0;
+          const colour = byRole
+            ? roleColour(heads, theme, roleOf(heads, layer, head))
+            : rampColour(theme, 0.15 + (0.75 * entropy) / most);
+          parts.push(rect({ x, y: top + tile + 1, width: tile, height: 2.5 }, colour));
+          const caption = words(layer, head);
+          const share = leaves(layer, head);
+          const lines = under === 1 ? [caption.join(" ")] : under === 2 ? caption : [];
+          if (missing && share !== null) {
+            while (lines.length < under) lines.push("");
+            lines.push(`−${percent(share)}`);
+          }
+          lines.forEach((line, at) => {
+            const below = top + tile + 13 + 11 * at;
+            if (line) parts.push(text(x, below, line, { size: SMALLEST, fill: ink.faint }));
+          });
+        });
+      });
+    }
+    y += rows * high + 6;
   }
   if (byRole) {
     const names = [...new Set(all.map(({ layer, head }) => roleOf(heads, layer, head)))];

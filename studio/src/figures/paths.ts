@@ -69,7 +69,9 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   });
   const scale = Math.min(1, (wide - 2 * EDGE) / drawn.width);
   const moved = `translate(${EDGE} 0) scale(${scale.toFixed(4)})`;
-  const edges = `Edges drawn carry ${orMore(drawn.held)} of each layer.`;
+  const edges =
+    "Coloured lines come from another token, grey ones from the token itself; a dot is larger " +
+    `where more is. Edges drawn carry ${orMore(drawn.held)} of each layer.`;
   const products = between?.paths.length
     ? ` Strongest paths: products ${between.paths
         .slice(0, 3)
