@@ -38,10 +38,13 @@ export interface ChangedEdge {
 
 /** A layer of the first trace whose tokens are those of both, where the second has another. */
 export function ofBoth(first: Layer, second: Layer): Layer {
+  // Spaces at the stroke are at an end of their token.
+  const spaces = (found: string) => "␣".repeat(found.length);
   const named = (one: string[], other: string[]) =>
     one.map((token, place) => {
       const there = other[place] ?? token;
-      return there === token ? token : `${token}/${there}`;
+      if (there === token) return token;
+      return `${token.replace(/ +$/, spaces)}/${there.replace(/^ +/, spaces)}`;
     });
   return {
     ...first,

@@ -7,4 +7,8 @@ test("a token that differs has both names, another has its own", () => {
   const named = ofBoth(layer(["too", "tired", "."]), layer(["too", "wide"]));
   expect(named.queryTokens).toEqual(["too", "tired/wide", "."]);
   expect(named.keyTokens).toEqual(named.queryTokens);
+  expect(ofBoth(layer([" John", "a "]), layer([" Mary", "b"])).keyTokens).toEqual([
+    " John/␣Mary",
+    "a␣/b",
+  ]);
 });

@@ -201,3 +201,17 @@ def test_the_first_token_that_differs_is_named(make_trace, pair_trace) -> None:
     assert first_difference(one, pair_trace, ("A", "B")) == (
         "The traces are of other kinds: A has tokens, B has source and target."
     )
+
+
+def test_edges_name_the_tokens_of_both_traces(make_trace, tmp_path, capsys) -> None:
+    make_trace([" John", "gave", "it"], keep=2).save(tmp_path / "john")
+    make_trace([" Mary", "gave", "it"], keep=1).save(tmp_path / "mary")
+    first, second = (weft.Trace.open(tmp_path / name) for name in ("john", "mary"))
+    table = compare(first, second, exact=False).edge_table()
+    for _, edge in table.iterrows():
+        for end in ("query", "key"):
+            assert edge[f"{end}_token"] == [" John", "gave", "it"][edge[end]]
+            assert edge[f"other_{end}_token"] == [" Mary", "gave", "it"][edge[end]]
+    out = "\n".join(said(capsys, "compare", str(tmp_path / "john"), str(tmp_path / "mary")))
+    assert "␣John/␣Mary" in out
+    assert "gave/" not in out

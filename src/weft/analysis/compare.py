@@ -89,6 +89,7 @@ class Change:
 class Comparison:
     """How two traces differ.
 
+    first, second: the traces.
     layers: their numbers in the first and in the second trace, that were compared.
     heads: total variation of each head, (heads,), for each of these; an interval.
     entropies: mean entropy of the second less that of the first, (heads,).
@@ -97,6 +98,7 @@ class Comparison:
     """
 
     first: TraceData
+    second: TraceData
     layers: tuple[tuple[int, int], ...]
     heads: tuple[Interval, ...]
     entropies: tuple[Tensor, ...]
@@ -134,12 +136,14 @@ class Comparison:
         return table.loc[order.index].reset_index(drop=True)
 
     def edge_table(self) -> pandas.DataFrame:
-        """A row for each of the edges, with the tokens of the first trace at both ends."""
+        """A row for each of the edges, with the tokens of both traces at both ends."""
         import pandas
 
+        counterpart = dict(self.layers)
         rows = []
         for change in self.edges:
             layer = self.first.layers[change.layer]
+            other = self.second.layers[counterpart[change.layer]]
             rows.append(
                 {
                     "layer": change.layer,
@@ -151,6 +155,8 @@ class Comparison:
                     "change": change.after - change.before,
                     "query_token": shown(layer.query_tokens)[change.query],
                     "key_token": shown(layer.key_tokens)[change.key],
+                    "other_query_token": shown(other.query_tokens)[change.query],
+                    "other_key_token": shown(other.key_tokens)[change.key],
                     "exact": change.exact,
                 }
             )
@@ -191,6 +197,7 @@ def compare(
     ]
     return Comparison(
         first,
+        second,
         tuple(pairs),
         tuple(heads),
         tuple(entropies),

@@ -4,7 +4,7 @@ import { INKS, type Theme } from "../colour";
 import { barsOfCounts, endAt, type CorpusHead, type Exemplar, type Spread } from "../corpus";
 import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { grouped, percent, significant3, visible, weightText } from "../text";
+import { counted, percent, significant3, visible, weightText } from "../text";
 import { smallPrint } from "./print";
 import { EDGE, figure, fitted, line, rect, SMALLEST, text, widthOf } from "./svg";
 
@@ -149,7 +149,7 @@ function words(
   const wide = Math.max(box.width - names - numbers - 8, 10);
   for (const [word, share, count] of some) {
     const bar = { x: box.x + names, y: y + 4, width: (wide * share) / most, height: 7 };
-    const said = `${found.bounds ? "≥ " : ""}${percent(share)}, ${grouped(count)} times`;
+    const said = `${found.bounds ? "≥ " : ""}${percent(share)}, ${counted(count, "time")}`;
     parts.push(
       text(box.x, y + 11, fitted(visible(word, 24), SMALLEST, names - 8), {
         size: SMALLEST,

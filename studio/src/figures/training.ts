@@ -4,10 +4,10 @@ import { INKS, RAMPS, type Theme } from "../colour";
 import { kindName } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import { significant3 } from "../text";
-import { stepline } from "../parts/sparkline";
+import { sparkline, stepline } from "../parts/sparkline";
 import { WATCHED, type Training } from "../training";
 import { smallPrint } from "./print";
-import { EDGE, element, figure, fixed1, image, line, SMALLEST, text, widthOf } from "./svg";
+import { EDGE, element, figure, image, line, SMALLEST, text, widthOf } from "./svg";
 
 interface Shown {
   training: Training;
@@ -27,7 +27,7 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
   const LEFT = EDGE + widthOf("effective rank", SMALLEST) + 6;
   const STEP = Math.min(68, (wide - LEFT - EDGE + 4) / columns),
     TILE = STEP - Math.min(8, STEP * 0.15);
-  const wideCurve = wide - LEFT - EDGE - 44;
+  const wideCurve = wide - LEFT - EDGE - widthOf("0.00123 to 0.0123", SMALLEST) - 6;
   const parts: string[] = [];
   for (
     let which = 0;
@@ -66,44 +66,35 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     ["effective_rank", "effective rank"],
     ["symmetry", "symmetry"],
   ] as const;
+  /** A measure along the training, with its value now, and all that it ranges over. */
+  const curve = (
+    title: string,
+    { path, x, range }: { path: string; x: number; range: string },
+    now: number | null,
+  ) => {
+    const transform = `translate(${LEFT} ${y})`;
+    const right = LEFT + wideCurve + 6;
+    const value = now === null ? "" : significant3(now);
+    parts.push(
+      text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }),
+      element("path", { d: path, fill: "none", stroke: ink.ink, transform }),
+      line(LEFT + x, y, LEFT + x, y + 24, ink.query, 1.5),
+      text(right, y + 10, value, { size: SMALLEST }),
+      text(right, y + 22, range, { size: SMALLEST, fill: ink.faint }),
+    );
+    y += 30;
+  };
   measures.forEach(([measure, title]) => {
     const series = chosen[measure]?.map((row) => row[head]);
     if (!series) return;
-    const there = series.filter((one): one is number => one !== null);
-    const [low, high] = [Math.min(...there), Math.max(...there)];
-    const points = series.flatMap((one, n) => {
-      if (one === null) return [];
-      const x = LEFT + (wideCurve * n) / Math.max(series.length - 1, 1);
-      return [`${fixed1(x)},${fixed1(y + 22 - (20 * (one - low)) / (high - low || 1))}`];
-    });
-    parts.push(text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
-    parts.push(element("polyline", { points: points.join(" "), fill: "none", stroke: ink.ink }));
-    const x = LEFT + (wideCurve * at) / Math.max(series.length - 1, 1);
-    const now = series[at];
-    parts.push(line(x, y, x, y + 24, ink.query, 1.5));
-    parts.push(
-      text(LEFT + wideCurve + 6, y + 16, now === null ? "" : significant3(now), {
-        size: SMALLEST,
-      }),
-    );
-    y += 30;
+    curve(title, sparkline(series, at, wideCurve, 24), series[at]);
   });
   const { watched } = training.description;
   for (const measure of watched ? (Object.keys(WATCHED) as (keyof typeof WATCHED)[]) : []) {
     const series = training.watched(layer, head, measure);
     if (!series || !watched) continue;
-    const { path, x, value } = stepline(series, watched.steps, steps[at], wideCurve, 24);
-    const title = WATCHED[measure].replace(" (nats)", "").replace("on the ", "");
-    parts.push(text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }));
-    const transform = `translate(${LEFT} ${y})`;
-    parts.push(element("path", { d: path, fill: "none", stroke: ink.ink, transform }));
-    parts.push(line(LEFT + x, y, LEFT + x, y + 24, ink.query, 1.5));
-    parts.push(
-      text(LEFT + wideCurve + 6, y + 16, value === null ? "" : significant3(value), {
-        size: SMALLEST,
-      }),
-    );
-    y += 30;
+    const found = stepline(series, watched.steps, steps[at], wideCurve, 24);
+    curve(WATCHED[measure].replace(" (nats)", "").replace("on the ", ""), found, found.value);
   }
   const unshown = product ? "" : training.unshown(at);
   const when = training.step(at);

@@ -2,6 +2,11 @@
 
 import { scaleSymlog } from "d3-scale";
 import { line } from "d3-shape";
+import { significant3 } from "../text";
+
+/** From its least number to its largest, as one reads it; "": it is the same all along. */
+const rangeOf = (low: number, top: number): string =>
+  top > low ? `${significant3(low)} to ${significant3(top)}` : "";
 
 /** The path of a series, and where it is at one of its places; null: there it has no number.
  *
@@ -16,7 +21,7 @@ export function sparkline(series: (number | null)[], at: number, wide: number, h
     .x((_, n) => x(n))
     .y((number) => y(number ?? 0))(series);
   const now = series[at];
-  return { path: path ?? "", x: x(at), y: now === null ? null : y(now) };
+  return { path: path ?? "", x: x(at), y: now === null ? null : y(now), range: rangeOf(low, top) };
 }
 
 /** Likewise along the steps of a training, on a logarithmic axis as the loss has it.
@@ -43,5 +48,6 @@ export function stepline(
   const place = steps.findLastIndex((step, n) => step <= now && series[n] !== null);
   const value = place < 0 ? null : series[place];
   const at = place < 0 ? 0 : steps[place];
-  return { path: path ?? "", x: x(at), y: value === null ? null : y(value), value };
+  const range = rangeOf(low, top);
+  return { path: path ?? "", x: x(at), y: value === null ? null : y(value), value, range };
 }

@@ -14,6 +14,7 @@ def compare(
     """Compare two traces: print the heads and edges that changed most."""
     from weft.analysis.compare import compare as compare_traces
     from weft.analysis.compare import first_difference
+    from weft.formats.tokens import visible
     from weft.formats.trace import TraceData
 
     traces = TraceData.open(first), TraceData.open(second)
@@ -33,7 +34,11 @@ def compare(
             print_frame(heads.head(limit))
             print("Edges:" if len(edges) else "No edge changed.")
         if len(edges):
-            print_frame(edges)
+            both = edges.drop(columns=["other_query_token", "other_key_token"])
+            for end in ("query_token", "key_token"):
+                pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
+                both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]
+            print_frame(both)
     if as_json:
         print_json(
             {
