@@ -85,6 +85,18 @@ def load_pretrained(
     return nn.Module.eval(network), tokenizer
 
 
+def _reads_images_alone(library: Any, source: str, options: JsonObject) -> str | None:
+    """The kind of a model whose only input is an image; None: it has another, or is not known."""
+    try:
+        config = library.AutoConfig.from_pretrained(source, **options)
+        base = library.AutoModel._model_mapping[type(config)]
+        seen = base.main_input_name == "pixel_values"
+    except Exception:
+        return None
+    takes = inspect.signature(base.forward).parameters
+    return str(config.model_type) if seen and "input_ids" not in takes else None
+
+
 def _load(
     library: Any, located: Located, predicting: bool, labelling: bool, text: bool, from_disk: bool
 ) -> tuple[Any, Any]:
@@ -98,7 +110,16 @@ def _load(
     options: JsonObject = {"trust_remote_code": False, "local_files_only": from_disk}
     tokenizer = None
     if text:
-        tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
+        try:
+            tokenizer = library.AutoTokenizer.from_pretrained(located.source, **options)
+        except Exception as error:
+            kind = _reads_images_alone(library, located.source, options)
+            if kind is None:
+                raise
+            raise InputError(
+                f"{located.source}: a {kind} sees images and reads no text, and has no tokenizer. "
+                "Trace it with an image: weft trace MODEL --image FILE."
+            ) from error
         longest = tokenizer.model_max_length
         # The library takes whatever is written, and fails at the first text.
         if isinstance(longest, bool) or not isinstance(longest, int | float):
