@@ -154,4 +154,11 @@ def add_questions(app: FastAPI, collection: Collection, example: Callable[[str],
             return answered({"problem": str(error)})
         finally:
             answering.release()
-        return answered({"columns": found.columns, "rows": found.rows, "more": found.more})
+        return answered(
+            {
+                "columns": found.columns,
+                "rows": found.rows,
+                "more": found.more,
+                "note": found.note,
+            }
+        )

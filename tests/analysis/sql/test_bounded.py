@@ -81,6 +81,8 @@ def test_an_answer_is_that_of_weft_query(trace, asked) -> None:
         [number, int((layer.graph.keys >= 0).sum())] for number, layer in enumerate(trace.layers)
     ]
     assert (answer.columns, answer.rows, answer.more) == (["layer", "edges"], expected, False)
+    assert answer.note == ""
+    assert asked("select * from received").note.startswith("received is empty: ")
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: one[0])

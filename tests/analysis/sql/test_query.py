@@ -354,3 +354,19 @@ def test_json_on_the_command_line_has_null_for_what_is_no_number(
     pair_trace.save(tmp_path / "t")
     assert main_code(["query", str(tmp_path / "t"), "select 'nan'::double as a", "--json"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == '{"columns": ["a"], "rows": [[null]]}'
+
+
+def test_a_view_without_data_says_what_would_fill_it(make_trace, tmp_path, capsys) -> None:
+    make_trace(["a", "b"]).save(tmp_path / "t")
+    trace = weft.Trace.open(tmp_path / "t")
+    answer = ask(trace, "select * from received")
+    assert answer.table().num_rows == 0
+    assert answer.note == (
+        "received is empty: it holds rows of traces that were made with received=True (--received)."
+    )
+    assert ask(trace, "select count(*) from edges").note == ""
+    with pytest.raises(SystemExit):
+        main(["query", str(tmp_path / "t"), "select count(*) from received"])
+    printed = capsys.readouterr()
+    assert answer.note in printed.err
+    assert "received is empty" not in printed.out

@@ -21,10 +21,14 @@ __all__ = ["WRITERS", "Answer", "cells"]
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer to a query: read it once, by one of its methods."""
+    """The answer to a query: read it once, by one of its methods.
+
+    note: of what the traces hold nothing, in a sentence; "": of nothing that was asked for.
+    """
 
     reader: pa.RecordBatchReader
     connection: Any
+    note: str = ""
 
     @property
     def columns(self) -> list[str]:

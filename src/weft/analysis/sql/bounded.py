@@ -35,11 +35,14 @@ _START = 60.0
 
 @dataclass(frozen=True)
 class BoundedAnswer:
-    """columns: their names; rows: what JSON holds; more: whether there are others besides."""
+    """columns: their names; rows: what JSON holds; more: whether there are others besides; note: of
+    what the trace holds nothing, or "".
+    """
 
     columns: list[str]
     rows: list[list[Any]]
     more: bool
+    note: str
 
 
 class _StoppedError(Exception):
@@ -98,7 +101,7 @@ class BoundedQueries:
                         self._started()
         if "problem" in said:
             raise (DataError if said["data"] else InputError)(said["problem"])
-        return BoundedAnswer(said["columns"], said["rows"], said["more"])
+        return BoundedAnswer(said["columns"], said["rows"], said["more"], said["note"])
 
     def start(self) -> None:
         """Start the process, where none runs; does not wait for it.

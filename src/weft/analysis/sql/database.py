@@ -6,7 +6,7 @@ Nothing here loads torch: a process that only answers questions starts at once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from weft.errors import DataError, InputError, optional_package
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["VIEWS", "Part", "connect", "make_views", "one_line", "reader_of", "statement_of",
-           "views_in"]  # fmt: skip
+__all__ = ["VIEWS", "Part", "connect", "made_without", "make_views", "one_line", "reader_of",
+           "statement_of", "views_in"]  # fmt: skip
 
 VIEWS = ("edges", "rows", "keys", "received", "tokens", "layers", "heads", "named")
 
@@ -30,6 +30,10 @@ _NAMED = """
     left join tokens q on {q_same}q.sequence = l.queries_from and q.position = e.query
     left join tokens k on {k_same}k.sequence = l.keys_from and k.position = e.key
 """
+
+
+#: How a trace is made that has something in a view which others have nothing in.
+_MADE_WITH = {"keys": "with values", "received": "with received=True (--received)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +87,22 @@ def views_in(connection: Any, query: str) -> set[str]:
         # As of `join ... using`, which looks for columns of views that are not there yet.
         asked = {view for view in VIEWS if view in query.lower()}
     return asked | {"edges"} if "named" in asked else asked
+
+
+def made_without(views: Mapping[str, Sequence[Part]], asked: Collection[str]) -> str:
+    """Which of the views that a query asks for are empty for want of what was not traced; "": none.
+
+    Args:
+        views: the parts of each.
+        asked: the views that the query names.
+    """
+    said = [
+        f"{view} is empty: it holds rows of traces that were made {made}."
+        for view, made in _MADE_WITH.items()
+        if view in asked
+        and all(isinstance(part.data, pa.Table) and not part.data for part in views[view])
+    ]
+    return " ".join(said)
 
 
 def make_views(connection: Any, views: Mapping[str, Sequence[Part]], *, column: bool) -> None:

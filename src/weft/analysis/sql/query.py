@@ -11,6 +11,7 @@ from weft.analysis.arguments import check_text, check_trace
 from weft.analysis.sql.answer import Answer
 from weft.analysis.sql.database import (
     connect,
+    made_without,
     make_views,
     one_line,
     reader_of,
@@ -63,9 +64,10 @@ def ask(trace: TraceData | Mapping[str, TraceData], query: str) -> Answer:
     connection = connect()
     statement = statement_of(connection, query)
     with one_line():
-        parts = view_parts(trace, views_in(connection, query))
+        asked = views_in(connection, query)
+        parts = view_parts(trace, asked)
         make_views(connection, parts, column=not isinstance(trace, TraceData))
-        return Answer(reader_of(connection, statement), connection)
+        return Answer(reader_of(connection, statement), connection, made_without(parts, asked))
 
 
 def open_traces(path: Path | str) -> TraceData | dict[str, TraceData]:

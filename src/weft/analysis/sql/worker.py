@@ -40,6 +40,7 @@ from weft.analysis.sql.database import (
     VIEWS,
     Part,
     connect,
+    made_without,
     make_views,
     one_line,
     reader_of,
@@ -118,7 +119,8 @@ class _Worker:
         with self._bounded(seconds), one_line():
             make_views(connection, self.views, column=False)
             reader = reader_of(connection, statement)
-            return _first(Answer(reader, connection), places["rows"])
+            note = made_without(self.views, asked)
+            return {**_first(Answer(reader, connection), places["rows"]), "note": note}
 
     def _take(self, places: JsonObject, tables: list[pa.Table]) -> None:
         """Note where views lie."""

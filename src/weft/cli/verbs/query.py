@@ -7,7 +7,7 @@ import typer
 
 from weft.cli.input import standard_input_lines
 from weft.cli.options import AsCsv, AsJson, SomeRows, TraceOrFolder, rows_of
-from weft.cli.output import print_csv, print_json, working
+from weft.cli.output import print_csv, print_json, say, working
 from weft.cli.tables import print_arrow
 from weft.errors import InputError
 
@@ -36,12 +36,16 @@ def query(
         answer = ask(open_traces(path), question)
     if output is not None:
         count = answer.write(output)
+        if answer.note:
+            say(answer.note)
         print(f"{output}: {count:,} rows")
         if as_json:
             print_json({"file": str(output), "rows": count})
         return
     with working("asking"):
         table = answer.table()
+    if answer.note:
+        say(answer.note)
     limit = rows_of(limit, as_csv, 50, table.num_rows)
     if as_csv:
         print_csv(answer.columns, rows_of_csv(table.slice(0, limit)))
