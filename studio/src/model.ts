@@ -20,6 +20,8 @@ export interface Opening {
   live: boolean;
   /** The name of a model that reads new texts, where one is open. */
   asks: string | null;
+  /** What it read first; null: it has examples instead. */
+  read: string | null;
   /** Digits of the numbers of an exported page, and of the means of heads. */
   digits?: number;
   digits_of_means?: number;

@@ -140,7 +140,11 @@ def test_a_trained_layer_by_numpy_alone(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("positions", "line"),
-    [("shaw", "Q Aᵀ"), ("alibi", "ALiBi (Press et al. 2022)"), ("rotary", "Q := R Q")],
+    [
+        ("shaw", "Q Aᵀ"),
+        pytest.param("alibi", "ALiBi (Press et al. 2022)", marks=pytest.mark.slow),
+        pytest.param("rotary", "Q := R Q", marks=pytest.mark.slow),
+    ],
 )
 def test_positions_inside_attention_have_their_own_line(
     data: Path, tmp_path: Path, positions: str, line: str

@@ -471,7 +471,15 @@ def test_an_exported_graph_is_of_any_length() -> None:
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("received", [False, True, weft.LastQueries(4), weft.LastQueries(40)])
+@pytest.mark.parametrize(
+    "received",
+    [
+        pytest.param(False, marks=pytest.mark.slow),
+        True,
+        weft.LastQueries(4),
+        pytest.param(weft.LastQueries(40), marks=pytest.mark.slow),
+    ],
+)
 def test_an_exported_graph_is_of_lengths_below_k_and_of_the_last_queries(received: Any) -> None:
     class Graph(torch.nn.Module):
         def forward(self, tokens: Tensor) -> list[Tensor]:

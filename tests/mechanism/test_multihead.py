@@ -155,7 +155,11 @@ def test_slopes_are_there_after_a_start_on_meta_and_weights_that_are_loaded(assi
     assert torch.equal(deepcopy(other)(tokens), layer(tokens))
 
 
-@pytest.mark.parametrize("mask", (None, weft.window(3, 2)), ids=("padding", "window"))
+@pytest.mark.parametrize(
+    "mask",
+    (pytest.param(None, marks=pytest.mark.slow), weft.window(3, 2)),
+    ids=("padding", "window"),
+)
 @pytest.mark.parametrize("relative", RELATIVES)
 def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.Mask | None) -> None:
     class Masked(nn.Module):
@@ -180,7 +184,9 @@ def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.M
     torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.slow)]
+)
 def test_a_compiled_step_is_compiled_for_any_length(mode: type[torch.no_grad]) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()  # what was compiled of this code before

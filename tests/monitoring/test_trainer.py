@@ -77,6 +77,7 @@ def test_a_training_ends_with_the_same_bits_and_leaves_a_run(tmp_path: Path) -> 
     assert layer.matrices["W_K"].shape == (2, 16, 4)
 
 
+@pytest.mark.slow
 def test_half_precision_checkpointing_and_accumulation(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "bf16": True, "activation_checkpointing": True, "gradient_accumulation_steps": 2,

@@ -218,7 +218,7 @@ def test_threads_lead_from_queries_to_keys(pair_trace) -> None:
     assert sum(map(float, numbers)) == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_hostile_tokens_are_drawn_without_a_warning(
     make_trace, hostile_tokens, tmp_path, theme
 ) -> None:

@@ -105,7 +105,7 @@ def test_heads_are_whole_to_their_edges(printed: Printed, length: int, theme: Th
     assert not any("not shown" in text.get_text() for text in figure.texts)
 
 
-@pytest.mark.parametrize("length", [2, 3, 100, 480])
+@pytest.mark.parametrize("length", [2, 3, pytest.param(100, marks=pytest.mark.slow), 480])
 def test_alignment_is_whole_to_its_edges(printed: Printed, length: int) -> None:
     trace, weights = weights_made_by_hand(length)
     for head in range(2) if length < 480 else (1,):

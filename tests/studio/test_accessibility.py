@@ -47,6 +47,9 @@ TEXTS = {
     "neighbours of a token": "#view=graph&example=1&layer=1&head=7&query=12&lock=1&layout=line",
     "matrix from afar": "#view=matrix&example=1&layer=1&head=7&scale=log",
 }
+#: Of these each view once, where most is seen in it.
+SOME = ("heads", "threads of a word", "flow of a word", "matrix of a cell", "graph of a mean",
+        "paths between two")  # fmt: skip
 #: Of a run of an encoder and a decoder.
 RUN = {
     "heads of a run": "#view=heads",
@@ -236,11 +239,20 @@ def texts(minilm_trace: Trace, minilm: Callable[..., Trace]) -> list[Trace]:
     return [minilm_trace, minilm(LONG)]
 
 
-@themes("light")
-def test_texts_in_every_view(studio, texts: list[Trace], theme: str) -> None:
+@pytest.mark.parametrize(
+    ("theme", "views"),
+    [
+        pytest.param("light", SOME, id="light"),
+        pytest.param("light", tuple(TEXTS), id="light-all", marks=pytest.mark.slow),
+        pytest.param("dark", tuple(TEXTS), id="dark-all", marks=pytest.mark.slow),
+    ],
+)
+def test_texts_in_every_view(
+    studio, texts: list[Trace], theme: str, views: tuple[str, ...]
+) -> None:
     page = studio.file(collect(texts, names=["short", "long"]), theme=theme)
     settle(page)
-    assert findings(page, TEXTS) == {}
+    assert findings(page, {name: TEXTS[name] for name in views}) == {}
     assert dialogs(page) == {}
 
 
@@ -252,6 +264,7 @@ def test_a_run_in_every_view(studio, pair_trace, history_of, theme: str) -> None
     assert findings(page, RUN) == {}
 
 
+@pytest.mark.slow
 @themes("light")
 def test_few_kept_edges_in_every_view(studio, drawn, theme: str) -> None:
     trace, _ = drawn(1, length=90, kept=2, queries_keys=False)

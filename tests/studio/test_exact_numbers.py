@@ -22,7 +22,7 @@ LENGTH, KEPT = 40, 8
 ROUNDED = 0.0051
 
 
-@pytest.fixture(params=["page", "server"])
+@pytest.fixture(params=[pytest.param("page", marks=pytest.mark.slow), "server"])
 def shown(
     request: Any, studio: Any, serving: Callable[..., Viewer], known_trace: Known
 ) -> Callable[[str, bool], tuple[Any, torch.Tensor, torch.Tensor]]:

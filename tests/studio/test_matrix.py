@@ -50,7 +50,7 @@ def window_of(page: Any, before: str | None) -> str | None:
     raise AssertionError(f"the window stays {before}")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 def test_two_fingers_zoom_and_one_pans(studio, make_trace, width: int) -> None:
     trace = make_trace([f"t{i}" for i in range(50)])
     page = studio.file(collect([trace]), "#view=matrix", width=width, touch=True)

@@ -93,7 +93,7 @@ def written(path: tuple[int, ...]) -> str:
     return " ← ".join(parts)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("where", ["page", "server"])
 def test_two_clicks_give_the_strongest_paths(
     studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch, causal: bool,
@@ -191,7 +191,7 @@ def test_kept_edges_give_bounds(studio: Any) -> None:
     assert least == pytest.approx(np.linalg.multi_dot(lower[::-1])[6, 2], rel=5e-3)
 
 
-@pytest.mark.parametrize("where", ["page", "server"])
+@pytest.mark.parametrize("where", ["page", pytest.param("server", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["a query without keys", "a sink"])
 def test_what_ends_on_its_way_is_not_unknown(
     studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch, where: str,
@@ -326,6 +326,7 @@ def random_layers(layers: int, heads: int, length: int, places: int) -> tuple[Tr
     return Trace({"tokens": names}, tuple(made)), keys.numpy(), weights.double().numpy()
 
 
+@pytest.mark.slow
 def test_131072_tokens(studio: Any, serving: Callable[..., Viewer]) -> None:
     length, heads, layers = 131_072, 2, 3
     trace, keys, weights = random_layers(layers, heads, length, 6)
@@ -373,6 +374,7 @@ def test_131072_tokens(studio: Any, serving: Callable[..., Viewer]) -> None:
     assert "of 131,072 tokens are drawn; they carry" in said
 
 
+@pytest.mark.slow
 def test_80_layers_of_64_heads(studio: Any, serving: Callable[..., Viewer]) -> None:
     layers, heads, length = 80, 64, 32
     trace, keys, weights = random_layers(layers, heads, length, 8)

@@ -153,7 +153,7 @@ def test_requests_that_a_closed_viewer_cancels_are_no_news(trace_path: Path) -> 
 
 def test_a_program_that_ends_lets_its_viewer_finish(loaded: Loaded, trace_path: Path) -> None:
     rest = "from weft.studio.serving import view\nview(sys.argv[1], port=0, browser=False)"
-    with loaded.start(trace_path, program=BUSY.format(calls=100) + rest) as process:
+    with loaded.start(trace_path, program=BUSY.format(calls=30) + rest) as process:
         out, errors = process.communicate()
         assert (process.returncode, out, errors) == (0, b"busy\n", b"")
 

@@ -147,7 +147,14 @@ def ids_of(trace: Trace) -> torch.Tensor:
     return torch.tensor([[int(token[1:]) for token in names]])
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "BART", "Marian", "T5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name if name == "GPT-2" else pytest.param(name, marks=pytest.mark.slow)
+          for name in DECODERS),
+        *("BART", "T5", pytest.param("Marian", marks=pytest.mark.slow)),
+    ],
+)  # fmt: skip
 def test_every_beam_that_is_returned_is_a_trace(family_named, name) -> None:
     """Its rows are those of one pass over its text, and its text that of the model without weft."""
     family = family_named(name)

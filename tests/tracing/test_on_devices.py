@@ -32,7 +32,7 @@ def check(found: list[Trace], expected: list[Trace]) -> None:
         assert (layer.deviation is None) == (other.deviation is None)
 
 
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", pytest.param("mps", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["BERT", "Llama", "Gemma 2", "BART", "T5", "ViT"])
 def test_families_of_transformers(
     family_named: Callable[[str], Family], name: str, kind: str

@@ -62,7 +62,15 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        # Two models, and several measures of each.
+        pytest.param(path, marks=[pytest.mark.slow] if path.stem == "induction" else [])
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_whole_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     example: Path,

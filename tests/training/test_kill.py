@@ -78,7 +78,7 @@ def left_by(path: Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
 @pytest.mark.parametrize(
     ("writes", "moments"),
     [
-        pytest.param((1, 2, 4, 7, 13, 16, 9), (0.02, 0.1, 0.3), id="some"),
+        pytest.param((2, 7, 16, 9), (0.1,), id="some"),
         pytest.param(
             (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 16, 23, 9, 18),
             (0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.3, 0.05, 0.4),

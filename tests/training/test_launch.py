@@ -131,6 +131,7 @@ def test_an_error_is_one_line_and_is_not_tried_again(loaded: Loaded, tmp_path: P
     assert "text.txt: no such text" in errors
 
 
+@pytest.mark.slow
 def test_stopped_by_a_person_no_process_is_left(loaded: Loaded, tmp_path: Path) -> None:
     with start(loaded, config_of(tmp_path, max_steps=100_000), tmp_path) as process:
         until(RunFolder(tmp_path / "run").checkpoint.exists, process)

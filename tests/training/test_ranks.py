@@ -382,6 +382,7 @@ def test_processes_of_different_configurations_are_refused(
         alone(tiny(parallel="fsdp"), tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_nobody_speaks_of_convolutions_that_read_one_channel(
     starter: Starter, tmp_path: Path
 ) -> None:

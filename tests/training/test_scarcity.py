@@ -42,6 +42,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_out_of_memory_is_one_line_and_the_run_goes_on(
     loaded: Loaded, tiny: ConfigMaker, text_file: Path, tmp_path: Path

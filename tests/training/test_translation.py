@@ -31,7 +31,10 @@ def lines(count: int) -> Iterator[str]:
         yield "abcdefgh"[: number * 5 % 7]
 
 
-@pytest.mark.parametrize("window", [1, 4, 10, 99])
+@pytest.mark.parametrize(
+    "window",
+    [1, pytest.param(4, marks=pytest.mark.slow), 10, pytest.param(99, marks=pytest.mark.slow)],
+)
 def test_windows_change_nothing(model: Transformer, window: int) -> None:
     windows = list(translated_windows(model, WORDS, lines(10), SEARCH, window))
     assert [len(part) for part in windows[:-1]] == [window] * (len(windows) - 1)

@@ -220,7 +220,10 @@ def test_a_whole_model_is_one_program() -> None:
     torch.testing.assert_close(compiled(model)(tokens), model(tokens), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask", ["none", "holes", "lengths"])
+@pytest.mark.parametrize(
+    "mask", [pytest.param("none", marks=pytest.mark.slow), "holes",
+             pytest.param("lengths", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_torch_finds_no_fault_in_the_operators(mask: str) -> None:
     """Schemas, sizes without numbers, gradients, and programs of any size."""
     given = drawn()

@@ -120,6 +120,7 @@ def test_it_compiles_for_a_device_that_is_not_here() -> None:
     assert edges["instructions"] < 350
 
 
+@pytest.mark.slow
 @needs_triton
 def test_it_compiles_for_a_device_of_amd() -> None:
     kernels = compiled("--targets", "gfx942", "--depths", 64, "--dtypes", "float32")
@@ -132,7 +133,14 @@ def test_it_compiles_for_a_device_of_amd() -> None:
 
 @needs_triton
 @pytest.mark.parametrize(
-    "added", ["sinks", "cells", "bias", "distances", "softcap", "ranges", "received"]
+    "added",
+    [
+        *("sinks", "cells"),
+        *(
+            pytest.param(added, marks=pytest.mark.slow)
+            for added in ("bias", "distances", "softcap", "ranges", "received")
+        ),
+    ],
 )
 def test_whatever_is_asked_of_it_compiles(added: str) -> None:
     """The interpreter does not mind what a compiler refuses: names of two shapes, single bytes."""

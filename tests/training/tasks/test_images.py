@@ -137,8 +137,15 @@ def test_measures_are_those_of_scikit_learn(tmp_path) -> None:
         task.results(model, split="other", beam=1, progress=lambda done, total: None)
 
 
-@pytest.mark.parametrize("model", [CONVOLUTIONAL, TRANSFORMER])
-@pytest.mark.parametrize("average", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("average", "model"),
+    [
+        (0.9, CONVOLUTIONAL),
+        (0.0, TRANSFORMER),
+        pytest.param(0.0, CONVOLUTIONAL, marks=pytest.mark.slow),
+        pytest.param(0.9, TRANSFORMER, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_learns_is_opened_and_goes_on_with_the_same_bits(
     model, average, tmp_path, monkeypatch
 ) -> None:
