@@ -29,15 +29,15 @@ Known = Callable[..., tuple[Trace, torch.Tensor]]
 PICTURE = "canvas => canvas.toDataURL()"
 
 
-def places(*fast: tuple[int, str]) -> pytest.MarkDecorator:
-    """Some lengths, exported as a page and served; these are in `make test`, the others in
-    `make test-all`.
+def places(*fast: tuple[int, str], slow: tuple[int, ...] = ()) -> pytest.MarkDecorator:
+    """Some lengths, exported as a page and served; these are in `make test`, the others, and
+    lengths that are slow both ways, in `make test-all`.
     """
     return pytest.mark.parametrize(
         ("length", "where"),
         [
             pytest.param(length, where, marks=() if (length, where) in fast else pytest.mark.slow)
-            for length, _ in fast
+            for length in (*(length for length, _ in fast), *slow)
             for where in ("page", "server")
         ],
     )
@@ -101,7 +101,7 @@ def dots(pixels: np.ndarray, left: float, top: float, step: float, count: int) -
     return pixels[rows.astype(int)[:, None], columns.astype(int)[None]]
 
 
-@places((2, "page"), (3, "server"), (100, ""), (480, "server"))
+@places((2, "page"), (3, "server"), (480, "server"), slow=(100,))
 def test_tiles_and_rail_are_the_block_means(
     studio: Any, serving: Callable[..., Viewer], known_trace: Known, length: int, where: str
 ) -> None:
