@@ -163,7 +163,7 @@ def test_sql_over_the_server(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) ->
     queries = viewer._collection.queries
     monkeypatch.setattr(queries, "ask", partial(queries.ask, seconds=120))
     status, said = post(viewer, "/api/sql", {"query": "select count(*) as n from tokens"})
-    assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False})
+    assert (status, said) == (200, {"columns": ["n"], "rows": [[1]], "more": False, "note": ""})
     _, asked = post(viewer, "/api/ask", {"text": "one two three"})
     question = {"query": "select token from tokens order by position", "example": asked["example"]}
     assert post(viewer, "/api/sql", question)[1]["rows"] == [["one"], ["two"], ["three"]]

@@ -8,6 +8,7 @@ import torch
 import weft
 from weft.analysis.graphs.rollout import (
     of_half_precision,
+    of_own,
     passed_over,
     rollout,
     rollout_columns,
@@ -156,3 +157,13 @@ def test_the_bound_holds_of_scores_that_float32_rounds(exact: bool) -> None:
     ):
         assert bool(((expected - found.values).clamp(min=0).sum(1) <= found.bound).all())
         assert float(found.bound.max()) < 5e-4
+
+
+def test_what_the_target_holds_of_itself_is_said(pair_trace) -> None:
+    """One cross layer, above a decoder layer: half of each row passes it by."""
+    rows = rollout_rows(pair_trace, [2, 3])
+    assert of_own(pair_trace, rows) == (
+        f"In all {float(rows.values[0].sum()):.4f} of it from the source; the rest is of the "
+        "target itself."
+    )
+    assert of_own(pair_trace, rollout_rows(pair_trace, 1, kind="encoder"), "encoder") is None

@@ -49,6 +49,7 @@ __all__ = [
     "Rollout",
     "chosen_layers",
     "ends",
+    "of_own",
     "passed_over",
     "rollout",
     "rollout_columns",
@@ -287,6 +288,19 @@ def _check_parts(trace: TraceData, layers: Sequence[TraceLayer]) -> None:
                 f"says that they cut it alike: {over[0]} ... {over[-1]}. Trace one of them alone, "
                 f"by layers=[{over[0]!r}]."
             )
+
+
+def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | None:
+    """What a row holds of the sequence that it is in itself, in words; None: all is of that one.
+
+    Of several rows, what the first holds.
+    """
+    queries, keys = ends(trace, kind)
+    if queries == keys:
+        return None
+    taken = float(rows.values[0].sum())
+    unknown = ", or not known" if float(rows.bound[0]) > 1e-3 else ""
+    return f"In all {taken:.4f} of it from the {keys}; the rest is of the {queries} itself{unknown}."
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:

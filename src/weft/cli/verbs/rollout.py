@@ -40,6 +40,9 @@ def rollout(
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
     print_places(values, others, limit)
     bound = float(result.bound.max())
+    of_own = None if column else graphs.of_own(trace, result, kind)
+    if of_own is not None:
+        print(of_own)
     left = graphs.passed_over(trace, kind)
     if left is not None:
         print(left)
@@ -48,12 +51,5 @@ def rollout(
     if rounded is not None:
         print(rounded)
     if as_json:
-        print_json(
-            {
-                "trace": str(path),
-                "values": values,
-                "bound": bound,
-                "passed_over": left,
-                "rounded": rounded,
-            }
-        )
+        found = {"values": values, "bound": bound, "passed_over": left, "rounded": rounded}
+        print_json({"trace": str(path), **found})
