@@ -300,7 +300,8 @@ def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | No
         return None
     taken = float(rows.values[0].sum())
     unknown = ", or not known" if float(rows.bound[0]) > 1e-3 else ""
-    return f"In all {taken:.4f} of it from the {keys}; the rest is of the {queries} itself{unknown}."
+    rest = f"the rest is of the {queries} itself{unknown}"
+    return f"In all {taken:.4f} of it from the {keys}; {rest}."
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:
