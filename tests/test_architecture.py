@@ -172,7 +172,7 @@ print(" ".join(failed))
 @pytest.mark.parametrize(
     ("floor", "others"),
     [
-        pytest.param("mechanism", "numpy torch", id="mechanism"),
+        pytest.param("mechanism", "numpy torch", id="mechanism", marks=pytest.mark.slow),
         pytest.param(
             "",
             "duckdb fastapi matplotlib.figure networkx numpy pandas pyarrow.parquet pydantic "

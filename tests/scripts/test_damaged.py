@@ -19,7 +19,7 @@ def _run(loaded: Loaded, name: str, *options: object) -> tuple[int, str]:
 
 
 @both
-@pytest.mark.parametrize("cases", [12, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [20, pytest.param(240, marks=pytest.mark.slow)])
 def test_what_is_damaged_is_refused_in_one_line_or_read_as_it_is(
     loaded: Loaded, name: str, cases: int
 ) -> None:

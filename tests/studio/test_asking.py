@@ -180,6 +180,7 @@ def test_sql_over_the_server(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) ->
     assert len(get(viewer, "/api/questions")[1]["questions"]) == 10
 
 
+@pytest.mark.slow
 def test_sql_that_never_ends_leaves_the_server_alive(viewer: Viewer) -> None:
     query = "with recursive n as (select 1 as i union all select i + 1 from n) select max(i) from n"
     status, said = post(viewer, "/api/sql", {"query": query})

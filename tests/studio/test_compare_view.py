@@ -278,6 +278,7 @@ def test_keys_links_and_one_trace(studio, two, serving, drawn) -> None:
     assert alone.locator("nav a", has_text="Compare").count() == 0
 
 
+@pytest.mark.slow
 def test_a_long_text_makes_no_dense_matrix(studio, serving, long_trace) -> None:
     viewer = serving(collect([long_trace(14_000), long_trace(14_000)], names=["a", "b"]))
     page = studio.served(viewer, "", width=1440)

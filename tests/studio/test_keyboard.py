@@ -232,7 +232,7 @@ def test_one_of_a_thing_is_not_called_many(studio, make_trace) -> None:
     page.locator(".short-threads").wait_for()
     text = page.locator(".studio").inner_text()
     heads = trace.layers[0].heads
-    assert f"1 layer × {heads} head{'s' * (heads > 1)} · 1 token" in text
+    assert f"1 token · 1 layer × {heads} head{'s' * (heads > 1)}" in text
     assert "It looks at 1 key," in text
 
 

@@ -145,6 +145,7 @@ def test_all_on_one_screen(
     page.locator(".panel h2", has_text="L38 H31").wait_for()
 
 
+@pytest.mark.slow
 def test_each_piece_is_asked_for_once(
     studio: Any, serving: Callable[..., Viewer], crowd: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

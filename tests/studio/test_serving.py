@@ -151,6 +151,7 @@ def test_requests_that_a_closed_viewer_cancels_are_no_news(trace_path: Path) -> 
     assert is_told("Exception in ASGI application", ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_lets_its_viewer_finish(loaded: Loaded, trace_path: Path) -> None:
     rest = "from weft.studio.serving import view\nview(sys.argv[1], port=0, browser=False)"
     with loaded.start(trace_path, program=BUSY.format(calls=30) + rest) as process:
