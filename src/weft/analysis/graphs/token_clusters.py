@@ -277,8 +277,9 @@ def _by_products(
         if taken + CYCLE > steps:
             raise InputError(
                 "token_clusters: an eigenvalue is off by up to "
-                f"{float(off[:, :leading].max()):.1e} after {taken} products; give more "
-                f"steps= than {steps}, or a larger tolerance= than {tolerance:g}."
+                f"{float(off[:, :leading].max()):.1e} after {taken} products, and the tolerance "
+                f"is {tolerance:g}. Ask for fewer clusters; or, in Python, for more steps= than "
+                f"{steps}, or a larger tolerance=."
             )
         for _ in range(CYCLE - 1):
             new = images[-1]
