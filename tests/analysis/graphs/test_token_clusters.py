@@ -105,7 +105,7 @@ def test_planted_parts_are_found_both_ways(monkeypatch, number) -> None:
     assert float(products.bound.max()) <= 1e-4
     for off, own in zip(products.bound, products.eigenvalues, strict=True):
         assert bool((off > 0).all()) and len(off) == len(own) == 6
-    with pytest.raises(weft.InputError, match="after 1 products, and .* for more steps= than 4"):
+    with pytest.raises(weft.InputError, match=r"after 1 products, and .* for more steps= than 4"):
         token_clusters(matrix, number, tolerance=1e-9, steps=4)
 
 
