@@ -215,3 +215,34 @@ def test_edges_name_the_tokens_of_both_traces(make_trace, tmp_path, capsys) -> N
     out = "\n".join(said(capsys, "compare", str(tmp_path / "john"), str(tmp_path / "mary")))
     assert "␣John/␣Mary" in out
     assert "gave/" not in out
+
+
+def test_a_weight_that_was_not_kept_is_an_interval(make_trace, tmp_path, capsys) -> None:
+    whole, few = make_trace([*"abcdef"], keep=6), make_trace([*"abcdef"], keep=1)
+    whole.save(tmp_path / "whole")
+    few.save(tmp_path / "few")
+    table = compare(whole, few, exact=False).edge_table()
+    unsure = table[~table["exact"]]
+    assert len(unsure) and (unsure["after"] == 0).all()
+    dense = whole.layers[0].graph.dense()
+    for _, edge in table.iterrows():
+        weight = float(dense[edge["head"], edge["query"], edge["key"]])
+        assert edge["before"] == edge["before_high"] == pytest.approx(weight, abs=1e-6)
+        assert edge["after"] - 1e-6 <= weight <= edge["after_high"] + 1e-6
+    out = said(capsys, "compare", str(tmp_path / "whole"), str(tmp_path / "few"), "--kept")
+    assert out[1].startswith("No change is sure")
+    assert "not sure" in "\n".join(out) and "0 to 0." in "\n".join(out)
+
+
+def test_half_precision_does_not_change_what_was_kept(language_model, tmp_path, capsys) -> None:
+    """All edges are kept: they are the model's own, whatever queries and keys were rounded to."""
+    trace = weft.trace(language_model, torch.arange(1, 20), keep=weft.Top(19))
+    trace.save(tmp_path / "float")
+    trace.save(tmp_path / "half", dtype=torch.bfloat16)
+    half = weft.Trace.open(tmp_path / "half")
+    assert (
+        float((half.layers[0].matrix.dense() - trace.layers[0].matrix.dense()).abs().max()) > 1e-4
+    )
+    assert compare(trace, half).most[1] < 1e-5
+    out = said(capsys, "compare", str(tmp_path / "float"), str(tmp_path / "half"))
+    assert out[0].startswith("Queries and keys are stored in bfloat16")

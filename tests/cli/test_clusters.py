@@ -43,15 +43,22 @@ def test_the_tokens_of_each_cluster(weft_main: Command, path: Path) -> None:
     result = weft_main(*words)
     assert "Layer 0, head 0: normalized cut 0.0034; no" in result.out
     assert "no division into as many has less than 0.003" in result.out
-    assert "Cluster 0: 4 positions; 99.8%" in result.out
+    assert "Cluster 0: 4 positions; of what they give and receive 99.8%" in result.out
     even, odd = result.out.split("Cluster 1")
     assert all(f"w{place}" in (odd if place % 2 else even) for place in range(8))
     table = list(csv.DictReader(io.StringIO(weft_main(*words, "--csv").out)))
     assert [row["cluster"] for row in table] == ["0", "1"] * 4
+    assert len(weft_main(*words, "--csv", "--limit", 3).out.splitlines()) == 4
     report = json.loads(weft_main(*words, "--json", "--limit", 1).out.splitlines()[-1])
     assert report["labels"] == [0, 1] * 4
     for least, most in report["stays"]:
         assert 0.998 < least <= most < 0.999
+
+
+def test_fewer_clusters_than_asked_for_are_said(weft_main: Command, path: Path) -> None:
+    result = weft_main("clusters", path, "--count", 20)
+    assert "8 clusters, not 20: there are no more positions that have attention." in result.err
+    assert "clusters, not" not in weft_main("clusters", path, "--count", 3).err
 
 
 def test_without_the_sink_and_from_kept_edges(weft_main: Command, path: Path) -> None:

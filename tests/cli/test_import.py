@@ -248,6 +248,11 @@ Q = np.ones((2, 5, 4), np.float32)
         (["q", "k"], ["layers.0"]),
         (["0.weights", "1.weights"], ["0", "1"]),
         (["enc.0.attn"], ["enc.0"]),
+        # As they run: an encoder first, in a decoder's layer its own attention before the other.
+        (["decoder.0.encoder_attn.weights", "decoder.0.self_attn.weights",
+          "encoder.10.self_attn.weights", "encoder.9.self_attn.weights"],
+         ["encoder.9.self_attn", "encoder.10.self_attn", "decoder.0.self_attn",
+          "decoder.0.encoder_attn"]),
     ],
 )  # fmt: skip
 def test_names_say_what_is_what(

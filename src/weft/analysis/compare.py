@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from weft.analysis.arguments import check_layer, check_trace
+from weft.analysis.heads.pattern_mass import rounded_to
 from weft.analysis.interval import Interval, keeps_all, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
@@ -136,7 +137,11 @@ class Comparison:
         return table.loc[order.index].reset_index(drop=True)
 
     def edge_table(self) -> pandas.DataFrame:
-        """A row for each of the edges, with the tokens of both traces at both ends."""
+        """A row for each of the edges, with the tokens of both traces at both ends.
+
+        A weight lies between `before` and `before_high`, or `after` and `after_high`; `change` is
+        that of the middles.
+        """
         import pandas
 
         counterpart = dict(self.layers)
@@ -144,14 +149,17 @@ class Comparison:
         for change in self.edges:
             layer = self.first.layers[change.layer]
             other = self.second.layers[counterpart[change.layer]]
+            before, after = change.bounds
             rows.append(
                 {
                     "layer": change.layer,
                     "head": change.head,
                     "query": change.query,
                     "key": change.key,
-                    "before": change.before,
-                    "after": change.after,
+                    "before": before[0],
+                    "before_high": before[1],
+                    "after": after[0],
+                    "after_high": after[1],
                     "change": change.after - change.before,
                     "query_token": shown(layer.query_tokens)[change.query],
                     "key_token": shown(layer.key_tokens)[change.key],
@@ -284,6 +292,10 @@ def distance(first: TraceLayer, second: TraceLayer, *, exact: bool | None = None
     heads, queries, keys = first.shape
     if exact is None:
         exact = heads * queries * keys <= CHEAP_CELLS and not (first.no_matrix or second.no_matrix)
+    stored = first, second
+    # Of half precision the matrix is that of rounded queries and keys; the graph is the model's.
+    if any(rounded_to(one) for one in stored) and all(keeps_all(one.graph) for one in stored):
+        exact = False
     if not exact:
         return _of_edges(first.graph, second.graph)
     if first.no_matrix or second.no_matrix:

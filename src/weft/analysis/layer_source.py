@@ -24,6 +24,8 @@ def layer_source(operation: str, layer: TraceLayer, exact: bool | None) -> tuple
     in half precision; or ``layer.graph`` with "kept", or with "exact" where these are all edges.
     Raises: InputError: exact weights that the layer does not have; weights that are not numbers.
     """
+    if exact is not False and rounded_to(layer) is not None and keeps_all(layer.graph):
+        exact = False  # the model's own weights, all of them
     if exact is None:
         exact = math.prod(layer.shape) <= CHEAP_CELLS and layer.matrix is not None
     if not exact or (layer.matrix is None and keeps_all(layer.graph)):

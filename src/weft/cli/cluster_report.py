@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.cli.output import print_csv, print_json
+from weft.cli.output import print_csv, print_json, say
 from weft.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -19,17 +19,29 @@ __all__ = ["print_clusters", "print_layers"]
 _HEADER = ("layer", "kind", "clusters", "cut", "cut_high", "least", "largest", "source")
 
 
-def print_layers(path: Path, layers: Sequence[LayerClusters], as_csv: bool, as_json: bool) -> None:
+def say_of_fewer(layers: Sequence[LayerClusters], asked: int | None) -> None:
+    """Say it where there are fewer clusters than were asked for: not so many have attention."""
+    numbers = [int(each.clusters.number[each.graph]) for each in layers]
+    if asked is not None and numbers and min(numbers) < asked:
+        few = f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} or more"
+        say(f"{few} clusters, not {asked}: there are no more positions that have attention.")
+
+
+def print_layers(
+    path: Path, layers: Sequence[LayerClusters], limit: int, as_csv: bool, as_json: bool
+) -> None:
     """A row for each layer."""
     rows = [_row(each) for each in layers]
     if as_csv:
-        print_csv(_HEADER, ([row[name] for name in _HEADER] for row in rows))
+        print_csv(_HEADER, ([row[name] for name in _HEADER] for row in rows[:limit]))
         return
     print_table(
         _HEADER,
-        [[_cell(row[name]) for name in _HEADER] for row in rows],
+        [[_cell(row[name]) for name in _HEADER] for row in rows[:limit]],
         left=("kind", "source"),
     )
+    if len(rows) > limit:
+        print(f"and {len(rows) - limit} more layers")
     print("--layer shows the tokens of each cluster, --count asks for so many.")
     if as_json:
         print_json({"trace": str(path), "layers": rows})
@@ -46,7 +58,7 @@ def print_clusters(
     if as_csv:
         print_csv(
             ("position", "token", "cluster"),
-            ((place, tokens[place], label) for place, label in enumerate(labels)),
+            ((place, tokens[place], label) for place, label in enumerate(labels[:limit])),
         )
         return
     heads = f"the mean of {found.layer.heads} heads" if found.head is None else f"head {found.head}"
@@ -62,7 +74,7 @@ def print_clusters(
         least, most = stays[label]
         share = f"{least:.1%}" if most - least < 5e-4 else f"{least:.1%} to {most:.1%}"
         positions = f"{len(places)} position{'s' if len(places) != 1 else ''}"
-        print(f"\nCluster {label}: {positions}; {share} of their attention stays among them")
+        print(f"\nCluster {label}: {positions}; of what they give and receive {share} stays there")
         for run in _runs(places[:limit]):
             where = f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}"
             print(f"  {where:>12}  {' '.join(visible(tokens[place]) for place in run)}")

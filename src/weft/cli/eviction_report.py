@@ -22,7 +22,9 @@ _HEADINGS = {
 _PERCENT = ("lost", "above", "worst_lost", "output", "layer_output")
 
 
-def print_eviction(path: Path, found: Eviction, by: str, as_csv: bool, as_json: bool) -> None:
+def print_eviction(
+    path: Path, found: Eviction, by: str, as_csv: bool, as_json: bool, note: str = ""
+) -> None:
     """Print a row for each policy and budget, or for its layers, heads or steps."""
     table = found.table(by)
     if as_csv:
@@ -45,6 +47,8 @@ def print_eviction(path: Path, found: Eviction, by: str, as_csv: bool, as_json: 
         "lost: attention mass on keys that are gone, mean over heads and steps. above best: more "
         "than with the best keys for each step."
     )
+    if note:
+        print(note)
     if found.passed_over:
         print(f"Without {len(found.passed_over)} layers that do not look back at their sequence.")
     if as_json:

@@ -38,6 +38,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def say_all(notes: Iterable[str | None]) -> None:
+    """Print what goes with a table for a program on standard error; None: nothing is said."""
+    for note in filter(None, notes):
+        say(note)
+
+
 class _Lines:
     """Progress where there is no terminal: now and then a line on standard error."""
 

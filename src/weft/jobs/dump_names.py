@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from weft.errors import InputError
 from weft.formats.stored_arrays import StoredArray
@@ -146,10 +147,24 @@ def _by_words(arrays: Sequence[StoredArray]) -> Dump:
     if not layers:
         raise _nothing(arrays)
     _check_numbers(layers)
-    order = sorted(layers, key=lambda words: [(word.isdigit(), int(word) if word.isdigit() else 0,
-                                               word) for word in words])  # fmt: skip
+    order = sorted(layers, key=_place)
     numbered = any(word.isdigit() for words in layers for word in words)
     return Dump([layers[words] for words in order], tokens, others, numbered)
+
+
+def _place(words: Sequence[str]) -> tuple[Any, ...]:
+    """Where a layer comes: an encoder's before a decoder's, by number, and cross layers last there.
+
+    >>> dumped = "decoder 0 encoder attn", "decoder 0 self attn", "encoder 10", "encoder 9"
+    >>> [" ".join(of) for of in sorted((name.split() for name in dumped), key=_place)]
+    ['encoder 9', 'encoder 10', 'decoder 0 self attn', 'decoder 0 encoder attn']
+    """
+    of_decoder = "decoder" in words
+    cross = "cross" in words or (of_decoder and "encoder" in words) or "encdecattention" in words
+    last = max((place for place, word in enumerate(words) if word.isdigit()), default=-1) + 1
+    parts = [[(of.isdigit(), int(of) if of.isdigit() else 0, of) for of in part]
+             for part in (words[:last], words[last:])]  # fmt: skip
+    return "encoder" not in words or of_decoder, parts[0], cross, parts[1]
 
 
 def _nothing(arrays: Sequence[StoredArray]) -> InputError:

@@ -162,8 +162,22 @@ def test_the_bound_holds_of_scores_that_float32_rounds(exact: bool) -> None:
 def test_what_the_target_holds_of_itself_is_said(pair_trace) -> None:
     """One cross layer, above a decoder layer: half of each row passes it by."""
     rows = rollout_rows(pair_trace, [2, 3])
+    assert rows.own is not None
+    torch.testing.assert_close(rows.own + rows.values.sum(1), torch.ones(2))
     assert of_own(pair_trace, rows) == (
-        f"In all {float(rows.values[0].sum()):.4f} of it from the source; the rest is of the "
-        "target itself."
+        f"In all {float(rows.values[0].sum()):.4f} of it from the source, "
+        f"{float(rows.own[0]):.4f} of the target itself."
     )
+    few = of_own(pair_trace, rollout_rows(pair_trace, 2, exact=False))
+    assert few is not None and few.startswith("In all ")
     assert of_own(pair_trace, rollout_rows(pair_trace, 1, kind="encoder"), "encoder") is None
+
+
+def test_what_rows_lack_is_not_called_the_targets_own() -> None:
+    """Each row of the cross layer hands on 0.3, half of which counts."""
+    cross = torch.full((1, 3, 4), 0.3 / 4)
+    trace = weft.from_weights([cross], kind="cross", partial=True)
+    rows = rollout_rows(trace, 1)
+    assert float(rows.values.sum()) == pytest.approx(0.15, abs=1e-5)
+    assert rows.own is not None and float(rows.own[0]) == pytest.approx(0.5)
+    assert "0.5000 of the target itself, 0.3500 from nowhere" in str(of_own(trace, rows))

@@ -74,10 +74,13 @@ class Rollout:
     values: (rows, keys), (queries, columns) or (queries, keys).
     bound: (rows,) or (queries,): no entry of that row is more than this too low, and all of them
     together are not; what float32 rounds where weights are exact.
+    own: of rows, (rows,): what they hold of the sequence that they are in themselves, where they
+    are of a target and the columns of its source; None: of columns, or of all.
     """
 
     values: Tensor
     bound: Tensor
+    own: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,8 @@ def rollout_rows(
         unknown += (1 - residual) * (step.weights.missing @ held[step.queries])
         held[step.queries] = residual * held[step.queries]
         held[step.keys] = held[step.keys] + (1 - residual) * passed
-    return Rollout(held[keys].T.contiguous(), unknown)
+    own = None if queries == keys else held[queries].sum(0)
+    return Rollout(held[keys].T.contiguous(), unknown, own)
 
 
 def rollout_columns(
@@ -295,13 +299,14 @@ def of_own(trace: TraceData, rows: Rollout, kind: str | None = None) -> str | No
 
     Of several rows, what the first holds.
     """
-    queries, keys = ends(trace, kind)
-    if queries == keys:
+    if rows.own is None:
         return None
-    taken = float(rows.values[0].sum())
-    unknown = ", or not known" if float(rows.bound[0]) > 1e-3 else ""
-    rest = f"the rest is of the {queries} itself{unknown}"
-    return f"In all {taken:.4f} of it from the {keys}; {rest}."
+    queries, keys = ends(trace, kind)
+    taken, own = float(rows.values[0].sum()), float(rows.own[0])
+    rest = 1 - taken - own
+    # Rows that sum to less hand less on; of kept edges that is what they lack.
+    lost = f", {rest:.4f} from nowhere that is known" if rest > 1e-3 else ""
+    return f"In all {taken:.4f} of it from the {keys}, {own:.4f} of the {queries} itself{lost}."
 
 
 def passed_over(trace: TraceData, kind: str | None = None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import check_flag, repeat_kv_heads
 
-__all__ = ["LayerWeights", "rounded_to", "weights_of"]
+__all__ = ["LayerWeights", "in_half_precision", "rounded_to", "weights_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -45,6 +45,17 @@ def rounded_to(layer: TraceLayer) -> str | None:
     if stored is None or stored.dtype not in _HALF:
         return None
     return str(stored.dtype).removeprefix("torch.")
+
+
+def in_half_precision(layers: Iterable[TraceLayer]) -> str:
+    """That all weights come from queries and keys in half precision, in a sentence; "": no."""
+    types = sorted({of for layer in layers if (of := rounded_to(layer)) is not None})
+    if not types:
+        return ""
+    return (
+        f"Queries and keys are stored in {' and '.join(types)}: weights that were not kept are "
+        "those of rounded ones, and a row of them sums to 1 only about."
+    )
 
 
 class LayerWeights:

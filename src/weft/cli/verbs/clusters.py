@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from weft.cli.cluster_report import print_clusters, print_layers
+from weft.cli.cluster_report import print_clusters, print_layers, say_of_fewer
 from weft.cli.options import AsCsv, AsJson, Exact, FewRows, TracePath, rows_of
 from weft.cli.output import working
 
@@ -52,8 +52,9 @@ def clusters(
             clusters_of(trace, each, head, count, without or (), exact)
             for each in chosen_layers(trace, layer)
         ]
+    say_of_fewer(found, count)
+    most = rows_of(limit, as_csv, 20, len(found) if layer is None else found[0].layer.shape[2])
     if layer is None:
-        print_layers(path, found, as_csv, as_json)
-        return
-    most = rows_of(limit, as_csv, 20, found[0].layer.shape[2])
-    print_clusters(path, found[0], most, as_csv, as_json)
+        print_layers(path, found, most, as_csv, as_json)
+    else:
+        print_clusters(path, found[0], most, as_csv, as_json)

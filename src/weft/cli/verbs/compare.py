@@ -1,5 +1,6 @@
 """`weft compare`."""
 
+from weft.cli.compare_report import between
 from weft.cli.options import AsJson, Exact, Rows, SecondTrace, TracePath
 from weft.cli.output import print_json, working
 from weft.cli.tables import print_frame, records
@@ -14,6 +15,7 @@ def compare(
     """Compare two traces: print the heads and edges that changed most."""
     from weft.analysis.compare import compare as compare_traces
     from weft.analysis.compare import first_difference
+    from weft.analysis.heads.pattern_mass import in_half_precision
     from weft.formats.tokens import visible
     from weft.formats.trace import TraceData
 
@@ -22,19 +24,21 @@ def compare(
         result = compare_traces(*traces, exact=exact, edges=limit)
     differ, tokens = result.tokens
     heads, edges = result.table(), result.edge_table()
+    for note in {in_half_precision(trace.layers) for trace in traces} - {""}:
+        print(note)
     print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
     least, most = result.most
     if most == 0:
         print(f"The weights are equal: none of the {len(heads)} heads changed.")
     else:
-        if least == 0:
+        if least < 1e-6:  # what float32 rounds
             print("No change is sure: the kept edges are the same, and the others are not known.")
         if limit:
             print("Heads, by the share of mass that is elsewhere:")
             print_frame(heads.head(limit))
             print("Edges:" if len(edges) else "No edge changed.")
         if len(edges):
-            both = edges.drop(columns=["other_query_token", "other_key_token"])
+            both = between(edges).drop(columns=["other_query_token", "other_key_token"])
             for end in ("query_token", "key_token"):
                 pairs = zip(edges[end], edges[f"other_{end}"], strict=True)
                 both[end] = [a if a == b else f"{visible(a)}/{visible(b)}" for a, b in pairs]

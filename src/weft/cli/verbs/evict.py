@@ -15,9 +15,12 @@ def evict(
     as_csv: AsCsv = False, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Print what a smaller cache of keys would have thrown away, and the attention lost by it."""
+    from weft.analysis.heads.pattern_mass import in_half_precision
+    from weft.formats.trace import TraceData
     from weft.jobs.eviction import EvictionRequest, run_evict
 
     request = EvictionRequest(budget, policy or (), prompt_tokens, each_step, layer, picture)
     with progress_bar("layers") as show:
         found = run_evict(path, request, show)
-    print_eviction(path, found, by, as_csv, as_json)
+    note = in_half_precision(TraceData.open(path).layers)
+    print_eviction(path, found, by, as_csv, as_json, note)

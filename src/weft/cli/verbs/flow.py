@@ -1,7 +1,7 @@
 """`weft flow`."""
 
 from weft.cli import options as option
-from weft.cli.output import print_csv, print_json, working
+from weft.cli.output import print_csv, print_json, say_all, working
 from weft.errors import InputError
 
 PLACE = ("Read", 5)
@@ -37,15 +37,16 @@ def flow(
         (lower[place], upper[place], targets[place] % len(keys), keys[targets[place]])
         for place in order[: option.rows_of(limit, as_csv, 20, len(order))]
     ]
+    rounded = of_half_precision(trace, kind, exact)
     if as_csv:
         print_csv(("at_least", "at_most", "position", "token"), rows)
+        say_all((left, rounded))
         return
     print(f"{visible(queries[token])} ({token % len(queries)}), at least and at most from:")
     for least, most, position, word in rows:
         print(f"{least:8.4f}  {most:8.4f}  {position:6}  {visible(word)}")
     if left is not None:
         print(left)
-    rounded = of_half_precision(trace, kind, exact)
     if rounded is not None:
         print(rounded)
     if as_json:

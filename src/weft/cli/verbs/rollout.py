@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from weft.cli import options as option
-from weft.cli.output import print_csv, print_json, working
+from weft.cli.output import print_csv, print_json, say_all, working
 from weft.cli.tables import largest, print_places
 
 PLACE = ("Read", 4)
@@ -33,23 +33,23 @@ def rollout(
     queries, keys = (shown(trace.sequences[name]) for name in graphs.ends(trace, kind))
     own, others = (keys, queries) if column else (queries, keys)
     limit = option.rows_of(limit, as_csv, 20, len(values))
+    bound, left = float(result.bound.max()), graphs.passed_over(trace, kind)
+    notes = (
+        None if column else graphs.of_own(trace, result, kind),
+        left,
+        f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.",
+        rounded := graphs.of_half_precision(trace, kind, exact),
+    )
     if as_csv:
         rows = ((place, others[place], values[place]) for place in largest(values, limit))
         print_csv(("position", "token", "share"), rows)
+        say_all(notes)
         return
     print(f"{visible(own[token])} ({token % len(own)}) {'went to' if column else 'holds'}:")
     print_places(values, others, limit)
-    bound = float(result.bound.max())
-    of_own = None if column else graphs.of_own(trace, result, kind)
-    if of_own is not None:
-        print(of_own)
-    left = graphs.passed_over(trace, kind)
-    if left is not None:
-        print(left)
-    print(f"No entry {'of that ' if left else ''}is more than {bound:.1e} too low.")
-    rounded = graphs.of_half_precision(trace, kind, exact)
-    if rounded is not None:
-        print(rounded)
+    for note in filter(None, notes):
+        print(note)
     if as_json:
-        found = {"values": values, "bound": bound, "passed_over": left, "rounded": rounded}
-        print_json({"trace": str(path), **found})
+        of_itself = None if result.own is None else float(result.own[0])
+        said = {"bound": bound, "passed_over": left, "rounded": rounded}
+        print_json({"trace": str(path), "values": values, "own": of_itself, **said})
