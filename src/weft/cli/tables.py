@@ -215,5 +215,5 @@ def print_places(values: Sequence[float], tokens: Sequence[str], limit: int) -> 
 
     for place in largest(values, limit):
         print(f"{values[place]:8.4f}  {place:6}  {visible(tokens[place])}")
-    if len(values) > limit:
+    if 0 < limit < len(values):
         print(f"and {len(values) - limit:,} more")

@@ -155,6 +155,11 @@ def test_layers_without_exact_weights(make_trace) -> None:
 
 def test_measures_of_rounded_queries_and_keys_say_so(tmp_path) -> None:
     parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
-    weft.from_queries_keys(*parts, save=tmp_path / "t", dtype=torch.float16)
-    table = graph_measures(weft.open(tmp_path / "t"))
-    assert set(table["source"]) == {"rounded"}
+    for keep, said in ((weft.Top(2), "rounded"), (weft.Top(6), "exact")):
+        path = tmp_path / said
+        weft.from_queries_keys(*parts, save=path, dtype=torch.float16, keep=keep)
+        table = graph_measures(weft.open(path))
+        assert set(table["source"]) == {said}
+    # All edges are those of the model: as of the trace that was never stored.
+    own = graph_measures(weft.from_queries_keys(*parts, keep=weft.Top(6)))
+    assert table["rank"].tolist() == pytest.approx(own["rank"].tolist(), abs=1e-5)

@@ -50,7 +50,7 @@ def graph_measures(
         layer, kind, head                 by layer without head
         entropy                           mean over queries, nats
         received_key, _token, _share, _share_high    who receives most, and its share of all mass
-        hitters, hitters_high             how few keys hold the share
+        hitters, hitters_high             how few keys hold the share; by layer of the mean matrix
         reciprocity, reciprocity_high     of self-attention; by layer the mean over heads
         pagerank_key, _token, pagerank, pagerank_bound    the highest; by layer of the mean
         rank, rank_high                   directions in use, by energy; by layer the mean
