@@ -51,6 +51,7 @@ def test_a_language_model(weft_main: Command, runs: Path, tmp_path: Path) -> Non
     shown = weft_main("relevance", runs / "language", "--text", "two hog", "--limit", "3").out
     first, *lines = shown.splitlines()
     assert "after g (6)" in first
+    assert lines.pop() == "and 4 more"
     values = [float(line.split()[0]) for line in lines]
     assert values == sorted(values, reverse=True)
     assert len(values) == 3
