@@ -265,3 +265,13 @@ def test_a_tokenizer_whose_limit_is_no_number(small: Path) -> None:
         settings.write_text(json.dumps({**content, "model_max_length": wrong}), "utf-8")
         with pytest.raises(weft.DataError, match=r"model_max_length is .*, expected a number"):
             load_pretrained(small)
+
+
+def test_a_model_that_sees_images_alone_says_so(tmp_path, capsys) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**sizes, intermediate_size=8, image_size=8, patch_size=4)
+    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
+    with pytest.raises(SystemExit):
+        main(["trace", str(tmp_path / "vit"), "--text", "x", "-o", str(tmp_path / "t")])
+    assert "a vit sees images and reads no text, and has no tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()

@@ -6,6 +6,8 @@ from weft.cli.output import print_json, working
 from weft.cli.tables import print_frame, records
 
 PLACE = ("Read", 6)
+#: What float32 rounds of a head's change, at most.
+ROUNDED = 1e-6
 
 
 def compare(
@@ -28,10 +30,11 @@ def compare(
         print(note)
     print(f"{differ} of {tokens} tokens differ. {first_difference(*traces)}".rstrip())
     least, most = result.most
-    if most == 0:
-        print(f"The weights are equal: none of the {len(heads)} heads changed.")
+    if most < ROUNDED:
+        rounding = " but for what float32 rounds" if most else ""
+        print(f"The weights are equal{rounding}: none of the {len(heads)} heads changed.")
     else:
-        if least < 1e-6:  # what float32 rounds
+        if least < ROUNDED:
             print("No change is sure: the kept edges are the same, and the others are not known.")
         if limit:
             print("Heads, by the share of mass that is elsewhere:")
