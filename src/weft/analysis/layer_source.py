@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weft.analysis.heads.pattern_mass import CHEAP_CELLS, rounded_to
+from weft.analysis.heads.pattern_mass import CHEAP_CELLS, only_edges_exact, rounded_to
 from weft.analysis.interval import Source, check_numbers, keeps_all
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
@@ -24,8 +24,8 @@ def layer_source(operation: str, layer: TraceLayer, exact: bool | None) -> tuple
     in half precision; or ``layer.graph`` with "kept", or with "exact" where these are all edges.
     Raises: InputError: exact weights that the layer does not have; weights that are not numbers.
     """
-    if exact is not False and rounded_to(layer) is not None and keeps_all(layer.graph):
-        exact = False  # the model's own weights, all of them
+    if exact is not False and only_edges_exact(layer):
+        exact = False
     if exact is None:
         exact = math.prod(layer.shape) <= CHEAP_CELLS and layer.matrix is not None
     if not exact or (layer.matrix is None and keeps_all(layer.graph)):

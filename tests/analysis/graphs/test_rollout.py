@@ -129,12 +129,23 @@ def test_layers_over_the_same_positions_that_are_left_out_are_named() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounded_queries_and_keys_are_said_to_be_so(dtype, tmp_path) -> None:
     parts = torch.randn(2, 1, 6, 4, generator=torch.Generator().manual_seed(1))
-    weft.from_queries_keys(*parts, save=tmp_path / "t", dtype=dtype)
+    weft.from_queries_keys(*parts, keep=weft.Top(2), save=tmp_path / "t", dtype=dtype)
     trace = weft.open(tmp_path / "t")
     name = str(dtype).removeprefix("torch.")
     assert f"stores queries and keys in {name}" in of_half_precision(trace)
     assert of_half_precision(trace, exact=False) is None
     assert of_half_precision(weft.from_queries_keys(*parts)) is None
+
+
+def test_all_kept_edges_are_the_models_own_though_queries_and_keys_are_rounded(tmp_path) -> None:
+    whole = weft.from_queries_keys(*torch.randn(2, 1, 6, 4))
+    whole.save(tmp_path / "half", dtype=torch.bfloat16)
+    half = weft.open(tmp_path / "half")
+    differs = half.layers[0].matrix.dense() - whole.layers[0].matrix.dense()
+    assert float(differs.abs().max()) > 1e-4
+    for exact in (None, True, False):
+        assert rollout(half, exact=exact) == pytest.approx(rollout(whole), abs=1e-6)
+    assert of_half_precision(half) is None
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -18,6 +18,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from weft.analysis.heads.pattern_mass import only_edges_exact
 from weft.analysis.interval import check_numbers, keeps_all, left_out
 from weft.analysis.tiles import row_tiles
 from weft.errors import InputError
@@ -171,13 +172,14 @@ def average_rows(
 def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     """A layer's weights averaged over heads.
 
-    exact: True: all of them, from queries and keys, or from the kept edges where these are all;
-    False: those of the kept edges; None: all of them where the layer has them.
+    exact: True: all of them, from queries and keys, or from the kept edges where these are all
+    and queries and keys in half precision or not there; False: those of the kept edges; None: all
+    of them where the layer has them.
 
     Raises: InputError: exact is True and the layer has no `matrix`, nor every edge; weights that
     are not numbers.
     """
-    if exact is not False and layer.matrix is not None:
+    if exact is not False and layer.matrix is not None and not only_edges_exact(layer):
         check_numbers(layer.matrix, f"layer {layer.name}")
         return MeanOfMatrix(layer.matrix, causal=layer.mask == "causal")
     graph = layer.graph

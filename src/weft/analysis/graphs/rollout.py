@@ -40,7 +40,7 @@ from torch import Tensor
 
 from weft.analysis.arguments import check_trace, places_of, real_number
 from weft.analysis.graphs.head_average import Averaged, averaged
-from weft.analysis.heads.pattern_mass import rounded_to
+from weft.analysis.heads.pattern_mass import only_edges_exact, rounded_to
 from weft.errors import InputError
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.shapes import check_flag, in_words
@@ -349,7 +349,8 @@ def of_half_precision(
 
     None: they do not. exact: as for `rollout`; kept edges are those of the model.
     """
-    layers, *_ = chosen_layers(trace, kind)
+    chosen, *_ = chosen_layers(trace, kind)
+    layers = [layer for layer in chosen if not only_edges_exact(layer)]
     types = sorted({of for layer in layers if (of := rounded_to(layer)) is not None})
     if exact is False or not types:
         return None

@@ -20,7 +20,7 @@ from weft.analysis.heads.patterns import (
     Pattern,
     allowed_keys,
 )
-from weft.analysis.interval import Interval, left_out
+from weft.analysis.interval import Interval, keeps_all, left_out
 from weft.errors import InputError
 from weft.formats.trace import TraceLayer
 from weft.mechanism.graph import AttentionGraph
@@ -28,7 +28,7 @@ from weft.mechanism.masks import causal
 from weft.mechanism.matrix.attention_matrix import AttentionMatrix
 from weft.mechanism.shapes import check_flag, repeat_kv_heads
 
-__all__ = ["LayerWeights", "in_half_precision", "rounded_to", "weights_of"]
+__all__ = ["LayerWeights", "in_half_precision", "only_edges_exact", "rounded_to", "weights_of"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -45,6 +45,14 @@ def rounded_to(layer: TraceLayer) -> str | None:
     if stored is None or stored.dtype not in _HALF:
         return None
     return str(stored.dtype).removeprefix("torch.")
+
+
+def only_edges_exact(layer: TraceLayer) -> bool:
+    """Whether a layer keeps all edges, the model's own, and queries and keys in half precision.
+
+    Its graph is what the model computed then, its matrix that of rounded queries and keys.
+    """
+    return rounded_to(layer) is not None and keeps_all(layer.graph)
 
 
 def in_half_precision(layers: Iterable[TraceLayer]) -> str:
