@@ -163,8 +163,12 @@ def test_queries_and_keys_may_be_stored_smaller(pair_trace, tmp_path, dtype) -> 
 
 def test_a_trace_is_not_overwritten_unless_asked(pair_trace, make_trace, tmp_path) -> None:
     pair_trace.save(tmp_path / "t")
-    with pytest.raises(weft.DataError, match="exists already"):
+    with pytest.raises(weft.DataError, match="exists already, and overwrite=True was not given"):
         pair_trace.save(tmp_path / "t")
+    (tmp_path / "file").write_text("dear")
+    with pytest.raises(weft.DataError, match=r"it exists already\."):
+        pair_trace.save(tmp_path / "file")
+    (tmp_path / "file").unlink()
     make_trace(["a"]).save(tmp_path / "t", overwrite=True)
     assert weft.open(tmp_path / "t").tokens == ["a"]
     assert [path.name for path in tmp_path.iterdir()] == ["t"]

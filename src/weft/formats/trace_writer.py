@@ -329,6 +329,12 @@ def not_a_trace(path: Path) -> str | None:
     return f"besides a trace it holds {others[0]!r}" if others else None
 
 
+def _not_asked_for(path: Path) -> str:
+    """Why what is at a path stays where nobody asked for it to be replaced."""
+    remedy = "" if not_a_trace(path) else ", and overwrite=True was not given"
+    return f"it exists already{remedy}"
+
+
 @contextmanager
 def writing_trace(
     path: Path | str,
@@ -352,7 +358,7 @@ def writing_trace(
     if dtype is not None and dtype not in STORED_TYPES.values():
         raise InputError(f"a trace keeps queries and keys as float32, bfloat16 or float16, not "
                          f"{dtype}.")  # fmt: skip
-    with atomic_folder(path, not_a_trace if overwrite else None) as folder:
+    with atomic_folder(path, not_a_trace if overwrite else _not_asked_for) as folder:
         writer = TraceWriter(folder, sequences, model or {}, dtype)
         try:
             yield writer
