@@ -301,6 +301,45 @@ def test_answers_do_not_hang_on_what_was_kept(minilm_top, minilm_weights) -> Non
     assert (special.at_most - special.at_least > 0.01).any()
 
 
+def test_ready_questions_sort_by_what_is_not_rounded(minilm_trace, pair_trace) -> None:
+    for trace in (minilm_trace, pair_trace):
+        asked = {name: trace.sql(query) for name, query in QUESTIONS}
+        edges = trace.sql("from named join layers using (layer)")
+        places = ["layer", "head", "query", "key"]
+        other = edges[(edges["query"] != edges.key) | (edges.keys_from != edges.queries_from)]
+        strongest = other.sort_values(["weight", *places], ascending=[False, *[True] * 4])[:20]
+        found = asked["The strongest edges between different tokens"]
+        names = [*places, "query_text", "key_text", "weight"]
+        assert found[names].to_numpy().tolist() == strongest[names].to_numpy().tolist()
+        # A key is one of its sequence: the first of the source is not the first of the target.
+        received = edges.groupby(["keys_from", "key", "key_text"]).weight.sum()
+        most = received.sort_values(ascending=False)[:20]
+        found = asked["The keys that get most in the kept edges, over all heads"]
+        assert found.received.tolist() == pytest.approx(most.tolist(), rel=1e-6)
+        assert found.received.is_monotonic_decreasing
+        entropy = trace.sql("from rows").groupby(["layer", "head"]).entropy.mean()
+        for name, least in (
+            ("The sharpest heads: least entropy", True),
+            ("The broadest heads: most entropy", False),
+        ):
+            nats = entropy.sort_values(ascending=least)[:20].tolist()
+            assert asked[name].nats.tolist() == pytest.approx(nats, rel=1e-6)
+        pairs = asked["Pairs of tokens that look at each other"]
+        kinds = {number: layer.kind for number, layer in enumerate(trace.layers)}
+        assert len(pairs) and "cross" not in {kinds[number] for number in pairs.layer}
+        assert pairs[["there", "back"]].min(axis=1).is_monotonic_decreasing
+
+
+def test_equal_weights_have_one_order() -> None:
+    """Weights that are equal, and such that rounding would make equal."""
+    weights = torch.tensor([[[0.5, 0.5, 0], [0.9999, 1e-4, 0], [0.9996, 2e-4, 2e-4]]] * 2)
+    trace = weft.from_weights(weights, tokens=["a", "b", "c"])
+    first = trace.sql(QUESTIONS[0][1])
+    ends = first[["head", "query", "key"]].to_numpy().tolist()
+    assert ends == [[0, 1, 0], [1, 1, 0], [0, 2, 0], [1, 2, 0], [0, 0, 1], [1, 0, 1], [0, 2, 1],
+                    [1, 2, 1]]  # fmt: skip
+
+
 def test_views_that_are_joined_by_name_are_there(pair_trace) -> None:
     both = pair_trace.sql("select h.head from heads h join rows r using (layer, head) limit 1")
     assert len(both) == 1
