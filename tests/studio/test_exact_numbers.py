@@ -126,22 +126,42 @@ def test_weights_by_values_are_shares_of_the_whole(shown: Any, exact: bool) -> N
     if exact:
         compare(texts, torch.where(kept, whole, 0), bound=False)
         left = f"{100 * float(whole[~kept].sum()):.0f}\u00a0% is on weaker edges"
-        assert left in page.locator(".panel").inner_text()
+        assert f"By |v|: {left}" in page.locator(".panel").inner_text()
         assert f"At most {left}" not in page.locator(".panel").inner_text()
     else:
         assert any(texts)
         for text, share in zip(texts, whole.tolist(), strict=True):
             assert not text or (text.startswith("≥") and number_of(text) < share + ROUNDED)
         assert "At most " in page.locator(".panel").inner_text()
+    for name, text in table(page, "key"):
+        marked(text, float(weights[0, 5, int(name)]), bound=False)
+    for name, text in table(page, "key", "by |v|"):
+        marked(text, float(whole[int(name)]), bound=not exact)
 
 
-def table(page: Any, side: str) -> list[tuple[str, str]]:
-    """By place the weight as it stands in the panel's table."""
+def test_scores_of_several_heads_are_said_to_be_weights(shown: Any) -> None:
+    page, weights, _ = shown("heads=0.1&query=5&lock=1&share=1&of=scores", True)
+    assert page.locator(".ends .key small").inner_text() == "weight, mean of heads"
+    assert "Scores are of one head" in page.locator(".panel").inner_text()
+    drawn = dict(enumerate(page.locator(".keys-column .number").all_inner_texts()))
+    for name, _ in table(page, "key"):
+        if text := drawn[int(name)]:
+            mean = float(weights[:2, 5, int(name)].mean())
+            bound = text.startswith("≥")
+            assert mean - (1 if bound else ROUNDED) <= number_of(text) <= mean + ROUNDED
+    page.keyboard.press("1")
+    assert page.locator(".ends .key small").inner_text() == "score"
+    assert "Scores are of one head" not in page.locator(".panel").inner_text()
+
+
+def table(page: Any, side: str, column: str = "weight") -> list[tuple[str, str]]:
+    """By place what stands in a column of the panel's table."""
+    names = page.locator(".panel .numbers thead th").all_inner_texts()
     rows = page.locator(f".panel .numbers tbody tr:has(.{side})")
     return [
         (
             row.locator(".token").get_attribute("title").split()[-1],
-            row.locator("td").nth(1).inner_text(),
+            row.locator("td").nth(names.index(column)).inner_text(),
         )
         for row in rows.all()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any
 from xml.etree import ElementTree
@@ -96,6 +97,38 @@ def test_a_long_text_at_the_width_that_is_printed(studio, make_trace, tmp_path) 
         page = studio.file(collect([trace]), "#view=threads&query=9&lock=1&share=1")
         page.locator("bdi.seen[data-place]").first.wait_for()
         check_print(studio, exported(page, tmp_path, "svg", str(width)), width)
+
+
+def test_an_excerpt_of_a_long_text_says_so(studio, make_trace, tmp_path) -> None:
+    trace = make_trace([f"w{place}" for place in range(1000)])
+    graph = trace.layers[0].graph
+    kept = dict(zip(graph.keys[0, 900].tolist(), graph.weights[0, 900].tolist(), strict=True))
+    page = studio.file(collect([trace]), "#view=threads&query=900&lock=1&share=1")
+    page.locator("bdi.seen[data-place]").first.wait_for()
+    said = " ".join(texts(exported(page, tmp_path, "svg")))
+    assert "tokens 100 to 999 of 1,000" in said
+    assert " … w100 w101 " in said and said.count(" w99 ") == 0
+    outside = 100 * sum(weight for key, weight in kept.items() if 0 <= key < 100)
+    (percent,) = re.findall(r"words outside hold at least ([\d.]+)\s%", said)
+    assert float(percent) == pytest.approx(outside, abs=0.051)
+
+
+def test_numbers_in_a_figure_are_those_of_the_page_and_have_a_name(
+    studio, make_trace, tmp_path
+) -> None:
+    trace = make_trace(["a", "b", "c", "d"])
+    for address, side, what in (
+        ("query=2&lock=1", "keys-column", "Numbers: weight."),
+        ("query=2&lock=1&of=scores", "keys-column", "Numbers: score."),
+        ("key=1&lock=1", "queries", "Numbers: weight."),
+        ("", "keys-column", "Numbers: mean weight."),
+    ):
+        page = studio.file(collect([trace]), f"#view=threads&{address}")
+        page.locator(".short-threads").wait_for()
+        drawn = texts(exported(page, tmp_path, "svg"))
+        assert any(text.endswith(what) for text in drawn), address
+        numbers = [text for text in page.locator(f".{side} .number").all_inner_texts() if text]
+        assert numbers and all(number in drawn for number in numbers), address
 
 
 def test_a_column_is_not_a_page_made_small(page, tmp_path) -> None:

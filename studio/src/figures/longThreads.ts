@@ -3,7 +3,7 @@
 import { INKS, type Theme } from "../colour";
 import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { areWords, flowing, visible } from "../text";
+import { areWords, flowing, grouped, percent, visible } from "../text";
 import { smallPrint } from "./print";
 import { EDGE, figure, rect, text, widthOf } from "./svg";
 
@@ -35,6 +35,11 @@ export function longThreadsFigure(
   const column = (tokens: string[], from: number, to: number, keys: boolean, queries: boolean) => {
     const words = areWords(tokens);
     let x = EDGE;
+    const gap = () => {
+      parts.push(text(x, y, "…", { size, fill: ink.faint }));
+      x += widthOf("… ", size);
+    };
+    if (from > 0) gap();
     for (let place = from; place < to; place++) {
       const { text: word, space, line } = flowing(tokens[place], words);
       const width = widthOf(word, size, 400, 1);
@@ -58,25 +63,40 @@ export function longThreadsFigure(
       x += width + 1;
       if (line) [x, y] = [EDGE, y + high];
     }
+    if (to < tokens.length) gap();
     y += high + 4;
   };
   const around = (count: number, at: number): [number, number] => {
     const start = Math.max(0, Math.min((at < 0 ? 0 : at) - MOST / 2, count - MOST));
     return [start, Math.min(count, start + MOST)];
   };
-  column(layer.queryTokens, ...around(layer.rows, query), layer.one, true);
-  if (!layer.one) column(layer.keyTokens, ...around(layer.columns, -1), true, false);
+  const strongest = [...toKeys].reduce((a, b) => (b[1] > a[1] ? b : a), [-1, 0])[0];
+  const queries = around(layer.rows, query);
+  const keys = layer.one ? queries : around(layer.columns, strongest);
+  column(layer.queryTokens, ...queries, layer.one, true);
+  if (!layer.one) column(layer.keyTokens, ...keys, true, false);
   const word = query >= 0 ? `“${visible(layer.queryTokens[query], 24)}” in ` : "";
   const heads =
     chosen.length === 1
       ? headName(example, layer, chosen[0])
       : `layer ${layer.index}, ${chosen.length} heads`;
+  const excerpt = ([from, to]: [number, number], count: number, of: string) =>
+    to - from < count ? `${of} ${grouped(from)} to ${grouped(to - 1)} of ${grouped(count)}` : "";
+  const outside = [...toKeys]
+    .filter(([place]) => place < keys[0] || place >= keys[1])
+    .reduce((sum, [, share]) => sum + share, 0);
+  const note = [
+    "shaded: what the word looks at; underlined: what looks at it",
+    excerpt(queries, layer.rows, layer.one ? "tokens" : "queries"),
+    layer.one ? "" : excerpt(keys, layer.columns, "keys"),
+    outside > 5e-4 ? `words outside hold at least ${percent(outside)}` : "",
+  ];
   return figure({
     width: wide,
     height: y - high + 6,
     theme,
     title: word + heads,
-    note: "shaded: what the word looks at; underlined: what looks at it",
+    note: note.filter(Boolean).join("; "),
     small: smallPrint(studio, example),
     parts,
   });

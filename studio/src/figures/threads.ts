@@ -5,7 +5,6 @@ import { headName, type Example, type Layer } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import { percent, visible } from "../text";
 import { breadth, curve, type Columns, type Line, type Shares } from "../threads";
-import { bounded } from "../sentences";
 import { smallPrint } from "./print";
 import { EDGE, element, figure, fitted, fixed1, legend, line, rect } from "./svg";
 import { SMALLEST, text, widthOf } from "./svg";
@@ -21,12 +20,14 @@ interface Shown {
   lines: (across: number) => Line[];
   /** What each key gets, and of which it is at least that. */
   atKeys: Shares;
+  /** The number beside each token, "" where there is none, and what they are. */
+  numbers: { queries: string[]; keys: string[]; what: string };
   /** Whether each row kept as much as is to be drawn. */
   kept: boolean;
 }
 
 export function threadsFigure(studio: Studio, shown: Shown, theme: Theme, wide: number): Figure {
-  const { example, layer, chosen, query, key, columns, lines, atKeys } = shown;
+  const { example, layer, chosen, query, key, columns, lines, atKeys, numbers } = shown;
   const ink = INKS[theme];
   const row = Math.min(Math.max(columns.row, 13), 24);
   const high = row / columns.row;
@@ -41,9 +42,12 @@ export function threadsFigure(studio: Studio, shown: Shown, theme: Theme, wide: 
     queries: Math.min(room, names(layer.queryTokens)),
     keys: Math.min(room, names(layer.keyTokens)),
   };
-  const numbers = query >= 0 ? 26 : 0;
-  const left = EDGE + side.queries + 6;
-  const right = wide - EDGE - numbers - side.keys - 6;
+  const beside = (of: string[]) =>
+    Math.ceil(Math.max(...of.map((number) => (number ? widthOf(number, SMALLEST) + 6 : 0)), 0));
+  const left = EDGE + beside(numbers.queries) + side.queries + 6;
+  const right = wide - EDGE - beside(numbers.keys) - side.keys - 6;
+  const number = (x: number, y: number, content: string, anchor?: "end") =>
+    parts.push(text(x, y, content, { size: SMALLEST, fill: ink.faint, anchor, middle: true }));
   const end = (of: string, sequence: string) =>
     fitted(layer.one ? of : `${of} (${sequence})`, SMALLEST, wide / 2 - EDGE);
   const parts: string[] = [
@@ -81,6 +85,7 @@ export function threadsFigure(studio: Studio, shown: Shown, theme: Theme, wide: 
         middle: true,
       }),
     );
+    if (numbers.queries[place]) number(EDGE, at(place, layer.rows), numbers.queries[place]);
   });
   layer.keyTokens.forEach((token, place) => {
     const y = at(place, layer.columns);
@@ -97,15 +102,7 @@ export function threadsFigure(studio: Studio, shown: Shown, theme: Theme, wide: 
         middle: true,
       }),
     );
-    if (query >= 0 && share >= 0.005)
-      parts.push(
-        text(wide - EDGE, y, bounded(share.toFixed(2), atKeys.least.has(place)), {
-          size: SMALLEST,
-          fill: ink.faint,
-          anchor: "end",
-          middle: true,
-        }),
-      );
+    if (numbers.keys[place]) number(wide - EDGE, y, numbers.keys[place], "end");
   });
   let y = 20 + columns.tall * high + 14;
   const named = legend(
@@ -135,6 +132,7 @@ export function threadsFigure(studio: Studio, shown: Shown, theme: Theme, wide: 
     shown.kept ? "" : ", or as much of it as was kept",
     studio.state.sinks ? "; first token and separators hidden" : "",
     "; the rest is a stub.",
+    [...numbers.queries, ...numbers.keys].some(Boolean) ? ` Numbers: ${numbers.what}.` : "",
   ].join("");
   const small = smallPrint(studio, example);
   return figure({ width: wide, height: y + 6, theme, title, note, small, parts });
