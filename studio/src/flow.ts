@@ -8,6 +8,7 @@
 
 import { meanOf, type Mean } from "./graphEdges";
 import type { Example, Kind, Layer } from "./model";
+import { significant3 } from "./text";
 
 const RESIDUAL = 0.5;
 /** Tokens and edges of a layer that are drawn at most, and paths that are found. */
@@ -39,6 +40,9 @@ export interface TokenFlow {
   edges: [above: number, below: number, share: number][][];
   /** By level what all tokens carry; the rest is unknown, or ended where no layer hands it on. */
   sums: number[];
+  /** What positions of the token's own sequence hold at the input, where that is another sequence;
+   * else 0. */
+  own?: number;
   /** What came along edges that are not known; of relevance nothing says it. */
   unknown?: number;
 }
@@ -151,6 +155,14 @@ export class Network {
     return sum;
   }
 
+  /** What the last layer's sequence holds of the input, where that is another sequence; else 0. */
+  private own(input: Float64Array): number {
+    const { queries, keys } = this.kind;
+    if (queries === keys) return 0;
+    const { own, end } = this.steps.at(-1)!;
+    return input.slice(own, end).reduce((sum, share) => sum + share, 0);
+  }
+
   /** What is drawn of a node of the last layer. */
   flow(start: number): TokenFlow {
     const shares = this.shares(start);
@@ -180,6 +192,7 @@ export class Network {
       shares: shares.map((level) => chosen.map((node) => level[node])),
       edges,
       sums: shares.map((level) => level.reduce((sum, share) => sum + share, 0)),
+      own: this.own(shares[0]),
       unknown: this.unknown(shares),
     };
   }
@@ -324,6 +337,16 @@ export function relevanceOf(
 ): Promise<Relevance | { problem: string } | null> {
   const asked = { example: example.number, kind: kind.kind, position: output };
   return example.source.ask!("relevance", { ...asked, window: asker, turn: ++turn }, stop);
+}
+
+/** How much of a token is of the input, and how much of its own sequence; "": these are one. */
+export function ofBoth(kind: FlowKind, { sums, own = 0, unknown = 0 }: TokenFlow): string {
+  if (kind.queries === kind.keys) return "";
+  const least = unknown > 5e-4 ? "at least " : "";
+  return (
+    `In all ${least}${significant3(sums[0] - own)} of it is from the ${kind.keys}, ` +
+    `${least}${significant3(own)} from the ${kind.queries} itself.`
+  );
 }
 
 /** The largest flow between the two; why: the reason that it is not known. Of a server alone. */

@@ -25,8 +25,8 @@ export interface Drawn {
   every: number;
   marks: FlowMark[];
   dots: { x: number; y: number; radius: number }[];
-  /** The strongest paths as curves, the strongest first. */
-  paths: { curve: Curve[]; product: number }[];
+  /** The strongest paths as curves, the strongest first; or one of them, and which. */
+  paths: { curve: Curve[]; product: number; place: number }[];
   /** The least that edges drawn carry of a layer. */
   held: number;
 }
@@ -44,6 +44,8 @@ const TOP = 30,
 export function diagramOf(
   flow: TokenFlow,
   paths: PathFound[],
+  /** Which of them is drawn alone; -1: all are. */
+  alone: number,
   share: number,
   { width, height, labelWide }: Room,
 ): Drawn {
@@ -84,11 +86,12 @@ export function diagramOf(
     })),
   );
   const token = new Map(flow.tokens.map(([name, place], n) => [`${name} ${place}`, n]));
-  const drawnPaths = paths.flatMap(({ steps, product }) => {
+  const drawnPaths = paths.flatMap(({ steps, product }, place) => {
+    if (alone >= 0 && place !== alone) return [];
     const found = steps.map(([name, place]) => token.get(`${name} ${place}`));
     if (!found.every((one): one is number => one !== undefined)) return [];
     const curve = found.slice(1).map((below, n) => curveOf(levels - 1 - n, found[n], below));
-    return [{ curve, product }];
+    return [{ curve, product, place }];
   });
   const last = rows.at(-1) ?? TOP;
   return {
@@ -152,10 +155,9 @@ export function paintDiagram(
     context.arc(x, y, radius, 0, 2 * Math.PI);
     context.fill();
   }
-  [...paths].reverse().forEach(({ curve, product }, n) => {
-    const place = paths.length - 1 - n;
+  [...paths].reverse().forEach(({ curve, product, place }, n) => {
     context.strokeStyle = pathColour(theme, place);
-    context.globalAlpha = place ? 0.85 : 1;
+    context.globalAlpha = n < paths.length - 1 ? 0.85 : 1;
     context.lineWidth = thickPath(product, paths[0].product);
     context.beginPath();
     curve.forEach(along);

@@ -9,13 +9,14 @@ import tracemalloc
 import urllib.request
 from collections.abc import Callable
 from typing import Any
+from xml.etree import ElementTree
 
 import networkx
 import numpy as np
 import pytest
 import torch
+from tests.studio.printed import SVG, exported, texts
 from tests.studio.test_accessibility import findings
-from tests.studio.test_figures import exported, texts
 from tests.studio.test_graph import WORDS, dense_trace, weights_of
 from tests.studio.test_layout import CUT
 from tests.studio.windows import windows
@@ -29,6 +30,22 @@ from weft.traces import Trace
 
 Array = np.ndarray[Any, Any]
 LAYERS, TOKENS = 3, 7
+#: How many pixels of the diagram have a colour, but for rounding; and a colour as the browser
+#: writes it.
+COLOURS = """(colour) => {
+    const canvas = document.querySelector(".stage.paths canvas");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const wanted = colour.match(/\\d+/g).map(Number);
+    let count = 0;
+    for (let n = 0; n < data.length; n += 4)
+        count += data[n + 3] === 255 && wanted.every((of, c) => Math.abs(of - data[n + c]) < 3);
+    return count;
+}"""
+AS_RGB = """(colour) => {
+    const one = document.createElement("i");
+    one.style.color = colour;
+    return document.body.appendChild(one) && getComputedStyle(one).color;
+}"""
 #: How many pixels of the diagram are painted.
 PAINTED = """() => {
     const canvas = document.querySelector(".stage.paths canvas");
@@ -170,7 +187,44 @@ def test_between_two_sequences(studio: Any, pair_trace: Trace) -> None:
     assert page.locator(".level").all_inner_texts() == ["input", "E0", "D0", "C0"]
     page.locator(".stage select").select_option("decoder")
     ready(page)
+    assert page.locator(".both").count() == page.locator(".own .end").count() == 0
     assert page.locator(".inputs .end").count() == page.locator(".outputs .end").count() == 4
+
+
+@pytest.mark.parametrize("where", ["page", "server"])
+def test_what_the_target_holds_itself_is_listed(
+    studio: Any, serving: Callable[..., Viewer], monkeypatch: pytest.MonkeyPatch,
+    pair_trace: Trace, where: str, tmp_path: Any,
+) -> None:  # fmt: skip
+    encoder, decoder, cross = (
+        layer.graph.dense().double().mean(0).numpy() for layer in pair_trace.layers
+    )
+    # Half comes past the cross layer; of that, half past the decoder's.
+    itself = (np.eye(4) / 2 + decoder / 2)[3] / 2
+    source = cross[3] @ (np.eye(7) / 2 + encoder / 2) / 2
+    if where == "server":
+        monkeypatch.setattr("weft.studio.collection.LOCAL", 2)
+    collection = collect([pair_trace])
+    link = "#view=paths&kind=cross&output=3"
+    page = (
+        studio.file(collection, link)
+        if where == "page"
+        else studio.served(serving(collection), link)
+    )
+    ready(page)
+    rows = [row.split() for row in page.locator(".panel tbody tr").all_inner_texts()]
+    held = [*zip(pair_trace.sequences["source"], source, strict=True),
+            *zip(pair_trace.sequences["target"], itself, strict=True)]  # fmt: skip
+    held = sorted((pair for pair in held if pair[1] > 0), key=lambda pair: -pair[1])
+    assert [float(row[-1]) for row in rows] == pytest.approx([s for _, s in held], rel=5e-3)
+    assert [row[0] for row in rows] == [token for token, _ in held]
+    both = "In all 0.500 of it is from the source, 0.500 from the target itself."
+    assert page.locator(".both").inner_text() == both
+    labels = pair_trace.sequences["target"]
+    assert page.locator(".own .end").all_inner_texts() == labels
+    found = texts(exported(page, tmp_path, "svg"))
+    assert all(found.count(label) >= 2 for label in labels)
+    assert any(both in " ".join(found[n : n + 3]) for n in range(len(found)))
 
 
 def test_kept_edges_give_bounds(studio: Any) -> None:
@@ -246,10 +300,21 @@ def test_keys_a_path_alone_and_a_figure(studio: Any, tmp_path: Any) -> None:
     page.wait_for_timeout(100)
     assert page.locator(".path").nth(1).get_attribute("aria-pressed") == "true"
     assert page.evaluate(PAINTED) != all_paths[1]
+    # In the colour that its line in the panel has.
+    colour = (
+        page.locator(".path .strip").nth(1).evaluate("e => getComputedStyle(e).backgroundColor")
+    )
+    assert page.evaluate(COLOURS, colour) > 200
+    first = page.locator(".path .strip").first.evaluate("e => getComputedStyle(e).backgroundColor")
+    assert page.evaluate(COLOURS, first) == 0
     path = exported(page, tmp_path, "svg")
+    strokes = {
+        page.evaluate(AS_RGB, of.get("stroke")) for of in ElementTree.parse(path).iter(f"{SVG}path")
+    }
+    assert colour in strokes and first not in strokes
     found = texts(path)
     assert {"input", "L0", "L2", WORDS[10], WORDS[1]} <= set(found)
-    assert any("Strongest paths: products" in text for text in found)
+    assert any(f"Path 2 alone: product {products(page)[1]}" in text for text in found)
     page.keyboard.press("Escape")
     page.locator(".between").wait_for(state="detached")
     page.keyboard.press("Escape")

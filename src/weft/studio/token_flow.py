@@ -81,6 +81,8 @@ class TokenFlows:
         shares   by level, from the input up, by token
         edges    by layer [token above, token below, share], the ones that carry most
         sums     by level the share that all tokens carry
+        own      what positions of the token's own sequence hold at the input, where that is
+                 another sequence; else 0
         unknown  what came along edges that were not kept; the rest of what a sum lacks ended at
                  sinks and at rows that may look at no key
         """
@@ -104,6 +106,7 @@ class TokenFlows:
             "shares": [[_short(share) for share in row] for row in shares[:, chosen].tolist()],
             "edges": edges,
             "sums": [_short(total) for total in shares.sum(1).tolist()],
+            "own": _short(network.own(shares[0])),
             "unknown": _short(unknown),
         }
 

@@ -1,7 +1,7 @@
 // A token through all layers, and paths between two tokens, as a figure.
 
 import { INKS, type Theme } from "../colour";
-import type { FlowKind, PathsBetween, Place, TokenFlow } from "../flow";
+import { ofBoth, type FlowKind, type PathsBetween, type Place, type TokenFlow } from "../flow";
 import { faintness, pathColour, thick, thickPath, type Drawn } from "../flowDiagram";
 import type { Curve } from "../graphLayout";
 import type { Example } from "../model";
@@ -46,9 +46,9 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   );
   for (const { x, y, radius } of drawn.dots)
     if (radius) parts.push(element("circle", { cx: x, cy: y, r: radius, fill: ink.ink }));
-  drawn.paths.forEach(({ curve, product }, n) => {
+  drawn.paths.forEach(({ curve, product, place }) => {
     const width = thickPath(product, drawn.paths[0].product);
-    for (const one of curve) parts.push(path(one, pathColour(theme, n), width, 1));
+    for (const one of curve) parts.push(path(one, pathColour(theme, place), width, 1));
   });
   const size = Math.max(SMALLEST, Math.min(12, drawn.row * 0.72));
   const room = (drawn.columns[0] ?? 0) - 26;
@@ -56,8 +56,8 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
     const label = fitted(word(place), size, room);
     const [first, last] = [drawn.columns[0], drawn.columns.at(-1)!];
     const y = drawn.rows[token];
-    if (place[0] === kind.keys)
-      parts.push(text(first - 12, y, label, { size, anchor: "end", fill: ink.key, middle: true }));
+    const fill = place[0] === kind.keys ? ink.key : ink.query;
+    parts.push(text(first - 12, y, label, { size, anchor: "end", fill, middle: true }));
     if (place[0] === kind.queries) {
       const weight = place[1] === shown.output ? 700 : undefined;
       parts.push(text(last + 12, y, label, { size, fill: ink.query, weight, middle: true }));
@@ -72,18 +72,21 @@ export function pathsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
   const edges =
     "Coloured lines come from another token, grey ones from the token itself; a dot is larger " +
     `where more is. Edges drawn carry ${orMore(drawn.held)} of each layer.`;
+  const strongest = drawn.paths.slice(0, 3).map(({ product }) => significant3(product));
+  const which =
+    drawn.paths.length === 1 && between!.paths.length > 1
+      ? `Path ${drawn.paths[0].place + 1} alone: product`
+      : "Strongest paths: products";
   const products = between?.paths.length
-    ? ` Strongest paths: products ${between.paths
-        .slice(0, 3)
-        .map(({ product }) => significant3(product))
-        .join(", ")}; all paths together ${significant3(between.least)}.`
+    ? ` ${which} ${strongest.join(", ")}; all paths together ${significant3(between.least)}.`
     : "";
+  const both = ofBoth(kind, flow);
   return figure({
     width: wide,
     height: drawn.height * scale,
     theme,
     title: shown.title,
-    note: edges + products,
+    note: edges + (both && ` ${both}`) + products,
     small: smallPrint(studio, shown.example),
     parts: [element("g", { transform: moved }, parts.join(""))],
   });

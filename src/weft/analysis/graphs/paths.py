@@ -196,6 +196,15 @@ class Network:
             found += (1 - step.residual) * float(above[some] @ step.missing[some])
         return found
 
+    def own(self, shares: Numbers) -> float:
+        """What the last layer's sequence holds at the input, where that is another sequence; else
+        0. shares: those of the input, (nodes,).
+        """
+        if self.queries == self.keys:
+            return 0.0
+        first = self.first[self.queries]
+        return float(shares[first : first + self.sizes[self.queries]].sum())
+
     def strongest(self, start: int, target: int, count: int) -> StrongestPaths:
         """The strongest paths from a node of the last layer to one of the input."""
         best = self._best(target)
