@@ -40,6 +40,14 @@ export const grouped = (number: number) => number.toLocaleString("en");
 export const counted = (number: number, thing: string, things = `${thing}s`) =>
   `${grouped(number)} ${number === 1 ? thing : things}`;
 
+/** Whole numbers in a list; of more than three in even steps the first two and the last. */
+export function listed(numbers: number[], before = ""): string {
+  const step = numbers[1] - numbers[0];
+  const even = numbers.every((one, n) => one === numbers[0] + n * step);
+  const all = numbers.map((one) => `${before}${one}`);
+  return even && all.length > 3 ? `${all[0]}, ${all[1]} … ${all.at(-1)}` : all.join(", ");
+}
+
 /** A number with a true minus sign. */
 export function minus(number: number, digits: number): string {
   const text = Math.abs(number).toFixed(digits);

@@ -4,6 +4,7 @@ import {
   counted,
   fileName,
   flowing,
+  listed,
   minus,
   modelName,
   notShown,
@@ -28,6 +29,17 @@ describe("numbers", () => {
       "12,345",
       "−2.00",
     ]);
+  });
+
+  test("in a list, short where their steps are even", () => {
+    expect([[], [4], [0, 1, 2], [2, 4, 6, 8], [1, 2, 3, 7]].map((of) => listed(of))).toEqual([
+      "",
+      "4",
+      "0, 1, 2",
+      "2, 4 … 8",
+      "1, 2, 3, 7",
+    ]);
+    expect(listed([0, 1, 2, 3], "L")).toBe("L0, L1 … L3");
   });
 
   test("a true minus sign, none before a zero", () => {
