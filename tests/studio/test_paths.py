@@ -315,6 +315,15 @@ def test_keys_a_path_alone_and_a_figure(studio: Any, tmp_path: Any) -> None:
     found = texts(path)
     assert {"input", "L0", "L2", WORDS[10], WORDS[1]} <= set(found)
     assert any(f"Path 2 alone: product {products(page)[1]}" in text for text in found)
+    # The address holds which it is.
+    assert "path=1" in page.url
+    page.reload()
+    page.locator('.path[aria-pressed="true"]').wait_for()
+    assert page.locator(".path").nth(1).get_attribute("aria-pressed") == "true"
+    page.keyboard.press("ArrowRight")
+    page.locator(".between h2", has_text=f"“{WORDS[2]}”").wait_for()
+    products(page)
+    assert page.locator('.path[aria-pressed="true"]').count() == 0
     page.keyboard.press("Escape")
     page.locator(".between").wait_for(state="detached")
     page.keyboard.press("Escape")
