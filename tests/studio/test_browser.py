@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from tests.studio.sheet import sheet_dots
@@ -163,19 +166,23 @@ def test_training_is_scrubbed_from_random_to_trained(studio, pair_trace, history
     assert page.locator("#now").inner_text() == "step 0: random matrices"
 
 
-def test_the_dot_rides_on_the_reported_curve(studio, pair_trace, history_of) -> None:
+def test_the_dot_is_on_what_was_logged(studio, pair_trace, history_of) -> None:
     """A snapshot's loss is of one batch: beside a curve of averages it would jump."""
-    snapshots = [{**snapshot, "loss": 9.0} for snapshot in history_of(pair_trace)]
+    first, last = ({**snapshot, "loss": 9.0} for snapshot in history_of(pair_trace))
+    snapshots = [first, {**last, "step": 330}, {**last, "step": 500}]
     curves = {"training loss": [(100, 3.0), (300, 2.0), (500, 1.0)]}
     page = studio.file(collect([pair_trace], history=snapshots, curves=curves), "#view=training")
     page.locator("#curve path").wait_for(state="attached")
     assert page.locator("#dot").count() == 0  # nothing was reported at step 0
-    page.keyboard.press("ArrowRight")
-    dot = page.locator("#dot")
-    place = [float(dot.get_attribute(name)) for name in ("cx", "cy")]
-    end = page.locator("#curve path").get_attribute("d").rsplit("L", 1)[1].split(",")
-    assert place == pytest.approx([float(number) for number in end], abs=0.01)
-    assert "from 3.00 down to 1.00" in page.locator(".time").inner_text()
+    drawn = re.findall(r"[-\d.]+", page.locator("#curve path").get_attribute("d"))
+    points = np.array(drawn, float).reshape(3, 2)
+    said = "training loss: from 3.00 to 1.00, "
+    for place, here in ((1, "closest to here 2.00 at step 300"), (2, "here 1.00")):
+        page.keyboard.press("ArrowRight")
+        dot = page.locator("#dot")
+        found = [float(dot.get_attribute(name)) for name in ("cx", "cy")]
+        assert found == pytest.approx(points[place], abs=0.01)
+        assert page.locator(".curve-names").inner_text() == said + here
 
 
 @pytest.mark.parametrize("view", ["heads", "threads", "matrix"])

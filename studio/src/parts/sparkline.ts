@@ -1,7 +1,7 @@
 // A small curve without axes, with a dot where it is now.
 
-import { scaleSymlog } from "d3-scale";
 import { line } from "d3-shape";
+import { stepScale } from "../losses";
 import { significant3 } from "../text";
 
 /** From its least number to its largest, as one reads it; "": it is the same all along. */
@@ -36,10 +36,7 @@ export function stepline(
 ) {
   const numbers = series.filter((number) => number !== null);
   const [low, top] = [Math.min(...numbers), Math.max(...numbers)];
-  const x = scaleSymlog()
-    .constant(8)
-    .domain([0, Math.max(...steps, 1)])
-    .range([0, wide]);
+  const x = stepScale(steps.at(-1) ?? 1, [0, wide]);
   const y = (number: number) => high - 2 - ((high - 4) * (number - low)) / (top - low || 1);
   const path = line<number | null>()
     .defined((number) => number !== null)
