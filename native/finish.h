@@ -26,13 +26,13 @@ inline float write_edges(const Call& call, int64_t at, const Running& running, f
     float* weights = call.kept_weights + at * call.kept;
     int32_t* keys = call.kept_keys + at * call.kept;
     const int64_t kept = order_strongest(candidates, call.kept, scores, keys);
-    Floats total_kept{};
+    LongSum mass;
     for (int64_t n = 0; n < kept; n += lanes) {
         const Floats x = running.exponents(load_part(scores + n, kept - n));
         Floats p = power_of_2<5>(x) * inverse;
         if (n + lanes > kept)
             for (int64_t lane = kept - n; lane < lanes; ++lane) p[lane] = 0;
-        total_kept += p;
+        mass.add(p);
         store_part(weights + n, p, kept - n);
     }
     for (int64_t n = kept; n < call.kept; ++n) {
@@ -40,7 +40,7 @@ inline float write_edges(const Call& call, int64_t at, const Running& running, f
         weights[n] = 0;
         keys[n] = -1;
     }
-    return sum(total_kept);
+    return sum(mass.total());
 }
 
 // The results of row `at`, counted over the whole call, from its streamed sums. Returns the factor

@@ -145,17 +145,17 @@ inline void find_edges(const Call& call, const float* scores, Floats highest, Ra
 inline void write_graph(const Call& call, const ColumnSoftmax& softmax, int64_t keys,
                         const ColumnSpace& columns, int64_t at, int64_t queries) {
     const int64_t edges = smaller(call.kept, keys);
-    Floats mass{};
+    LongSum mass;
     for (int64_t r = edges; r < round_up(edges, lanes); ++r)
         store(columns.weights + r * lanes, Floats{});
     for (int64_t r = 0; r < edges; ++r) {
         const Floats score = load(columns.scores + r * lanes);
         const Floats p = power_of_2<5>(softmax.exponents(score)) * softmax.inverse;
         const Floats weight = load(columns.keys + r * lanes) < 0 ? Floats{} : p;
-        mass += weight;
+        mass.add(weight);
         store(columns.weights + r * lanes, weight);
     }
-    const Floats rest = softmax.inverse * softmax.total - mass;
+    const Floats rest = softmax.inverse * softmax.total - mass.total();
     store_part(call.entropy + at, softmax.entropy(keys), queries);
     store_part(call.rest + at, (softmax.total == 0.0f) | (rest < 0.0f) ? Floats{} : rest, queries);
     store_part(call.count + at, broadcast((int32_t)keys), queries);

@@ -176,6 +176,23 @@ inline float sum(Floats x) {
 #endif
 }
 
+// A sum of many vectors, in parts of 16: numbers that are alike are rounded alike, and thousands of
+// them added one by one leave the sum in its sixth digit.
+class LongSum {
+public:
+    void add(Floats x) {
+        part_ += x;
+        if (++added_ % 16) return;
+        whole_ += part_;
+        part_ = Floats{};
+    }
+    Floats total() const { return whole_ + part_; }
+
+private:
+    Floats whole_{}, part_{};
+    int64_t added_ = 0;
+};
+
 #if defined(__FMA__) || defined(__aarch64__)
 constexpr bool fused_multiply_add = true;
 #else

@@ -99,6 +99,18 @@ def test_zeros_of_either_sign_are_equal(attend: Attend) -> None:
         check_scores(attend, scores, 32)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(100, 100), (1, 1600), (9, 5000)])
+def test_what_is_left_of_thousands_of_equal_edges(attend: Attend, rows: int, length: int) -> None:
+    """A sink has what its keys have not: sums of numbers that are rounded alike are told here."""
+    queries = keys = torch.zeros(1, 1, length, 8)
+    sinks = torch.tensor([-0.2934])
+    call = (queries[:, :, :rows], keys, keys)
+    _, graph = attend(*call, k=length, sinks=sinks)
+    beside = math.exp(-0.2934)
+    rest = torch.full((1, 1, rows), beside / (length + beside), dtype=torch.float64)
+    torch.testing.assert_close(graph.rest.double(), rest, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("length", [8, 40, 100, 128, 700])
 def test_what_is_no_number_is_no_edge(attend: Attend, length: int) -> None:
     """Of keys at minus infinity, and of one that is NaN."""
