@@ -35,11 +35,13 @@ interface Room {
   width: number;
   height: number;
   labelWide: number;
+  /** How high a row is at least, and how far apart levels are. */
+  least?: { row: number; gap: number };
 }
 
-const TOP = 30,
-  ROW = 15,
-  NARROW = 18;
+const TOP = 30;
+/** Between the names of tokens and the first level, and likewise behind the last. */
+export const BESIDE = 30;
 
 export function diagramOf(
   flow: TokenFlow,
@@ -47,19 +49,19 @@ export function diagramOf(
   /** Which of them is drawn alone; -1: all are. */
   alone: number,
   share: number,
-  { width, height, labelWide }: Room,
+  { width, height, labelWide, least = { row: 15, gap: 18 } }: Room,
 ): Drawn {
   const levels = flow.shares.length;
   const count = flow.tokens.length;
-  const row = Math.min(30, Math.max(ROW, (height - TOP - 12) / Math.max(count, 1)));
+  const row = Math.min(30, Math.max(least.row, (height - TOP - 12) / Math.max(count, 1)));
   const rows = flow.tokens.map((_, token) => {
     const apart = flow.tokens
       .slice(0, token + 1)
       .filter((one, n, all) => n && one[0] !== all[n - 1][0]);
     return TOP + row * (token + 0.5 + apart.length);
   });
-  const left = labelWide + 30;
-  const wide = Math.max(width, 2 * left + NARROW * (levels - 1));
+  const left = labelWide + BESIDE;
+  const wide = Math.max(width, 2 * left + least.gap * (levels - 1));
   const gap = (wide - 2 * left) / Math.max(levels - 1, 1);
   const columns = Array.from({ length: levels }, (_, level) => left + gap * level);
   const curveOf = (level: number, above: number, below: number): Curve => {
@@ -106,6 +108,12 @@ export function diagramOf(
     paths: drawnPaths,
     held: flow.edges.length ? held : 0,
   };
+}
+
+/** Whether there is room for the name of a level: of the first, the last and some between. */
+export function hasName({ columns, every }: Drawn, level: number): boolean {
+  const after = columns.length - 1 - level;
+  return level === 0 || after === 0 || (level % every === 0 && after >= every);
 }
 
 /** How wide what flows is drawn. */

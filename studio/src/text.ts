@@ -48,6 +48,14 @@ export function listed(numbers: number[], before = ""): string {
   return even && all.length > 3 ? `${all[0]}, ${all[1]} … ${all.at(-1)}` : all.join(", ");
 }
 
+/** What stands after the name of a token in a list: its position, in parentheses, where the same
+ * token stands elsewhere too; else nothing. */
+export function placesOf(tokens: string[]): (place: number) => string {
+  const [seen, twice] = [new Set<string>(), new Set<string>()];
+  for (const token of tokens) (seen.has(token) ? twice : seen).add(token);
+  return (place) => (twice.has(tokens[place]) ? ` (${place})` : "");
+}
+
 /** A number with a true minus sign. */
 export function minus(number: number, digits: number): string {
   const text = Math.abs(number).toFixed(digits);

@@ -11,6 +11,7 @@ import {
   orMore,
   paragraphs,
   percent,
+  placesOf,
   shareLess,
   short,
   significant3,
@@ -40,6 +41,11 @@ describe("numbers", () => {
       "1, 2, 3, 7",
     ]);
     expect(listed([0, 1, 2, 3], "L")).toBe("L0, L1 … L3");
+  });
+
+  test("the positions of tokens that stand several times", () => {
+    const which = placesOf(["a", "b", "a", "toString"]);
+    expect([0, 1, 2, 3].map(which)).toEqual([" (0)", "", " (2)", ""]);
   });
 
   test("a true minus sign, none before a zero", () => {

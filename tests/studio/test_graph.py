@@ -42,6 +42,15 @@ WORDS = [
     "too",
     "tired",
 ]
+#: As lists have them: with its position a word that stands twice.
+NAMES = [f"{word} ({n})" if WORDS.count(word) > 1 else word for n, word in enumerate(WORDS)]
+
+
+def cells_of(row: str) -> list[str]:
+    """The cells of a row of a table, as text."""
+    return [" ".join(cell.split()) for cell in row.split("\t")]
+
+
 #: How many pixels of the edges' canvas are painted.
 PAINTED = """() => {
     const canvas = document.querySelector(".graph-sheet canvas");
@@ -113,9 +122,9 @@ def test_the_fewest_edges_that_hold_the_mass(studio: Any, causal: bool, share: f
         assert re.search(rf"\d+ of {total} kept edges hold 100 % of the mass", said)
     assert ("none leads forward, a loop is" in said) == causal
     assert ("No pair is masked" in said) == (not causal)
-    strongest = page.locator(".panel tbody tr").first.inner_text().split()
+    strongest = page.locator(".panel tbody tr").first.inner_text()
     query, key = np.unravel_index(weights[1].argmax(), (12, 12))
-    assert strongest == [WORDS[query], "→", WORDS[key], f"{weights[1].max():.4f}"]
+    assert cells_of(strongest) == [f"{NAMES[query]} → {NAMES[key]}", f"{weights[1].max():.4f}"]
 
 
 def test_what_the_trace_did_not_keep_is_said_as_mass(studio: Any) -> None:
@@ -212,8 +221,8 @@ def test_a_hover_names_an_edge_and_a_click_its_neighbours(studio: Any) -> None:
     assert f"It receives {column.sum():.2f} from all queries." in said
     rows = page.locator(".neighbours table").first.locator("tbody tr").all_inner_texts()
     order = np.argsort(-row)[:5]
-    assert [text.split()[:2] for text in rows[:5]] == [
-        [WORDS[key], f"{row[key]:.4f}"] for key in order
+    assert [cells_of(text)[:2] for text in rows[:5]] == [
+        [NAMES[key], f"{row[key]:.4f}"] for key in order
     ]
     assert page.locator(".node.apart").count() > 5
     assert page.evaluate(PAINTED) != blank

@@ -15,9 +15,9 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from tests.studio.printed import SVG, exported, texts
+from tests.studio.printed import SVG, check_print, exported, texts
 from tests.studio.test_accessibility import findings
-from tests.studio.test_graph import WORDS, dense_trace, weights_of
+from tests.studio.test_graph import NAMES, WORDS, cells_of, dense_trace, weights_of
 from tests.studio.test_layout import CUT
 from tests.studio.windows import windows
 
@@ -106,7 +106,7 @@ def written(path: tuple[int, ...]) -> str:
     for place, group in itertools.groupby(zip(path, levels, strict=True), key=lambda one: one[0]):
         names = [name for _, name in group]
         span = names[0] if len(names) == 1 else f"{names[0]}–{names[-1]}"
-        parts.append(f"{WORDS[place]} {span}")
+        parts.append(f"{NAMES[place]} {span}")
     return " ← ".join(parts)
 
 
@@ -129,15 +129,15 @@ def test_two_clicks_give_the_strongest_paths(
     ready(page)
     start, end = 5, 1
     page.locator(".outputs .end").nth(start).click()
-    page.locator(".panel h2", has_text=f"“{WORDS[start]}”").wait_for()
+    page.locator(".panel h2", has_text=f"“{NAMES[start]}”").wait_for()
     said = ready(page)
     steps = steps_of(weights)
     rollout = steps[2] @ steps[1] @ steps[0]
     order = np.argsort(-rollout[start])
     rows = page.locator(".panel tbody tr").all_inner_texts()
     count = int((rollout[start] > 0).sum())
-    assert [row.split() for row in rows] == [
-        [WORDS[place], three_digits(rollout[start, place])] for place in order[:count]
+    assert [cells_of(row) for row in rows] == [
+        [NAMES[place], three_digits(rollout[start, place])] for place in order[:count]
     ]
     assert "the residual connection" in said
     page.locator(".inputs .end").nth(end).click()
@@ -346,6 +346,65 @@ def test_a_hover_names_what_flows(studio: Any) -> None:
     page.locator(".tip").wait_for()
     said = page.locator(".tip").inner_text().replace("\u00a0", " ")
     assert said == f"“tired” after L2 ← “tired”: {100 * own:.0f} % of the token"
+
+
+def test_many_layers_in_a_narrow_window_keep_the_names_in_sight(studio: Any) -> None:
+    weights = [weights_of(0, 12, True)] * 30
+    page = studio.file(collect([stacked(weights, True)]), "#view=paths", width=1024)
+    ready(page)
+    room = page.locator(".graph-room")
+    assert room.evaluate("e => [e.scrollLeft, e.scrollWidth > e.clientWidth + 50]") == [0, True]
+    assert page.locator(".level").first.inner_text() == "input"
+    for _ in range(2):
+        box = room.bounding_box()
+        for side in (".inputs", ".outputs"):
+            names = page.locator(f"{side} .end").first.bounding_box()
+            assert names["x"] >= box["x"] - 1
+            assert names["x"] + names["width"] <= box["x"] + box["width"] + 1
+        # What is clicked is the name, wherever the layers stand.
+        page.locator(".inputs .end").nth(2).click()
+        page.locator(".between h2", has_text=f"“{WORDS[2]}”").wait_for()
+        page.keyboard.press("Escape")
+        page.locator(".between").wait_for(state="detached")
+        room.evaluate("e => { e.scrollLeft = 10_000; }")
+
+
+@pytest.mark.parametrize("width", [85, 175])
+def test_many_layers_at_the_width_that_is_printed(studio: Any, tmp_path: Any, width: int) -> None:
+    weights = [weights_of(0, 12, True)] * 30
+    page = studio.file(collect([stacked(weights, True)]), "#view=paths&output=11&input=3&path=1")
+    products(page)
+    ready(page)
+    path = exported(page, tmp_path, "svg", str(width))
+    check_print(studio, path, width)
+    found = texts(path)
+    assert {"input", "L29", *WORDS} <= set(found)
+    # The path is whole: as many curves of its colour as layers.
+    colour = (
+        page.locator(".path .strip").nth(1).evaluate("e => getComputedStyle(e).backgroundColor")
+    )
+    strokes = [of.get("stroke") for of in ElementTree.parse(path).iter(f"{SVG}path")]
+    assert [page.evaluate(AS_RGB, of) for of in strokes].count(colour) == 30
+
+
+def test_equal_tokens_are_told_apart(studio: Any) -> None:
+    weights = [weights_of(seed, 4, False) for seed in range(2)]
+    trace = weft.from_weights(
+        torch.tensor(np.stack(weights)), tokens=["John", "gave", "John", "up"]
+    )
+    page = studio.file(collect([trace]), "#view=paths&output=2")
+    ready(page)
+    names = page.locator(".giver").all_inner_texts()
+    assert sorted(names) == ["John (0)", "John (2)", "gave", "up"]
+    assert page.locator(".panel h2").first.inner_text().startswith("“John (2)”")
+    page.locator(".giver", has_text="John (0)").click()
+    products(page)
+    steps = page.locator(".strongest .steps").first.inner_text()
+    assert "John (2) L1" in steps and "John (0)" in steps
+    page.keyboard.press("g")
+    page.locator(".pair-of").first.wait_for()
+    ends = set(page.locator(".pair-of .token").all_inner_texts())
+    assert ends == {"John (0)", "John (2)", "gave", "up"}
 
 
 @windows(390, 720, 1440)

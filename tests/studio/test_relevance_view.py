@@ -13,6 +13,7 @@ from tests.saved_models import save_writer
 from tests.studio.test_accessibility import AXE, axe_findings, faint_texts
 from tests.studio.test_asking import post
 from tests.studio.test_figures import exported
+from tests.studio.test_graph import cells_of
 from tests.studio.test_paths import PAINTED, three_digits
 
 from weft.errors import InputError
@@ -26,6 +27,8 @@ from weft.traces import Trace
 
 Serving = Callable[..., Viewer]
 WORDS = list("abcadab")
+#: As lists have them: with its position a word that stands several times.
+NAMES = [f"{word} ({n})" if WORDS.count(word) > 1 else word for n, word in enumerate(WORDS)]
 TEXT = " ".join(WORDS)
 CHOICE = "What is followed"
 LINE = "which no trace holds"
@@ -57,7 +60,7 @@ def by_hand(folder: Path, output: int) -> tuple[int, list[float]]:
 def shown(page: Any) -> list[list[str]]:
     page.locator(".predicted").wait_for()
     rows = page.locator(".panel tbody tr").all_inner_texts()
-    return [row.split() for row in rows]
+    return [cells_of(row) for row in rows]
 
 
 def test_the_panel_says_what_relevance_says(
@@ -70,10 +73,10 @@ def test_the_panel_says_what_relevance_says(
     for output in (6, 4):
         page.locator(".outputs .end").nth(output).click()
         predicted, values = by_hand(writer, output)
-        page.locator(".predicted", has_text=f"after “{WORDS[output]}”").wait_for()
+        page.locator(".predicted", has_text=f"after “{NAMES[output]}”").wait_for()
         order = sorted(range(7), key=lambda place: -values[place])
         expected = [
-            [WORDS[place], three_digits(values[place])] for place in order if values[place] > 0
+            [NAMES[place], three_digits(values[place])] for place in order if values[place] > 0
         ]
         assert shown(page) == expected
         name = open_model(str(writer), predicting=True).tokenizer.convert_ids_to_tokens(predicted)
