@@ -158,6 +158,27 @@ export const SCALES = {
   },
 };
 
+/** A scale in words. */
+export const scaleWords = (name: keyof typeof SCALES) =>
+  `${SCALES[name].name.replace(" ", "-")} scale`;
+
+/** The numbers below a ramp: where each stands, from 0 to 1, and what it says. */
+export type Ticks = [at: number, said: string][];
+
+/** Those of the scale of weights. */
+export const weightTicks = (name: keyof typeof SCALES): Ticks =>
+  SCALES[name].ticks.map((weight) => [
+    name === "log" ? 1 + Math.log10(weight) / 6 : SCALES[name].to(weight),
+    weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0).replace("e-", "e−"),
+  ]);
+
+/** Those of square roots of weights by the largest. */
+export const rootTicks = (largest: number, said: (weight: number) => string): Ticks => [
+  [0, "0"],
+  [0.5, said(largest / 4)],
+  [1, said(largest)],
+];
+
 /** Shades of 0 to 255 onto a canvas, one pixel a cell. */
 export function paintShades(
   canvas: HTMLCanvasElement,

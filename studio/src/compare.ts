@@ -1,6 +1,6 @@
 // Two traces side by side: see src/weft/studio/comparing.py.
 
-import { RAMPS, SCALES, type Theme } from "./colour";
+import { RAMPS, SCALES, type Theme, type Ticks } from "./colour";
 import type { CellValue, Example, Layer, Opening } from "./model";
 import { minus } from "./text";
 import { half, Tiles, whole } from "./tiles";
@@ -120,7 +120,7 @@ export function signed(difference: number, scale: keyof typeof SCALES): number {
 }
 
 /** The ticks of the scale of differences: where each stands, from 0 to 1, and what it says. */
-export function differenceTicks(scale: keyof typeof SCALES): [at: number, said: string][] {
+export function differenceTicks(scale: keyof typeof SCALES): Ticks {
   const some = SCALES[scale].ticks.filter((weight) => weight >= (scale === "log" ? 1e-4 : 0.2));
   const sizes = scale === "root" ? [0.25, 1] : scale === "linear" ? [0.5, 1] : some;
   return [...sizes.map((size) => -size).reverse(), 0, ...sizes].map((difference) => {

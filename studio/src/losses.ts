@@ -93,7 +93,8 @@ export function lossAxes(curves: Curve[], last: number, { left, right, top, bott
       .filter((_, n) => n % every === 0)
       .map((level) => ({
         at: y(level),
-        text: level >= 0.01 || level === 0 ? String(level) : level.toExponential(0).replace("e-", "e−"),
+        text:
+          level >= 0.01 || level === 0 ? String(level) : level.toExponential(0).replace("e-", "e−"),
       })),
     path: (points: Point[]) => path(points) ?? "",
   };

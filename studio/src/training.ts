@@ -1,6 +1,7 @@
 // A training's history, as src/weft/studio/training.py describes it.
 
-import type { Kind } from "./model";
+import type { Ticks } from "./colour";
+import { kindName, type Kind } from "./model";
 import type { Source } from "./source";
 import { grouped, minus, notShown, significant3 } from "./text";
 
@@ -151,6 +152,20 @@ export class Training {
     // Signed bytes, moved to where the middle of the ramp is.
     return found ? found.map((byte) => (byte + 128) & 255) : null;
   }
+}
+
+/** The colours of W_Q W_K^T, square roots of its entries by the largest of its layer. */
+export function productRamp(training: Training, layer: number): { ticks: Ticks; title: string } {
+  const { layers } = training.description;
+  const largest = layers[layer].product_scale ?? 1;
+  const of = layers.length > 1 ? ` in ${kindName(layers[layer])}` : "";
+  return {
+    ticks: [-1, -0.25, 0, 0.25, 1].map((share) => [
+      (1 + Math.sign(share) * Math.sqrt(Math.abs(share))) / 2,
+      `${share > 0 ? "+" : ""}${significant3(share * largest)}`,
+    ]),
+    title: `entries of W_Q W_Kᵀ${of}, square-root scale`,
+  };
 }
 
 /** How a head's matrices differ at a snapshot from those at the first. */

@@ -143,9 +143,10 @@ def test_on_the_screen(studio: Any, viewer: Viewer, grid: weft.Trace) -> None:
     best = first.all_inner_texts()
     assert float(best[3]) == pytest.approx(float(row.max()), abs=6e-5)
     # The colours end at the strongest of what is drawn, or at four times the mean.
-    nothing, end = page.locator(".panel .ramp svg text").all_text_contents()
+    assert page.locator(".ramp figcaption").inner_text() == "weight, square-root scale"
+    ticks = page.locator(".panel .ramp svg text").all_text_contents()
     top = max(float(row.max()), 4 * float(row.mean()))
-    assert nothing == "0" and float(end) == pytest.approx(top, abs=6e-5)
+    assert [float(tick) for tick in ticks] == pytest.approx([0, top / 4, top], abs=6e-5)
     page.locator(".image-map canvas").hover(position=at)
     said = page.locator(".images .number").inner_text()
     assert said.startswith("row 1, column 2: weight ")

@@ -92,3 +92,13 @@ def test_the_training_says_what_its_pictures_leave_out(
     page.keyboard.press("p")
     page.locator("[role=radio][aria-checked=true]", has_text="W_Q").wait_for()
     assert "not shown" not in page.locator(".stage").inner_text()
+    # Halfway to an end of the colours is a quarter of the largest entry: roots.
+    scale = "entries of W_Q W_Kᵀ in Encoder L0, square-root scale"
+    assert page.locator(".ramp figcaption").inner_text() == scale
+    ticks = page.locator(".ramp svg text")
+    texts = [text.replace("−", "-") for text in ticks.all_text_contents()]
+    largest = float(texts[-1])
+    expected = [-largest, -largest / 4, 0, largest / 4, largest]
+    assert largest > 0 and [float(text) for text in texts] == pytest.approx(expected, rel=6e-3)
+    places = [float(ticks.nth(n).get_attribute("x")) for n in range(5)]
+    assert places == pytest.approx([0, 82.5, 165, 247.5, 330])

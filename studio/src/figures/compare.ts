@@ -1,11 +1,11 @@
 // A head in two traces, and what changed, as a figure.
 
-import { INKS, SCALES, type Theme } from "../colour";
+import { INKS, scaleWords, weightTicks, type Theme } from "../colour";
 import { changeWords, differenceTicks, type Bounds } from "../compare";
 import { headName, type Example } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
 import {
-  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, weightTicks, type Frame,
+  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, type Frame,
   type MatrixShown,
 } from "./matrixParts"; // prettier-ignore
 import { smallPrint } from "./print";
@@ -72,7 +72,7 @@ export async function compareFigure(
     ramps.push({ x: frame.x, width: Math.min(wide, 200) });
   }
   const label = { size: SMALLEST, fill: INKS[theme].faint };
-  const { name } = SCALES[scale];
+  const name = scaleWords(scale);
   const least = exact ? "" : ", at least";
   const under = (ramp: { x: number; width: number }, of: "weight" | "difference", said: string) => {
     const ticks = of === "weight" ? weightTicks(scale) : differenceTicks(scale);
@@ -81,9 +81,9 @@ export async function compareFigure(
       text(ramp.x, end + 31, fitted(said, SMALLEST, width - EDGE - ramp.x), label),
     );
   };
-  under(ramps[0], "weight", `weight, ${name} scale`);
+  under(ramps[0], "weight", `weight, ${name}`);
   if (!beside) end += 40;
-  under(ramps[2], "difference", `second less first${least}, ${name} scale`);
+  under(ramps[2], "difference", `second less first${least}, ${name}`);
   const words = [
     changeWords(shown.change, shown.entropy),
     rangeWords(matrices[0]),

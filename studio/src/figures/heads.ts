@@ -1,12 +1,13 @@
 // The heads view as a figure.
 
-import { INKS, rampColour, type Theme } from "../colour";
+import { INKS, rampColour, weightTicks, type Theme } from "../colour";
 import { headName, type Example, type Heads } from "../model";
 import { dotOf, overviewTable, type Picture } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
 import { notShown, percent, short } from "../text";
 import { bounded, leftOut, measureOf, roleBar, roleColour, roleOf } from "../sentences";
 import type { HeadGroup } from "../views/headGroups";
+import { rampOf } from "./matrixParts";
 import { smallPrint } from "./print";
 import { EDGE, figure, image, legend, rect, SMALLEST, text, widthOf } from "./svg";
 
@@ -165,18 +166,8 @@ export function headsFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
     parts.push(drawn.svg);
     y += drawn.high + 4;
   }
-  const ramp = Math.min(180, wide - left - EDGE);
-  for (let n = 0; n < 60; n++)
-    parts.push(
-      rect(
-        { x: left + (n * ramp) / 60, y, width: ramp / 60 + 0.4, height: 7 },
-        rampColour(theme, n / 59),
-      ),
-    );
-  parts.push(
-    text(left, y + 18, "0", { size: SMALLEST, fill: ink.faint }),
-    text(left + ramp, y + 18, "1", { size: SMALLEST, fill: ink.faint, anchor: "end" }),
-  );
+  const ramp = { x: left, y, width: Math.min(180, wide - left - EDGE) };
+  parts.push(...rampOf(theme, "weight", ramp, weightTicks("root")));
   const dots = [
     ...new Set(all.map(({ layer }) => dotOf(example.pictures.blocks(example.layers[layer])))),
   ].join("; ");

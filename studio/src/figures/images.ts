@@ -1,6 +1,6 @@
 // What one position looks at in an image, as a figure.
 
-import { INKS, type Theme } from "../colour";
+import { INKS, rootTicks, type Theme } from "../colour";
 import { paintMap, type ImageMap } from "../imageMap";
 import { topOf } from "../images";
 import type { Example, Layer } from "../model";
@@ -32,16 +32,10 @@ export function imageFigure(studio: Studio, shown: Shown, theme: Theme, width: n
   const canvas = document.createElement("canvas");
   paintMap(canvas, map, theme);
   const parts = [picture({ x: EDGE, y: 0, width: wide, height: high }, canvas)];
-  const strongest = topOf(looks.weights);
   const ramp = { x: EDGE, y: high + 10, width: Math.min(wide, 200) };
   const label = { size: SMALLEST, fill: ink.faint };
   parts.push(
-    // Shades are square roots of weights by the largest.
-    ...rampOf(theme, "weight", ramp, [
-      [0, "0"],
-      [0.5, weightText(strongest / 4)],
-      [1, weightText(strongest)],
-    ]),
+    ...rampOf(theme, "weight", ramp, rootTicks(topOf(looks.weights), weightText)),
     text(EDGE, high + 41, fitted("weight, square-root scale", SMALLEST, wide), label),
   );
   const left = beside ? EDGE + wide + 24 : EDGE;

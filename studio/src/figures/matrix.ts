@@ -1,11 +1,11 @@
 // The part of the matrix that is in sight as a figure.
 
-import { INKS, SCALES, type Theme } from "../colour";
+import { INKS, scaleWords, weightTicks, type Theme } from "../colour";
 import { headName, type Example } from "../model";
 import { blocksOf, dotOf } from "../overview";
 import type { Figure, Studio } from "../studio.svelte";
 import {
-  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, weightTicks, type MatrixShown,
+  coarseWords, framed, frameOf, inSight, rampOf, rangeWords, type MatrixShown,
 } from "./matrixParts"; // prettier-ignore
 import { smallPrint } from "./print";
 import { EDGE, figure, lines, SMALLEST, text } from "./svg";
@@ -33,7 +33,7 @@ export async function matrixFigure(
   );
   let end = bar + 20;
   const dots = alone ? dotOf(blocksOf(layer)) : coarseWords(studio, shown);
-  const says = `weight, ${SCALES[scale].name} scale${dots && `; ${dots}`}`;
+  const says = `weight, ${scaleWords(scale)}${dots && `; ${dots}`}`;
   for (const words of lines(says, SMALLEST, room))
     parts.push(text(x, (end += 12), words, { size: SMALLEST, fill: INKS[theme].faint }));
   return figure({

@@ -1,7 +1,7 @@
 // What figures of matrices are made of: the cells in sight, names of rows and columns, ramps.
 
 import { ticksOf } from "../axisTicks";
-import { INKS, paintShades, rampColour, SCALES, type Theme } from "../colour";
+import { INKS, paintShades, rampColour, type Theme, type Ticks } from "../colour";
 import type { Layer } from "../model";
 import { overviewTable } from "../overview";
 import { levelOf, plot, type Extent, type Rough, type Viewport } from "../matrixCanvas";
@@ -164,12 +164,12 @@ export async function framed(
   return parts;
 }
 
-/** A ramp of colours with numbers below it: each a place from 0 to 1, and what stands there. */
+/** A ramp of colours with numbers below it. */
 export function rampOf(
   theme: Theme,
   of: "weight" | "difference",
   box: { x: number; y: number; width: number },
-  ticks: [at: number, said: string][],
+  ticks: Ticks,
 ): string[] {
   const { x, y, width } = box;
   const steps = Array.from({ length: 80 }, (_, n) =>
@@ -183,15 +183,6 @@ export function rampOf(
     return text(x + at * width, y + 18, said, { size: SMALLEST, fill: INKS[theme].faint, anchor });
   });
   return [...steps, ...numbers];
-}
-
-/** The ticks of the scale of weights. */
-export function weightTicks(name: keyof typeof SCALES): [at: number, said: string][] {
-  const scale = SCALES[name];
-  return scale.ticks.map((weight) => [
-    name === "log" ? 1 + Math.log10(weight) / 6 : scale.to(weight),
-    weight === 0 || weight >= 0.01 ? String(weight) : weight.toExponential(0),
-  ]);
 }
 
 /** What a dot stands for where it is many cells; "": it is one. */
