@@ -48,8 +48,15 @@ export const stepScale = (last: number, range: [number, number]) =>
     .domain([0, Math.max(last, 1)])
     .range(range);
 
-/** The numbers below such an axis. */
-export function stepTicks(x: ReturnType<typeof stepScale>, last: number) {
+/** A number below an axis. */
+export interface AxisTick {
+  at: number;
+  text: string;
+  anchor: "start" | "middle" | "end";
+}
+
+/** The numbers below an axis of steps. */
+export function stepTicks(x: ReturnType<typeof stepScale>, last: number): AxisTick[] {
   const least = 48; // pixels apart
   return [0, 1, 10, 100, 1000, 10000, 100000, 1000000]
     .filter((step) => x(last) - x(step) > least && (step === 0 || x(step) - x(0) > least))
@@ -57,7 +64,7 @@ export function stepTicks(x: ReturnType<typeof stepScale>, last: number) {
     .map((step) => ({
       at: x(step),
       text: step === 0 ? "step 0" : grouped(step),
-      anchor: step === 0 ? ("start" as const) : step === last ? ("end" as const) : undefined,
+      anchor: step === 0 ? "start" : step === last ? "end" : "middle",
     }));
 }
 

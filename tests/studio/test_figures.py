@@ -91,6 +91,33 @@ def test_letters_are_readable_at_the_width_that_is_printed(
     check_print(studio, exported(page, tmp_path, "svg", str(width)), width)
 
 
+@pytest.mark.parametrize("picture", ["attention", "product"])
+def test_a_training_has_its_colours_its_losses_and_its_steps(
+    studio, pair_trace, history_of, tmp_path, picture: str
+) -> None:
+    first, last = history_of(pair_trace)
+    history = [first, {**last, "step": 26}, {**last, "step": 500}]
+    curves = {
+        "training loss": [(20, 5.426), (40, 1.901), (500, 0.2)],
+        "validation loss": [(500, 0.3)],
+    }
+    run = collect([pair_trace], "a pair", history=history, curves=curves)
+    page = studio.file(run, f"#view=training&step=1&picture={picture}")
+    page.locator("#curve").wait_for()
+    page.locator(".ramp").wait_for()
+    shown = [page.locator(".ramp figcaption").inner_text()]
+    shown += page.locator(".ramp svg text").all_text_contents()
+    shown += page.locator(".curve-names span").all_inner_texts()
+    for width in (85, 175):
+        path = exported(page, tmp_path, "svg", str(width))
+        check_print(studio, path, width)
+    said = texts(path)
+    assert set(shown) <= set(said)
+    assert "training loss: from 5.43 to 0.200, closest to here 5.43 at step 20" in said
+    # Below the losses, and below the measures of the three snapshots.
+    assert said.count("step 0") == said.count("500") == 2 and said.count("26") == 1
+
+
 def test_a_long_text_at_the_width_that_is_printed(studio, make_trace, tmp_path) -> None:
     trace = make_trace(["The", "river", "rose", "for", "reproduction", "days", "."] * 20)
     for width in (85, 175):

@@ -178,8 +178,19 @@ export function rampOf(
       rampColour(theme, n / 79, of),
     ),
   );
-  const numbers = ticks.map(([at, said], n) => {
-    const anchor = n === 0 ? "start" : n === ticks.length - 1 ? "end" : "middle";
+  const last = ticks.length - 1;
+  /** Where a number begins and ends. */
+  const edges = ([at, said]: Ticks[0], n: number): [number, number] => {
+    const start = x + at * width - widthOf(said, SMALLEST) * (n === 0 ? 0 : n === last ? 1 : 0.5);
+    return [start, start + widthOf(said, SMALLEST)];
+  };
+  const [first, end] = [edges(ticks[0], 0)[1], edges(ticks[last], last)[0]];
+  const numbers = ticks.map((tick, n) => {
+    const [start, stop] = edges(tick, n);
+    // Those between the ends have to have room there.
+    if (n > 0 && n < last && (start < first + 4 || stop > end - 4)) return "";
+    const anchor = n === 0 ? "start" : n === last ? "end" : "middle";
+    const [at, said] = tick;
     return text(x + at * width, y + 18, said, { size: SMALLEST, fill: INKS[theme].faint, anchor });
   });
   return [...steps, ...numbers];

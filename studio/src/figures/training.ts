@@ -1,13 +1,19 @@
 // The training view as a figure: every head at the snapshot in question, and the measures of one.
 
-import { INKS, RAMPS, type Theme } from "../colour";
+import { INKS, RAMPS, scaleWords, weightTicks, type Theme } from "../colour";
+import {
+  curvesOf, curveWords, loggedAt, lossAxes, stepScale, stepTicks, type AxisTick,
+} from "../losses"; // prettier-ignore
 import { kindName } from "../model";
 import type { Figure, Studio } from "../studio.svelte";
-import { significant3 } from "../text";
+import { grouped, significant3 } from "../text";
 import { sparkline, stepline } from "../parts/sparkline";
-import { WATCHED, type Training } from "../training";
+import { productRamp, WATCHED, type Training } from "../training";
+import { rampOf } from "./matrixParts";
 import { smallPrint } from "./print";
-import { EDGE, element, figure, image, line, SMALLEST, text, widthOf } from "./svg";
+import {
+  EDGE, element, figure, image, line, lines, rect, SMALLEST, text, widthOf,
+} from "./svg"; // prettier-ignore
 
 interface Shown {
   training: Training;
@@ -17,6 +23,28 @@ interface Shown {
   head: number;
   /** Whether W_Q W_K^T is shown instead of the probe's attention. */
   product: boolean;
+}
+
+const MEASURES = [
+  ["norm", "|W_Q W_Kᵀ|"],
+  ["effective_rank", "effective rank"],
+  ["symmetry", "symmetry"],
+] as const;
+
+/** The steps of snapshots below them, where there is room; they stand at equal distances. */
+function snapshotTicks(steps: number[], left: number, wide: number): AxisTick[] {
+  const last = steps.length - 1;
+  const least = widthOf(grouped(steps[last]), SMALLEST) + 14;
+  const places = steps.map((_, n) => left + (wide * n) / Math.max(last, 1));
+  const found: AxisTick[] = [{ at: left, text: `step ${grouped(steps[0])}`, anchor: "start" }];
+  let end = left + widthOf(found[0].text, SMALLEST);
+  for (let n = 1; n < last; n++)
+    if (places[n] - least / 2 > end && places[last] - places[n] > 1.5 * least) {
+      found.push({ at: places[n], text: grouped(steps[n]), anchor: "middle" });
+      end = places[n] + least / 2;
+    }
+  if (last > 0) found.push({ at: left + wide, text: grouped(steps[last]), anchor: "end" });
+  return found;
 }
 
 export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide: number): Figure {
@@ -58,14 +86,62 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     }
     y += STEP;
   });
-  y += 14;
   const chosen = layers[layer];
   const name = `${kindName(chosen)} H${head}`;
-  const measures = [
-    ["norm", "|W_Q W_Kᵀ|"],
-    ["effective_rank", "effective rank"],
-    ["symmetry", "symmetry"],
-  ] as const;
+  const { ticks, title } = product
+    ? productRamp(training, layer)
+    : { ticks: weightTicks("root"), title: `weight, ${scaleWords("root")}` };
+  const bar = { x: LEFT, y: y + 6, width: Math.min(320, wide - LEFT - EDGE) };
+  const label = { size: SMALLEST, fill: ink.faint };
+  parts.push(...rampOf(theme, product ? "difference" : "weight", bar, ticks));
+  y += 24;
+  for (const said of lines(title, SMALLEST, wide - LEFT - EDGE))
+    parts.push(text(LEFT, (y += 13), said, label));
+  y += 15;
+
+  /** The steps below curves, whose ticks are these. */
+  const axis = (ticks: AxisTick[]) => {
+    for (const { at, text: said, anchor } of ticks)
+      parts.push(line(at, y, at, y + 3, ink.faint), text(at, y + 13, said, { ...label, anchor }));
+    y += 24;
+  };
+  const losses = curvesOf(training.description);
+  if (losses.length) {
+    const [top, bottom] = [y + 4, y + 64];
+    const axes = lossAxes(losses, steps.at(-1) ?? 1, {
+      left: LEFT,
+      right: wide - EDGE,
+      top,
+      bottom,
+    });
+    const now = axes.x(steps[at]);
+    const dot = loggedAt(losses[0][1], steps[at]);
+    const colours = [ink.ink, ink.key];
+    for (const level of axes.levels)
+      parts.push(
+        line(LEFT, level.at, wide - EDGE, level.at, ink.line),
+        text(LEFT - 8, level.at + 3, level.text, { ...label, anchor: "end" }),
+      );
+    losses.forEach(([, points], n) =>
+      parts.push(
+        element("path", { d: axes.path(points), fill: "none", stroke: colours[n ? 1 : 0] }),
+      ),
+    );
+    parts.push(line(now, top - 4, now, bottom, ink.query, 1.5));
+    if (dot)
+      parts.push(
+        element("circle", { cx: axes.x(dot[0]), cy: axes.y(dot[1]), r: 3, fill: ink.query }),
+      );
+    y = bottom;
+    axis(axes.ticks);
+    losses.forEach((curve, n) => {
+      parts.push(rect({ x: EDGE, y: y + 1, width: 8, height: 8 }, colours[n ? 1 : 0], { rx: "2" }));
+      for (const said of lines(curveWords(curve, steps[at]), SMALLEST, wide - 2 * EDGE - 12))
+        parts.push(text(EDGE + 12, (y += 13) - 5, said, label));
+    });
+    y += 10;
+  }
+
   /** A measure along the training, with its value now, and all that it ranges over. */
   const curve = (
     title: string,
@@ -76,29 +152,37 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     const right = LEFT + wideCurve + 6;
     const value = now === null ? "" : significant3(now);
     parts.push(
-      text(LEFT - 8, y + 16, title, { size: SMALLEST, fill: ink.faint, anchor: "end" }),
+      text(LEFT - 8, y + 16, title, { ...label, anchor: "end" }),
       element("path", { d: path, fill: "none", stroke: ink.ink, transform }),
       line(LEFT + x, y, LEFT + x, y + 24, ink.query, 1.5),
       text(right, y + 10, value, { size: SMALLEST }),
-      text(right, y + 22, range, { size: SMALLEST, fill: ink.faint }),
+      text(right, y + 22, range, label),
     );
     y += 30;
   };
-  measures.forEach(([measure, title]) => {
-    const series = chosen[measure]?.map((row) => row[head]);
-    if (!series) return;
-    curve(title, sparkline(series, at, wideCurve, 24), series[at]);
+  const measured = MEASURES.flatMap(([measure, title]) => {
+    const series = training.series(layer, head, measure);
+    return series ? [[title, series] as const] : [];
   });
+  for (const [title, series] of measured)
+    curve(title, sparkline(series, at, wideCurve, 24), series[at]);
+  if (measured.length) axis(snapshotTicks(steps, LEFT, wideCurve));
   const { watched } = training.description;
-  for (const measure of watched ? (Object.keys(WATCHED) as (keyof typeof WATCHED)[]) : []) {
+  const watching = (Object.keys(WATCHED) as (keyof typeof WATCHED)[]).flatMap((measure) => {
     const series = training.watched(layer, head, measure);
-    if (!series || !watched) continue;
-    const found = stepline(series, watched.steps, steps[at], wideCurve, 24);
-    curve(WATCHED[measure].replace(" (nats)", "").replace("on the ", ""), found, found.value);
+    return series ? [[WATCHED[measure].replace("on the ", ""), series] as const] : [];
+  });
+  if (watched && watching.length) {
+    for (const [title, series] of watching) {
+      const found = stepline(series, watched.steps, steps[at], wideCurve, 24);
+      curve(title.replace(" (nats)", ""), found, found.value);
+    }
+    const last = watched.steps.at(-1) ?? 1;
+    axis(stepTicks(stepScale(last, [LEFT, LEFT + wideCurve]), last));
   }
   const unshown = product ? "" : training.unshown(at);
   const when = training.step(at);
-  const along = watched ? "snapshots, and the steps that were measured" : "snapshots";
+  const along = watched ? "snapshots, and over the steps that were measured" : "snapshots";
   const axes = product
     ? "rows are features of queries, columns of keys"
     : "rows are queries, columns keys";
@@ -107,7 +191,7 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     height: y + 6,
     theme,
     title: `${product ? "W_Q W_Kᵀ" : "The probe's attention"}, ${when}`,
-    note: `curves: ${name}, over the ${along}; ${axes}${unshown && `. ${unshown}`}`,
+    note: `measures: ${name}, over the ${along}; ${axes}${unshown && `. ${unshown}`}`,
     small: smallPrint(studio, null),
     parts,
   });
