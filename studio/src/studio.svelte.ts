@@ -14,6 +14,8 @@ export interface Figure {
   svg: string;
   width: number;
   height: number;
+  /** What of its view it shows, for its file's name; left out: the head in question. */
+  of?: string;
 }
 
 export class Studio {

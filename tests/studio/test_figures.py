@@ -110,6 +110,7 @@ def test_a_training_has_its_colours_its_losses_and_its_steps(
     shown += page.locator(".curve-names span").all_inner_texts()
     for width in (85, 175):
         path = exported(page, tmp_path, "svg", str(width))
+        assert path.name == f"a-pair-training-step-26-{picture}-Encoder-L0-H0-{width}mm.svg"
         check_print(studio, path, width)
     said = texts(path)
     assert set(shown) <= set(said)

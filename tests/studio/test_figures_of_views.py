@@ -129,6 +129,7 @@ def test_an_image(studio: Any, serving: Serving, tmp_path: Path) -> None:
     page = studio.served(serving(collect([grid])), "#view=image&query=5&lock=1")
     page.locator('.stage.images[aria-busy="false"] canvas').wait_for()
     path = in_print(studio, page, tmp_path)
+    assert path.name.endswith("-image-layer-0-mean-of-2-heads-position-5-175mm.svg")
     (map_,) = pictures(path)
     row = dense.mean(0)[5, 1:]
     said = texts(path)

@@ -92,5 +92,6 @@ export function graphFigure(studio: Studio, shown: Shown, theme: Theme, wide: nu
     note: shown.note,
     small: smallPrint(studio, shown.example),
     parts: [element("g", { transform: moved }, parts.join(""))],
+    of: shown.title,
   });
 }

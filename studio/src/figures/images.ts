@@ -68,5 +68,6 @@ export function imageFigure(studio: Studio, shown: Shown, theme: Theme, width: n
     note: `${percent(looks.mass)} of its weight is on the image${beyond}.`,
     small: smallPrint(studio, example),
     parts,
+    of: `${title} ${word}`,
   });
 }

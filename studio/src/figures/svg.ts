@@ -173,10 +173,12 @@ interface Content {
   /** The trace's name and what made it. */
   small: string;
   parts: string[];
+  of?: string;
 }
 
 /** The whole figure with its title above and the trace's name in small print below. */
-export function figure({ width, height, theme, title, note, small, parts: body }: Content): Figure {
+export function figure(content: Content): Figure {
+  const { width, height, theme, title, note, small, parts: body, of } = content;
   const ink = INKS[theme];
   const room = width - 2 * EDGE;
   const parts: string[] = [];
@@ -203,5 +205,5 @@ export function figure({ width, height, theme, title, note, small, parts: body }
     },
     element("title", {}, escaped(title)) + ground + parts.join(""),
   );
-  return { svg, width, height: whole };
+  return { svg, width, height: whole, of };
 }

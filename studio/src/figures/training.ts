@@ -194,5 +194,6 @@ export function trainingFigure(studio: Studio, shown: Shown, theme: Theme, wide:
     note: `measures: ${name}, over the ${along}; ${axes}${unshown && `. ${unshown}`}`,
     small: smallPrint(studio, null),
     parts,
+    of: `step ${steps[at]} ${product ? "product" : "attention"} ${name}`,
   });
 }
