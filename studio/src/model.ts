@@ -5,7 +5,7 @@ import type { FlowKind } from "./flow";
 import type { Theme } from "./colour";
 import { Overview, Pictures } from "./overview";
 import type { Source } from "./source";
-import { visible } from "./text";
+import { counted, grouped, visible } from "./text";
 
 export interface Opening {
   title: string;
@@ -415,6 +415,20 @@ export const kindName = (layer: { kind: Kind; index: number }) =>
 
 export function headName(example: Example, layer: Layer, head: number): string {
   return `${example.several ? kindName(layer) : `L${layer.index}`} H${head}`;
+}
+
+/** How long a sequence is: "12 tokens", "3 source tokens", "6 patches and [CLS]". */
+export function lengthWords(name: string, tokens: string[]): string {
+  const others = tokens.filter((token) => !token.startsWith("patch "));
+  const patches = tokens.length - others.length;
+  if (patches && name.startsWith("patches")) {
+    const more =
+      others.length === 1 ? visible(others[0], 20) : counted(others.length, "other token");
+    return `${counted(patches, "patch", "patches")}${others.length ? ` and ${more}` : ""}`;
+  }
+  return name.endsWith("s") && name !== "tokens"
+    ? `${grouped(tokens.length)} ${name}`
+    : counted(tokens.length, name === "tokens" ? "token" : `${name} token`);
 }
 
 /** One digit that a number is not above. */

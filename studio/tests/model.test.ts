@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { verifiedWords, type Example } from "../src/model";
+import { lengthWords, verifiedWords, type Example } from "../src/model";
 
 const said = (difference: number) =>
   verifiedWords({
@@ -16,4 +16,16 @@ test("a bound is rounded up", () => {
     "exact, verified to 1e−7",
     "differs from the model by up to 2e−1",
   ]);
+});
+
+test("a class token is no patch", () => {
+  const patches = ["patch 0,0", "patch 0,1", "patch 1,0", "patch 1,1"];
+  expect(lengthWords("patches", patches)).toBe("4 patches");
+  expect(lengthWords("patches", ["[CLS]", ...patches])).toBe("4 patches and [CLS]");
+  expect(lengthWords("patches", ["[CLS]", "[DISTILL]", ...patches])).toBe(
+    "4 patches and 2 other tokens",
+  );
+  expect(lengthWords("tokens", ["a"])).toBe("1 token");
+  expect(lengthWords("source", ["a", "b"])).toBe("2 source tokens");
+  expect(lengthWords("nodes", ["a", "b"])).toBe("2 nodes");
 });

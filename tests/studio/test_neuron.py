@@ -102,6 +102,27 @@ def test_a_trace_alone_says_what_it_does_not_keep(viewer: Viewer) -> None:
     assert through["x"] is through["z"] is through["values"] is None
 
 
+def test_where_a_model_is_open_a_text_typed_there_has_it_all(
+    serving: Serving, make_trace: Any
+) -> None:
+    collection = collect([make_trace(["a", "b", "c"])])
+    collection.asking = Asking("a model", lambda text: make_trace(text.split()))
+    opened = serving(collection)
+    for path in ("edge/1/2", "plane", "through/1/2"):
+        _, said = ask(opened, f"/api/examples/0/layers/0/heads/0/{path}")
+        missing = (
+            [step[4] for step in said["steps"] if step[4]] if "steps" in said else [said["missing"]]
+        )
+        assert missing
+        for remedy in missing:
+            assert remedy.endswith("type a text into the box above, and all of it is shown.")
+            assert "no-queries-keys" not in remedy and "weft view" not in remedy
+    # Of a text that it read, and does not keep, no other text has more.
+    collection.examples[0].text = "a b c"
+    _, plane = ask(opened, "/api/examples/0/layers/0/heads/0/plane")
+    assert "without --no-queries-keys" in plane["missing"]
+
+
 def test_the_words_are_those_of_the_walk(viewer: Viewer) -> None:
     walk = weft.steps("a b c", kind="decoder", heads=2, width=16)
     said = {step.name: (step.formula, step.sentence) for step in walk.steps}

@@ -154,11 +154,13 @@ def remedy(given: str | None) -> str:
     return "Trace the model again, without --no-queries-keys."
 
 
-def worked_row(layer: TraceLayer, head: int, query: int, *, given: str | None = None) -> WorkedRow:
+def worked_row(
+    layer: TraceLayer, head: int, query: int, *, instead: str | None = None
+) -> WorkedRow:
     """Work the row of a query through.
 
-    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape; given:
-    as for `remedy`.
+    Args: layer: of a trace that keeps its queries and keys; head, query: within its shape;
+    instead: where they were not kept, what gives them; None: `remedy`.
 
     Raises: InputError: they were not kept, or something else enters the scores that was not; the
     line says the remedy.
@@ -168,7 +170,9 @@ def worked_row(layer: TraceLayer, head: int, query: int, *, given: str | None = 
     query = place_of("layer", "worked_row", "query", query, layer.shape[1])
     queries, keys, terms = layer.queries, layer.keys, layer.terms
     if queries is None or keys is None:
-        raise InputError(f"{layer.name}: its queries and keys were not kept. {remedy(given)}")
+        raise InputError(
+            f"{layer.name}: its queries and keys were not kept. {instead or remedy(None)}"
+        )
     if terms is None or terms.missing is not None:
         what = "what enters the scores besides them" if terms is None else terms.missing
         raise InputError(

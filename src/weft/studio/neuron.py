@@ -36,6 +36,8 @@ _DRAWN = 1500
 #: Layers whose queries and keys are held.
 _LAYERS = 2
 _OPEN_THE_MODEL = "Open the model itself, weft view MODEL, and let it read the text."
+#: Where a model is open, and the text is not one that it read.
+_TYPE_A_TEXT = "The model is open here: type a text into the box above, and all of it is shown."
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +75,10 @@ class Neurons:
         self._lock = threading.Lock()
         self._given: str | None = trace.model.get("given")
 
-    def edge(self, number: int, head: int, query: int, key: int) -> JsonObject:
-        """One edge, and the row that it is in.
+    def edge(
+        self, number: int, head: int, query: int, key: int, *, asks: bool = False
+    ) -> JsonObject:
+        """One edge, and the row that it is in. asks: whether a model is open that could read it.
 
             missing     why queries and keys are not there, and the remedy; None: they are
             q, k        (depth,); products: q_d k_d
@@ -89,7 +93,7 @@ class Neurons:
         layer = self._layer(number)
         shown = self._matrix.cell(number, head, query, key)
         try:
-            row = worked_row(layer, head, query, given=self._given)
+            row = worked_row(layer, head, query, instead=self._remedy(asks))
         except InputError as error:
             return {"missing": str(error), "trace": shown, "depth": _depth(layer)}
         places = row.strongest(LISTED, key)
@@ -129,7 +133,14 @@ class Neurons:
         return cleaned
 
     def through(
-        self, number: int, head: int, query: int, key: int, model: Through | None
+        self,
+        number: int,
+        head: int,
+        query: int,
+        key: int,
+        model: Through | None,
+        *,
+        asks: bool = False,
     ) -> JsonObject:
         """The steps of one token through the head, as far as trace and model have them.
 
@@ -141,18 +152,19 @@ class Neurons:
         part      z W_O of this head, its part of the layer's output, or None
         """
         layer = self._layer(number)
-        row, numbers, problem, without = None, None, None, None
+        row, numbers, without = None, None, None
+        closed = _TYPE_A_TEXT if asks else _OPEN_THE_MODEL
         try:
-            row = worked_row(layer, head, query, given=self._given)
+            row = worked_row(layer, head, query, instead=self._remedy(asks))
         except InputError as error:
             without = str(error)
         if model is not None:
             try:
                 numbers = model(layer.name)
             except WeftError as error:
-                problem = str(error)
+                closed = str(error)
         found: JsonObject = {
-            "steps": _steps(layer, row, numbers, without, problem),
+            "steps": _steps(layer, row, numbers, without, closed if numbers is None else None),
             "x": None, "values": None, "z": None, "z_difference": None, "part": None,
         }  # fmt: skip
         if numbers is not None:
@@ -170,7 +182,7 @@ class Neurons:
         cleaned: JsonObject = finite(found)
         return cleaned
 
-    def plane(self, number: int, head: int) -> JsonObject:
+    def plane(self, number: int, head: int, *, asks: bool = False) -> JsonObject:
         """Queries and keys of a head on their joint principal components.
 
         missing         why there are none, and the remedy; None: they are there
@@ -181,7 +193,7 @@ class Neurons:
         layer = self._layer(number)
         queries, keys = layer.queries, layer.keys
         if queries is None or keys is None:
-            return {"missing": f"This trace has no queries and keys. {remedy(self._given)}"}
+            return {"missing": f"This trace has no queries and keys. {self._remedy(asks)}"}
         of_head = keys[head // (layer.heads // keys.shape[0])]
         try:
             found = joint_projection(queries[head].float(), of_head.float())
@@ -194,6 +206,9 @@ class Neurons:
             "keys": _points(found.keys),
             "counts": [len(found.queries), len(found.keys)],
         }
+
+    def _remedy(self, asks: bool) -> str:
+        return _TYPE_A_TEXT if asks else remedy(self._given)
 
     def _layer(self, number: int) -> TraceLayer:
         """A layer of its own, so that what it reads can be let go."""
@@ -239,10 +254,9 @@ def _steps(
     row: WorkedRow | None,
     numbers: LayerNumbers | None,
     without: str | None,
-    problem: str | None,
+    closed: str | None,
 ) -> list[list[str | int | None]]:
     """What is said of each step, and what is missing of it."""
-    closed = problem or (None if numbers is not None else _OPEN_THE_MODEL)
     enters = closed and _because("A trace does not keep what enters a layer.", closed)
     values = closed and _because(
         "No option of weft trace keeps values, but for their norms.", closed
