@@ -2,7 +2,7 @@
 
 import type { Heads, HeadScores, Layer, RoleWords } from "./model";
 import type { Theme } from "./colour";
-import { percent } from "./text";
+import { counted, percent } from "./text";
 
 /** A measure that can be a role, of one head. */
 export interface Bar {
@@ -82,6 +82,21 @@ export function stateOf(heads: Heads): string {
 
 export const titleOf = (heads: Heads, layer: number, head: number) =>
   wordsOf(heads, roleOf(heads, layer, head))?.title ?? "measuring …";
+
+/** To which heads a measure does not apply: "8 cross heads have no distance."; "": to none. */
+export function withoutWords(heads: Heads, layers: Layer[], name: string): string {
+  const without = layers.flatMap((layer) =>
+    Array.from({ length: layer.heads }, (_, head) => ({ layer, head })).filter(
+      ({ head }) => measureOf(heads, layer.number, head, name) === null,
+    ),
+  );
+  if (!heads.heads || !without.length) return "";
+  const kinds = new Set(without.map(({ layer }) => layer.kind));
+  const several = new Set(layers.map(({ kind }) => kind)).size > 1;
+  const kind = several && kinds.size === 1 ? `${without[0].layer.kind} ` : "";
+  const has = without.length === 1 ? "has" : "have";
+  return `${counted(without.length, `${kind}head`)} ${has} no ${name}.`;
+}
 
 /** A head in a sentence: its role, its number, and what random weights would give. */
 export function sentenceOf(heads: Heads, layer: Layer, head: number): string {

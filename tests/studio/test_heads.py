@@ -97,8 +97,12 @@ def test_until_heads_are_measured_the_studio_says_so(
     page.locator(".head-panel p", has_text="measuring").wait_for()
     assert page.locator(".sheet .tile").count() == len(pair_trace.heads())
     assert not page.locator(".bar-row").count()
+    # No scale is made up: beside the names of the axes that is all the scatter has.
+    said = page.locator(".scatter svg text:not(.axis-name)").all_text_contents()
+    assert said == ["measuring …"] and not page.locator(".scatter .grid-line").count()
     ready.append(True)
     page.locator(".bar-row").first.wait_for()
+    assert page.locator(".scatter .grid-line").count() > 4
     assert "measuring" not in page.locator("main").inner_text()
 
 
@@ -157,6 +161,23 @@ def test_separators_are_the_analysis_list(make_trace: Callable[..., Trace]) -> N
     assert {"<|eot_id|>", "</s>"} <= SEPARATORS
     description = Example("text", make_trace(tokens)).description()
     assert description["separators"] == {"tokens": [2, 5]}
+
+
+def test_heads_that_have_no_distance_are_counted(studio: Any, pair_trace: Trace) -> None:
+    kinds = [layer.kind for layer in pair_trace.layers]
+    cross = sum(layer.heads for layer in pair_trace.layers if layer.kind == "cross")
+    heads = sum(layer.heads for layer in pair_trace.layers)
+    page = studio.file(collect([pair_trace]), "#x=distance&y=entropy")
+    circles = page.locator(".scatter circle:not(.chosen)")
+    circles.first.wait_for()
+    assert circles.count() == heads - cross > 0 and cross > 0
+    note = page.locator(".scatter .note")
+    assert note.inner_text() == f"{cross} cross heads have no distance."
+    page.evaluate(f"location.hash += '&layer={kinds.index('cross')}&head=1'")
+    page.locator(".head-panel h2", has_text="Cross L0 H1").wait_for()
+    assert note.inner_text() == f"Cross L0 H1 is not drawn: {cross} cross heads have no distance."
+    page.get_by_label("Measure across").select_option("entropy")
+    note.wait_for(state="hidden")
 
 
 def test_the_name_beside_a_point_is_within_the_panel(studio: Any, pair_trace: Trace) -> None:
