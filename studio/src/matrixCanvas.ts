@@ -334,8 +334,6 @@ function drawAxes(
   ];
   const y = (row: number) => margin.top + (row + 0.5 - view.top) * view.zoom;
   const x = (column: number) => margin.left + (column + 0.5 - view.left) * view.zoom;
-  const inside = (at: number, start: number, room: number) =>
-    at >= start - 1 && at <= start + room + 1;
   if (named) {
     const names = layer.keyTokens
       .slice(columns[0], columns[1] + 1)
@@ -347,7 +345,8 @@ function drawAxes(
     const room = turn === -45 ? 82 : margin.top - 38;
     context.textAlign = "right";
     for (let row = rows[0]; row <= rows[1]; row++) {
-      if (look.bare || !inside(y(row), margin.top, high)) continue;
+      // The name of a row that is cut off is not to lie on that of the axis.
+      if (look.bare || y(row) < margin.top + 4 || y(row) > margin.top + high + 1) continue;
       context.fillStyle = row === look.cell?.row ? ink.query : ink.faint;
       context.fillText(
         visible(layer.queryTokens[row], 14),
@@ -357,7 +356,9 @@ function drawAxes(
       );
     }
     for (let column = columns[0]; column <= columns[1]; column++) {
-      if (!inside(x(column), margin.left, wide)) continue;
+      const name = names[column - columns[0]];
+      const begins = x(column) - (turn ? 0 : context.measureText(name).width / 2);
+      if (begins < margin.left - 1 || x(column) > margin.left + wide + 1) continue;
       context.fillStyle = column === look.cell?.column ? ink.key : ink.faint;
       context.save();
       context.translate(x(column), margin.top - 8);
@@ -366,7 +367,7 @@ function drawAxes(
       // A slanted name ends where the canvas does.
       const beside = Math.max((extent.width - x(column) - 6) * Math.SQRT2, 24);
       const longest = turn === -45 ? Math.min(room, beside) : room;
-      context.fillText(names[column - columns[0]], 0, turn ? 0 : -4, turn ? longest : view.zoom);
+      context.fillText(name, 0, turn ? 0 : -4, turn ? longest : view.zoom);
       context.restore();
     }
   } else {
@@ -392,16 +393,24 @@ function drawAxes(
     const side = Math.max(view.zoom, 5) + 4;
     const [left, across] = column < 0 ? [margin.left, wide] : [x(column) - side / 2, side];
     const [top, down] = row < 0 ? [margin.top, high] : [y(row) - side / 2, side];
+    const overlaps = (middle: number, start: number, room: number) =>
+      middle + view.zoom / 2 > start && middle - view.zoom / 2 < start + room;
     if (
-      (column < 0 || inside(x(column), margin.left, wide)) &&
-      (row < 0 || inside(y(row), margin.top, high))
+      (column < 0 || overlaps(x(column), margin.left, wide)) &&
+      (row < 0 || overlaps(y(row), margin.top, high))
     ) {
+      // Of a cell that is cut off the frame is too.
+      context.save();
+      context.beginPath();
+      context.rect(margin.left - 4, margin.top - 4, wide + 8, high + 8);
+      context.clip();
       context.lineWidth = 4;
       context.strokeStyle = ink.card;
       context.strokeRect(left, top, across, down);
       context.lineWidth = 1.6;
       context.strokeStyle = row < 0 ? ink.key : column < 0 ? ink.query : ink.ink;
       context.strokeRect(left, top, across, down);
+      context.restore();
     }
   }
 }

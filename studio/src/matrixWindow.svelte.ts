@@ -76,16 +76,19 @@ export class MatrixWindow {
     this.move(zoomed(this.view, this.extent(), this.studio.layer, factor, at));
   }
 
-  /** Around the cell that is chosen, where it is in sight. */
+  /** Around the cell that is chosen, where it is in sight; it stays there as a whole. */
   zoomMiddle(factor: number): void {
-    const { wide, high } = plot(this.extent());
+    const extent = this.extent();
+    const { wide, high } = plot(extent);
     const { view, chosen } = this;
     const at = chosen && {
       x: (chosen.column + 0.5 - view.left) * view.zoom,
       y: (chosen.row + 0.5 - view.top) * view.zoom,
     };
-    const inside = at && at.x >= 0 && at.x <= wide && at.y >= 0 && at.y <= high;
-    this.zoom(factor, inside ? at : { x: wide / 2, y: high / 2 });
+    if (!at || at.x < 0 || at.x > wide || at.y < 0 || at.y > high)
+      return this.zoom(factor, { x: wide / 2, y: high / 2 });
+    const next = zoomed(view, extent, this.studio.layer, factor, at);
+    this.move(showing(next, extent, chosen.row, chosen.column));
   }
 
   choose(row: number, column: number): void {

@@ -14,6 +14,9 @@ from weft.studio.page import collect
 
 WINDOW = "new URLSearchParams(location.hash.slice(1)).get('window')"
 
+#: Pixels left of the cells and above them, with tokens of three letters.
+MARGIN = (74, 65)
+
 
 class Fingers:
     """Fingers on a touch screen, as Chromium gets them from one."""
@@ -48,6 +51,29 @@ def window_of(page: Any, before: str | None) -> str | None:
             return found
         page.wait_for_timeout(25)
     raise AssertionError(f"the window stays {before}")
+
+
+def test_a_zoomed_cell_stays_whole_and_its_frame_on_the_matrix(studio, make_trace) -> None:
+    collection = collect([make_trace([f"t{i}" for i in range(50)])])
+    for cell in (0, 49):
+        page = studio.file(collection, f"#view=matrix&query={cell}&key={cell}&lock=1")
+        page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+        for _ in range(12):
+            page.keyboard.press("+")
+        until(page, lambda page=page: page.evaluate(WINDOW) is not None)
+        top, left, rows = map(float, page.evaluate(WINDOW).split(","))
+        assert 5 < rows < 20
+        assert top == pytest.approx(0 if cell == 0 else 50 - rows, abs=0.02)
+        assert left == 0 if cell == 0 else left > 20
+    # Half a cell is cut off: above the matrix is nothing of its frame.
+    page.evaluate("location.hash = '#view=matrix&window=0.5,0.5,8&query=0&key=0&lock=1'")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    page.wait_for_timeout(200)
+    pixels = page.locator(".stage.matrix canvas").evaluate(
+        "(canvas, box) => [...canvas.getContext('2d').getImageData(...box).data]",
+        [MARGIN[0] + 3, MARGIN[1] - 41, 8, 34],
+    )
+    assert len({tuple(pixels[n : n + 4]) for n in range(0, len(pixels), 4)}) == 1
 
 
 @pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
