@@ -184,7 +184,7 @@ export function drawMatrix(
   const level = levelOf(view.zoom, tiles.top);
   const whole =
     look.alone || drawLevel(context, tiles, level, view, x0, y0, right, bottom, look.colours);
-  if (!look.alone && level === 0 && view.zoom >= NUMBERS_FROM)
+  if (numbered(view, tiles, look.alone))
     drawNumbers(context, tiles, view, x0, y0, right, bottom, look.colours);
   context.restore();
   drawAxes(context, extent, view, layer, look, right, bottom);
@@ -260,6 +260,16 @@ function drawLevel(
   return whole;
 }
 
+/** Whether cells are so large, and each its own, that their numbers stand in them. */
+export const numbered = (view: Viewport, tiles: Tiles, alone: boolean) =>
+  !alone && levelOf(view.zoom, tiles.top) === 0 && view.zoom >= NUMBERS_FROM;
+
+/** The number of a cell, in half precision; 0, too, where its tile is on its way. */
+export function bitsOf(tiles: Tiles, row: number, column: number): number {
+  const tile = tiles.get(0, Math.floor(row / SIDE), Math.floor(column / SIDE), false);
+  return tile ? tile.halves[(row % SIDE) * tile.columns + (column % SIDE)] : 0;
+}
+
 /** The weights in their cells; a weight of 0, which may be a hidden one, has no number. */
 function drawNumbers(
   context: CanvasRenderingContext2D,
@@ -277,8 +287,7 @@ function drawNumbers(
   const end = { row: view.top + high / view.zoom, column: view.left + wide / view.zoom };
   for (let row = Math.floor(view.top); row < end.row; row++)
     for (let column = Math.floor(view.left); column < end.column; column++) {
-      const tile = tiles.get(0, Math.floor(row / SIDE), Math.floor(column / SIDE), false);
-      const bits = tile?.halves[(row % SIDE) * tile.columns + (column % SIDE)];
+      const bits = bitsOf(tiles, row, column);
       if (!bits) continue;
       context.fillStyle = inkOn(colours[bits]);
       context.fillText(

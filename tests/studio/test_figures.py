@@ -198,3 +198,28 @@ def test_a_key_pressed_while_the_dialog_closes_is_not_lost(page) -> None:
     assert not page.locator(".short-threads").count()
     page.evaluate(press % "true")
     page.locator(".short-threads").wait_for()
+
+
+def test_cells_of_a_matrix_have_their_numbers_where_these_have_room(
+    studio, make_trace, tmp_path
+) -> None:
+    trace = make_trace([f"t{place}" for place in range(14)])
+    page = studio.file(collect([trace]), "#view=matrix")
+    page.locator('.stage.matrix[aria-busy="false"]').wait_for()
+    weights = trace.layers[0].graph.dense()[0].flatten().tolist()
+    words = [f"{weight:.2f}" if weight >= 0.005 else "<.01" for weight in weights if weight]
+    found = {}
+    for width in (85, 175):
+        path = exported(page, tmp_path, "svg", str(width))
+        check_print(studio, path, width)
+        found[width] = [text for text in texts(path) if re.fullmatch(r"\d\.\d\d|<\.01", text)]
+    # The colour bar has two such numbers of its own.
+    bar = ["0.04", "0.25"]
+    assert found[85] == bar
+    assert len(words) > 100 and len(found[175]) == len(words) + 2
+    near = [
+        abs(float(a) - float(b))
+        for a, b in zip(found[175], words, strict=False)
+        if "<" not in a + b
+    ]
+    assert max(near) <= 0.0101

@@ -89,6 +89,7 @@ def test_an_edge(studio: Any, serving: Serving, drawn: Any, tmp_path: Path) -> N
     page = studio.served(serving(collect([trace])), "#view=neuron&head=0&query=9&key=4&lock=1")
     page.locator(".ledger td.weight").wait_for()
     path = in_print(studio, page, tmp_path)
+    assert path.name == "weft-neuron-L0-H0-query-9-key-4-175mm.svg"
     said = texts(path)
     assert "L0 H0: “t9” → “t4”" in said
     # Of a line of the ledger what it gives comes first, then its name.

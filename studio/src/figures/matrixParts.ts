@@ -4,7 +4,16 @@ import { ticksOf } from "../axisTicks";
 import { INKS, paintShades, rampColour, type Theme, type Ticks } from "../colour";
 import type { Layer } from "../model";
 import { overviewTable } from "../overview";
-import { levelOf, plot, type Extent, type Rough, type Viewport } from "../matrixCanvas";
+import {
+  bitsOf,
+  inkOn,
+  levelOf,
+  numbered,
+  plot,
+  type Extent,
+  type Rough,
+  type Viewport,
+} from "../matrixCanvas";
 import type { Studio } from "../studio.svelte";
 import { grouped, visible } from "../text";
 import { painted, SIDE, type Tiles } from "../tiles";
@@ -131,6 +140,18 @@ export async function framed(
   const rows = middles(view.top, bare ? 0 : seen.rows);
   const columns = middles(view.left, seen.columns);
   const label = { size: SMALLEST, fill: ink.faint, middle: true };
+  if (numbered(view, shown.tiles, !!shown.alone) && zoom >= widthOf("−0.00", SMALLEST) + 3) {
+    const { tiles } = shown;
+    const colours = tiles.colours(theme, studio.state.scale);
+    const of = { size: SMALLEST, anchor: "middle" as const, middle: true };
+    const cells = middles(view.top, seen.rows);
+    for (let row = cells.from; row <= cells.to + 1e-6; row++)
+      for (let column = columns.from; column <= columns.to + 1e-6; column++) {
+        const bits = bitsOf(tiles, row, column);
+        const said = bits ? tiles.word(bits) : "";
+        if (said) parts.push(text(x(column), y(row), said, { ...of, fill: inkOn(colours[bits]) }));
+      }
+  }
   if (named) {
     const name = (token: string, room: number) => fitted(visible(token, 16), SMALLEST, room);
     for (let row = rows.from; row <= rows.to + 1e-6; row++)

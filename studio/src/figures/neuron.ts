@@ -98,5 +98,6 @@ export function neuronFigure(studio: Studio, shown: Shown, theme: Theme, width: 
     note: `Query ${query} times key ${key}, number by number, and the weight that comes of it.`,
     small: smallPrint(studio, example),
     parts,
+    of: `${headName(example, layer, head)} query ${query} key ${key}`,
   });
 }
