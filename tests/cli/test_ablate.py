@@ -129,6 +129,7 @@ def test_models_of_hugging_face(weft_main: Command, tmp_path: Path, kind: str) -
         (("--text", ""), "the text is empty"),
         (("--against", "a"), "needs --logit"),
         (("--patch", "a"), "needs --text"),
+        (("--text", "abc", "--patch", "abd", "--replacement", "mean", "--logit", "a"), "both say"),
         (("--at", "0"), "--at needs --text"),
         (("--text", "abc", "--at", "4"), "--at: no position 4; the input has positions 0 to 1"),
         (("--text", "abc", "--patch", "ab", "--logit", "a", "--estimate"), "--patch: on that text"),

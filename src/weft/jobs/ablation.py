@@ -58,6 +58,10 @@ def effects_of_heads(
         raise InputError("--against needs --logit, the token from whose logit it is subtracted.")
     if question.patch is not None and question.text is None:
         raise InputError("--patch needs --text, the text on which the heads are replaced.")
+    if question.patch is not None and kind != "zero":
+        raise InputError(
+            "--patch and --replacement: both say what replaces the outputs of heads. Leave one out."
+        )
     if question.positions is not None and question.text is None:
         raise InputError("--at needs --text, whose positions it names.")
     model = open_model(name, predicting=True)

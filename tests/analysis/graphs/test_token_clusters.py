@@ -143,6 +143,30 @@ def test_positions_left_out(case) -> None:
         assert abs(float(found.cut.upper[head]) - cut(inner, labels[1:-1])) < 1e-5
 
 
+@pytest.mark.parametrize("dense", [1024, 8])
+@pytest.mark.parametrize("number", [None, 7])
+def test_positions_that_are_left_out_are_no_part_of_the_graph(monkeypatch, dense, number) -> None:
+    """As of the graph without them: no eigenvalue, no coordinate, no cluster is theirs."""
+    monkeypatch.setattr(module, "DENSE", dense)
+    length = 10 if dense > 8 else 320
+    for seed in range(4):
+        draw = np.random.default_rng(seed).dirichlet(np.full(length, 0.3), length)
+        whole, part = (
+            weft.from_weights([torch.tensor(weights)[None].float()], partial=True, keep=weft.All())
+            for weights in (draw, draw[2:, 2:])
+        )
+        found = token_clusters(whole.layers[0].graph, number, without=[0, 1])
+        expected = token_clusters(part.layers[0].graph, number)
+        assert found.labels[0, :2].tolist() == [-1, -1]
+        assert found.number.tolist() == expected.number.tolist()
+        assert found.least == pytest.approx(expected.least, abs=2e-3)
+        there = min(found.eigenvalues.shape[1], expected.eigenvalues.shape[1])
+        torch.testing.assert_close(
+            found.eigenvalues[:, :there], expected.eigenvalues[:, :there], rtol=0, atol=2e-4
+        )
+        assert found.eigenvalues[:, there:].isnan().all()
+
+
 def test_what_is_next_to_nothing() -> None:
     one = weft.AttentionMatrix(torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     assert token_clusters(one, 5).labels.tolist() == [[0]]

@@ -11,7 +11,7 @@ import torch
 import weft
 from weft.analysis.dense_layer import layer_of_weights
 from weft.analysis.heads.roles import MEASURES, ROLES, head_roles, heads
-from weft.analysis.heads.sinks import sink_keys
+from weft.analysis.heads.sinks import certain_sinks, looked_at, sink_keys
 from weft.formats.trace import TraceLayer
 from weft.mechanism.multihead import MultiHeadAttention
 from weft.traces import Trace
@@ -244,3 +244,29 @@ def test_windows_are_found_where_the_trace_does_not_name_them() -> None:
 def test_bad_thresholds() -> None:
     with pytest.raises(weft.InputError, match="alpha=2"):
         head_roles(one_head_of_each(), alpha=2)
+
+
+def test_sinks_do_not_depend_on_what_was_kept() -> None:
+    """A key that every row looks at a little, and few rows most: their largest edge is another."""
+    generator = torch.Generator().manual_seed(3)
+    queries, keys = torch.randn(2, 3, 4, 60, 8, generator=generator) * 1.8
+    queries, keys = (torch.nn.functional.pad(part, (0, 1)) for part in (queries, keys))
+    queries[..., -1], keys[:, :, 5, -1] = 3.0, 2.5
+    layers = {}
+    for kept in (1, 60):
+        traces = [
+            weft.from_queries_keys(*pair, mask=weft.causal(), keep=weft.Top(kept))
+            for pair in zip(queries[:, None], keys[:, None], strict=True)
+        ]
+        layers[kept] = [trace.layers[0] for trace in traces]
+    expected = certain_sinks(layers[60])
+    assert expected[1] == [True] * 3 and all(5 in places for places in expected[0])
+    assert certain_sinks(layers[1]) == certain_sinks(layers[1], exact=True) == expected
+    unsure = certain_sinks(layers[1], exact=False)
+    assert unsure[1] == [False] * 3 and not any(5 in places for places in unsure[0])
+    for few, every in zip(layers[1], layers[60], strict=True):
+        bounds, exact = looked_at(few, 4, exact=False), looked_at(every, 4)
+        assert torch.equal(exact.lower, exact.upper)
+        assert (bounds.lower <= exact.lower + 1e-6).all()
+        assert (bounds.upper >= exact.lower - 1e-6).all()
+        torch.testing.assert_close(looked_at(few, 4).lower, exact.lower, rtol=0, atol=1e-6)

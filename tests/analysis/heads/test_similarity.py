@@ -79,6 +79,24 @@ def test_the_bound_holds_of_weights_that_float32_rounds_away(gap: float) -> None
     assert kept.affinity[0, 1] <= roots[0] @ roots[1] <= kept.upper[0, 1]
 
 
+@pytest.mark.parametrize("kept", [2, 6])
+def test_what_is_on_a_sink_is_alike_too(kept: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(1, 1, 6, 4, generator=generator)
+    pair = one.expand(1, 2, 6, 4)
+    sinks = torch.tensor([1.5, 1.5])
+    trace = weft.from_queries_keys(pair, pair, sinks=sinks, keep=weft.Top(kept))
+    assert float(trace.layers[0].graph.rest.mean()) > 0.1
+    alike = similarity(trace)
+    assert alike.affinity == pytest.approx(np.ones((2, 2)), abs=1e-5)
+    assert clusters(alike).tolist() == [0, 0]
+    bounds = similarity(trace, exact=False)
+    assert (bounds.affinity <= 1 + 1e-6).all() and (bounds.upper >= 1 - 1e-6).all()
+    # Two heads of which one has all on its keys and one almost all on the sink.
+    other = weft.from_queries_keys(pair, pair, sinks=torch.tensor([-30.0, 12.0]))
+    assert similarity(other).affinity[0, 1] < 0.1
+
+
 def test_bad_questions(pair_trace: Trace, minilm_top: Trace) -> None:
     with pytest.raises(weft.InputError, match="different sequences or sizes"):
         similarity(pair_trace)

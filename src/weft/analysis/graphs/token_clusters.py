@@ -43,6 +43,8 @@ DENSE = 1024
 MOST, MANY = 16, 64
 #: Vectors that a product takes at once, at least: so many cost as much as one.
 BLOCK = 32
+#: The eigenvalue of a position that is left out, or has no edge.
+ABSENT = -2.0
 #: Products before the space that they span is cut down to its best vectors.
 CYCLE = 8
 #: First centres that k-means tries, and steps from each at most.
@@ -59,7 +61,8 @@ class TokenClusters:
     has; NaN where a head has fewer. From all weights both ends are the share of just these
     clusters, as far as float32 goes; from kept edges it lies between them.
     eigenvalues: (heads, the largest number, and one more where there is one): 1 - those of A, from
-    the smallest; of the kept edges' matrix, where these were given.
+    the smallest; of the kept edges' matrix, where these were given. NaN past the last, where fewer
+    positions are there.
     bound: as large: each is an eigenvalue to within this.
     """
 
@@ -152,11 +155,12 @@ def token_clusters(
         ]
     )
     numbers = (labels.max(-1) + 1).tolist()
+    eigenvalues = torch.where(values > ABSENT / 2, (1 - values).clamp(min=0), torch.nan)
     return TokenClusters(
         labels,
         np.array(numbers),
         similarity.leaving(torch.from_numpy(labels), max(numbers)),
-        (1 - values).clamp(min=0)[:, : max(numbers) + 1],
+        eigenvalues[:, : max(numbers) + 1],
         bound[:, : max(numbers) + 1],
     )
 
@@ -184,9 +188,14 @@ class _Similarity:
         self._scale = torch.where(self.there, self.degrees, 1.0).rsqrt() * self.there
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        """``A x``; vectors: (graphs, positions, columns), float32."""
+        """``A x``; vectors: (graphs, positions, columns), float32.
+
+        Positions that are not there are no part of A: each has an eigenvalue of its own, ABSENT,
+        below all of A's, which lie from -1 to 1.
+        """
         scale = self._scale.float()[..., None]
-        return scale * self.shared(scale * vectors)
+        absent = ABSENT * (~self.there).float()[..., None]
+        return scale * self.shared(scale * vectors) + absent * vectors
 
     def shared(self, vectors: Tensor) -> Tensor:
         """``W x``, without the positions that are left out."""

@@ -139,7 +139,7 @@ class LayerWeights:
         """Where masses come from: "exact"; "rounded" (of stored half precision); or "bound"."""
         if self.complete:
             return "exact"
-        if self.exact is False or not (self._cells_known or (self._whole and self.matrix)):
+        if self.exact is False or not (self._cells_known or self.whole):
             return "bound"
         return "exact" if rounded_to(self.layer) is None else "rounded"
 
@@ -151,6 +151,11 @@ class LayerWeights:
         heads, queries, keys = self.graph.shape
         return bool(self.exact) or heads * queries * keys <= CHEAP_CELLS
 
+    @property
+    def whole(self) -> bool:
+        """Whether there is the whole matrix, and passes over it are to be made."""
+        return self._whole and self.matrix is not None
+
     # Rows
 
     @property
@@ -161,7 +166,7 @@ class LayerWeights:
     @property
     def _shown_by_cells(self) -> bool:
         """Whether the cells of the exact matrix say which keys are hidden."""
-        return self._hidden and self._whole and self.matrix is not None
+        return self._hidden and self.whole
 
     def sizes(self, pattern: Pattern) -> Tensor:
         """How many keys of its set each row may look at, or, where not `certain`, at most."""
@@ -214,8 +219,8 @@ class LayerWeights:
     @cached_property
     def squares(self) -> Interval:
         """``sum_j w_ij^2``: one over it is the row's effective number of keys."""
-        if self._whole and self.matrix is not None:
-            return Interval.exactly(self.matrix.sum_of_squares())
+        if self.whole:
+            return Interval.exactly(self._whole_matrix.sum_of_squares())
         kept = self.graph.weights.double().square().sum(-1)
         mass, largest = self.left_out
         return Interval(kept, kept + mass * largest)
@@ -372,7 +377,7 @@ class LayerWeights:
     def distance(self) -> Interval:
         """``sum_j w_ij |i - j|`` of each row, in tokens."""
         position = torch.arange(self.graph.shape[1])
-        if self._whole and self.matrix is not None:
+        if self.whole:
             return Interval.exactly(_distance(self.layer, self._whole_matrix))
         places = self.graph.keys
         away = (places - position[:, None]).abs().where(places >= 0, 0)
@@ -382,9 +387,9 @@ class LayerWeights:
 
     def partners(self) -> Interval:
         """``sum_(j != i) w_ij w_ji`` of each row; for a sequence that looks at itself."""
-        if self._whole and self.matrix is not None:
+        if self.whole:
             itself = self.mass(Diagonals(0, 0)).lower
-            both = self.matrix.reciprocity().double() - itself.square()
+            both = self._whole_matrix.reciprocity().double() - itself.square()
             return Interval.exactly(both.clamp(min=0))
         heads, queries, _ = self.graph.shape
         lower = torch.zeros(heads, queries, dtype=torch.float64)

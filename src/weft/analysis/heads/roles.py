@@ -29,7 +29,7 @@ from weft.analysis.heads.measures import head_measures
 from weft.analysis.heads.pattern_mass import LayerWeights, weights_of
 from weft.analysis.heads.patterns import separators
 from weft.analysis.heads.scores import HeadScores, Role
-from weft.analysis.heads.sinks import sink_keys
+from weft.analysis.heads.sinks import certain_sinks
 from weft.errors import InputError, optional_package
 from weft.formats.trace import TraceData, TraceLayer
 from weft.mechanism.shapes import check_flag, in_words, whole_number
@@ -191,12 +191,12 @@ def head_roles(
                 f"{len(layers)} from {_said([(x.name, x.heads) for x in layers])}. Give traces of "
                 "one model."
             )
-        sinks = sink_keys(trace.layers, reach)
+        sinks, certain = certain_sinks(trace.layers, reach, exact=exact)
         for number, layer in enumerate(trace.layers):
             weights = LayerWeights(layer, exact=exact)
             special = special_keys(trace, layer.keys_from)
             scores = layer_scores(weights, special=special, reach=reach, sinks=sinks[number])
-            sources[number].add(weights.source)
+            sources[number].add(weights.source if certain[number] else "bound")
             broken[number] |= weights.broken
             before = summed[number]
             summed[number] = {

@@ -5,8 +5,9 @@ are as alike as their rows' vectors are:
 
     affinity(A, B) = mean over rows i of sum_j sqrt(a_ij b_ij)
 
-1 for equal heads, 0 for heads that never look at the same key (the Bhattacharyya coefficient). The
-distance sqrt(1 - affinity), Hellinger's, is Euclidean, so that clusters may be made of it.
+where what a row has on no key, but on a sink, is one more outcome: 1 for equal heads, 0 for heads
+that never look at the same key (the Bhattacharyya coefficient). The distance sqrt(1 - affinity),
+Hellinger's, is Euclidean, so that clusters may be made of it.
 
 Source: Bhattacharyya 1943; Clark et al. 2019, section 6 (clusters of heads by the distance of
 their weights, there Jensen and Shannon's).
@@ -148,7 +149,7 @@ def _from_edges(
     one_side = np.sqrt(only * room[None, :])
     left = np.sqrt(rest.sum(1))
     more = one_side + one_side.T + left[:, None] * left[None, :]
-    affinity = np.clip(total / queries, 0, 1)
+    affinity = np.clip((total + _beside(read).numpy()) / queries, 0, 1)
     return affinity, np.clip(affinity + more / queries, 0, 1)
 
 
@@ -194,7 +195,13 @@ def _from_cells(read: Sequence[LayerWeights], heads: int) -> np.ndarray[Any, Any
             first = last
         side_by_side = roots.view(heads, -1)
         total += side_by_side @ side_by_side.T
-    return (total / queries).clamp(0, 1).numpy()
+    return ((total + _beside(read)) / queries).clamp(0, 1).numpy()
+
+
+def _beside(read: Sequence[LayerWeights]) -> torch.Tensor:
+    """What rows have on no key, as far as it is known, of every pair of heads: (heads, heads)."""
+    roots = torch.cat([(1 - weights.row_mass).clamp(min=0).sqrt() for weights in read])
+    return roots @ roots.T
 
 
 def clusters(
