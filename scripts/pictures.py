@@ -275,7 +275,8 @@ def shoot(browser: Any, viewer: Viewer, address: str, theme: str, path: Path) ->
     page.goto(f"{viewer.address}{address}")
     page.locator(".stage").wait_for()
     until(page, "!document.querySelector('.waiting, .skeleton, [aria-busy=true]')")
-    until(page, "!/being measured|measuring|Working out|\\u2026$/.test(document.body.innerText)")
+    working = r"/being measured|measuring|answering|Working out|\u2026$/"
+    until(page, f"!{working}.test(document.body.innerText)")
     page.wait_for_timeout(700)  # bars grow, fonts settle
     page.screenshot(path=path)
     page.close()
