@@ -172,9 +172,9 @@ def average_rows(
 def averaged(layer: TraceLayer, exact: bool | None) -> Averaged:
     """A layer's weights averaged over heads.
 
-    exact: True: all of them, from queries and keys, or from the kept edges where these are all
-    and queries and keys in half precision or not there; False: those of the kept edges; None: all
-    of them where the layer has them.
+    exact: True: all of them, from queries and keys; or from the kept edges, where these are all and
+    there are no queries and keys, or rounded ones. False: those of the kept edges. None: all of
+    them where the layer has them.
 
     Raises: InputError: exact is True and the layer has no `matrix`, nor every edge; weights that
     are not numbers.

@@ -59,6 +59,7 @@ def sink_keys(
 
     Returns: for each layer its places, in order; None where no other layer has the same queries
     and keys.
+    Raises: InputError: `exact` is True, and a layer's weights are not known exactly.
 
     >>> from weft.analysis.dense_layer import layer_of_weights
     >>> third = torch.zeros(2, 12, 12)
