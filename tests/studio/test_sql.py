@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.studio.test_links import link_of
+from tests.studio.windows import until
 
 from weft.analysis.sql.questions import QUESTIONS
 from weft.studio.page import collect
@@ -93,7 +94,7 @@ def test_a_question_that_is_too_long_is_not_cut(studio: Any, viewer: Viewer) -> 
     notice = page.locator(".notices")
     notice.wait_for()
     assert "10,008 characters; expected 10,000 at most" in notice.inner_text()
-    assert page.get_by_label("Query").input_value() == QUESTIONS[0][1]
+    until(page, lambda: page.get_by_label("Query").input_value() == QUESTIONS[0][1])
 
 
 def test_an_answer_is_not_that_of_the_next_question(
