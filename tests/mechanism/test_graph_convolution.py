@@ -11,7 +11,7 @@ from tests.forked import Loaded
 from torch import Tensor
 
 import weft
-from weft.mechanism.graph_layer import GraphObserver
+from weft.mechanism.neighbourhood.function import neighbour_graph
 from weft.mechanism.neighbourhood.loops import with_self_loops
 
 LAYERS = [weft.GATConv, weft.GATv2Conv]
@@ -151,13 +151,19 @@ def test_dropout_falls_on_the_normalised_weights(layer_class: Any) -> None:
 
 def test_an_observer_sees_the_graph() -> None:
     layer, x = weft.GATConv(8, 32, heads=2), torch.randn(4, 8)
-    observer = layer.observer = GraphObserver()
+    calls: list[Any] = []
+    layer.observer = lambda *call: calls.append(call)
     _, (edges, weights) = layer(x, EDGES, return_attention_weights=True)
-    [(seen, graph)] = observer.calls
-    assert seen is layer and graph.shape == (2, 4, 4) and not graph.weights.requires_grad
+    [(seen, call, of_one)] = calls
+    graph = neighbour_graph(call)
+    assert seen is layer and of_one and graph.shape == (2, 4, 4)
     matrix = torch.zeros(2, 4, 4)
-    matrix[:, edges[1], edges[0]] = weights.detach().T
+    matrix[:, edges[1], edges[0]] = weights.T
     torch.testing.assert_close(graph.dense(), matrix)
+    pair = weft.GATConv((8, 8), 32)
+    pair.observer = layer.observer
+    pair((x, x.clone()), EDGES)
+    assert not calls[-1][2]
 
 
 @pytest.mark.parametrize("layer_class", LAYERS)

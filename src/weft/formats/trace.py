@@ -151,11 +151,13 @@ class TraceLayer:
     @property
     def no_matrix(self) -> str | None:
         """Why the layer has no `matrix`; None: it has one."""
+        if self.terms is not None and self.terms.missing is not None:
+            return self.terms.missing
         if self._queries_keys is None:
             return "its queries and keys were not kept"
         if self.terms is None:
             return "what enters its scores besides queries and keys was not kept"
-        return self.terms.missing
+        return None
 
     def append_to(self, writer: TraceWriter) -> None:
         """Add the layer to a trace folder that is being written."""

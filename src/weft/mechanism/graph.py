@@ -228,6 +228,11 @@ class AttentionGraph:
         head = place_of("graph", "of_head", "head", head, len(self.lse))
         return self._map(lambda tensor: tensor[head : head + 1])
 
+    def as_batch(self) -> AttentionGraph:
+        """A batch of this one graph."""
+        self._one("as_batch")
+        return self._map(lambda tensor: tensor[None])
+
     def detach(self) -> AttentionGraph:
         """The same graph, cut off from autograd."""
         return self._map(Tensor.detach)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from weft.errors import InputError, ShapeError
-from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.graph_inputs import (
     check_edges,
     check_features,
@@ -21,7 +20,6 @@ from weft.mechanism.neighbourhood.call import NeighbourCall
 from weft.mechanism.neighbourhood.edges import Edges
 from weft.mechanism.neighbourhood.function import (
     neighbour_attention,
-    neighbour_graph,
     neighbour_weights,
     with_dropout,
 )
@@ -39,8 +37,8 @@ Flow = Literal["source_to_target", "target_to_source"]
 class GraphConvolution(nn.Module):
     """What `GATConv` and `GATv2Conv` share: edges, self-loops, heads, residual and bias.
 
-    observer: normally None; while set, it is handed this layer and the `AttentionGraph` of each
-    call, of which it keeps `observer.keep`.
+    observer: normally None; while set, it is handed this layer, each of its calls before dropout,
+    and whether one tensor gives the nodes that look and those looked at.
     """
 
     #: What the layer is called in errors.
@@ -123,7 +121,7 @@ class GraphConvolution(nn.Module):
         count = targets.shape[0] if targets is not None else (size or (0, len(sources)))[1]
         call = self.call(Edges.of_index(index, count, len(sources)), sources, targets, features)
         if self.observer is not None:
-            self.observer(self, neighbour_graph(call, self.observer.places))
+            self.observer(self, call, isinstance(x, Tensor) or x[0] is x[1])
         call = with_dropout(call, self.dropout if self.training else 0.0)
         output = neighbour_attention(call)
         output = output.flatten(1) if self.concat else output.mean(1)
@@ -196,19 +194,14 @@ class GraphConvolution(nn.Module):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, heads={self.heads})"
 
 
-class GraphObserver:
-    """Who watches graph layers: keeps the graphs of the calls that it sees, in order.
+class GraphObserver(Protocol):
+    """Who watches graph layers."""
 
-    places: edges of each node that are kept; None: all.
-    """
+    def __call__(self, layer: GraphConvolution, call: NeighbourCall, of_one: bool) -> None:
+        """Receive one call of a layer.
 
-    def __init__(self, places: int | None = None) -> None:
-        self.places = places
-        self.calls: list[tuple[GraphConvolution, AttentionGraph]] = []
-
-    def __call__(self, layer: GraphConvolution, graph: AttentionGraph) -> None:
-        """Receive one call of a layer."""
-        self.calls.append((layer, graph.detach()))
+        of_one: whether the nodes that look are those that are looked at.
+        """
 
 
 def _as_given(index: Tensor, weights: Tensor, edge_index: Tensor, flow: Flow) -> Tensor:

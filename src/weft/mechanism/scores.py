@@ -355,9 +355,12 @@ class Bilinear(Score):
                 "symmetric=True."
             )
 
+    def form(self) -> Tensor:
+        """A, or its symmetric part, whichever makes the scores."""
+        return symmetrised(self.matrix) if self.symmetric else self.matrix
+
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        matrix = symmetrised(self.matrix) if self.symmetric else self.matrix
-        return bilinear(queries, keys, matrix)
+        return bilinear(queries, keys, self.form())
 
 
 @dataclass(frozen=True, eq=False)

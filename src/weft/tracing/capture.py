@@ -65,8 +65,8 @@ def trace(
     Args:
         model: any module of torch whose attention is computed by torch's functions
             (scaled_dot_product_attention, nn.MultiheadAttention, flex_attention) or by
-            `weft.attention`; made of weft's attention layers; or any model of Hugging Face's
-            Transformers that uses its attention interface. Unmodified.
+            `weft.attention`; made of weft's layers, those over graphs too; or any model of Hugging
+            Face's Transformers that uses its attention interface. Unmodified.
         inputs: token ids, (length,) or (batch, length), or images, (batch, channels, rows,
             columns): a tensor (the model's first argument), or a tensor for each argument:
             {"source": ids, "target": ids}. Of any other module: whatever it takes, the first

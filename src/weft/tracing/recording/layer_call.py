@@ -13,6 +13,7 @@ from weft.mechanism.graph import AttentionGraph
 from weft.mechanism.grid import Grid
 from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
+from weft.mechanism.scores import Bilinear, Score
 
 __all__ = ["LayerCall", "RecordedCall"]
 
@@ -32,6 +33,7 @@ class LayerCall:
     bias            added to the scores, (batch or 1, heads or 1, queries, keys), or None
     relative        relative positions, or None
     softcap, sinks  as `weft.attend` takes them
+    score           of queries and keys; None: their product
     positions       the kind of positions that enter the scores, as a trace says it
     is_causal       whether no query looks ahead, by the mask or by what the model says
     own_output      from rows to what the model's own attention gives for them, (batch, heads, rows,
@@ -53,6 +55,7 @@ class LayerCall:
     relative: Relative | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    score: Score | None = None
     positions: str = "none"
     is_causal: bool = False
     own_output: Callable[[Tensor], Tensor] | None = None
@@ -61,10 +64,28 @@ class LayerCall:
     values_known: bool = True
     grids: tuple[Grid, Grid] | None = None
 
+    @classmethod
+    def of_graph(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
+        """A call of which the graph alone is known, of a batch."""
+        batch, heads, queries, keys = graph.shape
+        rows, columns = (graph.lse.new_zeros(batch, heads, size, 0) for size in (queries, keys))
+        return cls(path, kind, rows, columns, columns, scale=1.0, weights_only=True)
+
     def arguments(self) -> JsonObject:
         """The keywords of `weft.attend`."""
         names = ("mask", "bias", "relative", "scale", "softcap", "sinks")
         return {name: getattr(self, name) for name in names}
+
+    def products(self) -> tuple[Tensor, Tensor] | None:
+        """Queries and keys whose products are the scores; None: there are none, or not known."""
+        if self.weights_only:
+            return None
+        if self.score is None:
+            return self.queries, self.keys
+        if isinstance(self.score, Bilinear):
+            # In half precision what A makes of a query would be rounded once more.
+            return self.queries.float() @ self.score.form().float(), self.keys.float()
+        return None
 
     def mask_of(self, rows: Tensor) -> Tensor | None:
         """Which keys some queries may look at, (batch or 1, heads or 1, rows, keys)."""

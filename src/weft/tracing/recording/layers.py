@@ -146,17 +146,20 @@ class LayerMaker:
     ) -> tuple[tuple[Tensor, Tensor] | None, Terms | None, Tensor | None]:
         """Queries and keys, the terms, and the norms of values, of one input."""
         ranges = None if call.ranges is None else call.ranges[min(sample, len(call.ranges) - 1)]
-        if call.queries is None or call.keys is None:
-            # Of weights that were given the mask is known, if it was given too.
-            return None, None if ranges is None else mask_terms(ranges, rows, columns), None
-        if call.ranges is None:
-            return None, None, None
 
         def own(tensor: Tensor, span: slice) -> Tensor:
             return tensor[min(sample, len(tensor) - 1), :, span]
 
-        queries, keys = own(call.queries, rows), own(call.keys, columns)
         norms = None if call.value_norms is None else own(call.value_norms, columns).cpu()
+        if call.queries is None or call.keys is None:
+            # Of weights alone the mask is known, if it was given too.
+            terms = None if ranges is None else mask_terms(ranges, rows, columns)
+            if terms is not None and call.missing is not None:
+                terms = replace(terms, missing=call.missing)
+            return None, terms, norms
+        if call.ranges is None:
+            return None, None, norms
+        queries, keys = own(call.queries, rows), own(call.keys, columns)
         terms = cut_terms(
             ranges,
             call.relative,

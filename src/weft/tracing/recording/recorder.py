@@ -20,6 +20,9 @@ from weft.tracing.recording.score_terms import ranges_of
 
 __all__ = ["CallRecorder"]
 
+#: Why a layer whose weights are exact has no matrix.
+_NO_PRODUCT = "its score, {}, is no product of queries and keys"
+
 
 class CallRecorder:
     """Records the attention calls of a model that runs, whatever their source.
@@ -117,10 +120,13 @@ class CallRecorder:
         graph: AttentionGraph,
         deviations: list[float | None],
     ) -> None:
-        known = not call.weights_only
-        ranges = self._ranges_of(call) if known or call.mask is not None else None
+        products = call.products()
+        queries, keys = (None, None) if products is None else products
+        known = products is not None
+        unknown = call.weights_only and call.mask is None
+        ranges = None if unknown else self._ranges_of(call)
         norms = values = None
-        if known and call.values_known:
+        if call.values_known and not call.weights_only:
             new = slice(None) if self._new_keys is None else self._new_keys(call, ranges)
             if new is None:
                 values = call.values.detach()
@@ -135,8 +141,8 @@ class CallRecorder:
                 scale=call.scale,
                 positions=call.positions,
                 deviations=deviations,
-                queries=call.queries.detach() if known else None,
-                keys=call.keys.detach() if known else None,
+                queries=None if queries is None else queries.detach(),
+                keys=None if keys is None else keys.detach(),
                 value_norms=norms,
                 values=values,
                 ranges=ranges,
@@ -147,6 +153,9 @@ class CallRecorder:
                 is_causal=call.is_causal,
                 by_formula=call.by_formula,
                 grids=call.grids,
+                missing=None
+                if known or call.score is None
+                else _NO_PRODUCT.format(type(call.score).__name__),
             )
         )
         self.progress(call.path, number)

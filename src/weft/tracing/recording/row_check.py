@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from weft.mechanism.positions import ALiBi, Relative, Shaw
 from weft.mechanism.reference.call import attend as attend_by_formula
 from weft.mechanism.reference.call import scores_of_heads
 from weft.mechanism.reference.positions import alibi_bias, shaw_embeddings
+from weft.mechanism.scores import Score
 from weft.tracing.recording.comparison import REMEDY, largest_difference, tolerance, warn_of_nan
 from weft.tracing.recording.layer_call import LayerCall
 
@@ -135,7 +137,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
     """How far the edges of some rows are from the formula as the papers write it, in float64.
 
     Args:
-        call: of a layer of weft.
+        call: of a layer of weft, or of `weft.attention`.
         graph: its edges, with a batch.
         sample: which input of its batch.
 
@@ -147,7 +149,7 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
     queries, keys = (part[sample : sample + 1].cpu() for part in (call.queries, call.keys))
     relative = call.relative
     relative = None if relative is None else with_tensors(relative, Tensor.cpu)
-    length = keys.shape[2]
+    length, pair_scores = keys.shape[2], _pair_scores(call.score)
     nothing = keys.new_zeros(1, keys.shape[1], length, 1, dtype=torch.float64)
     largest = None
     for row in sampled_rows(queries.shape[2]):
@@ -159,18 +161,41 @@ def reference_deviation(call: LayerCall, graph: AttentionGraph, sample: int) -> 
         if call.mask is not None:
             cells = call.mask.block(range(row, row + 1), length, keys.device)
             allowed = cells[min(sample, len(cells) - 1)][None]
-        raw = scores_of_heads(query, keys.double(), lambda rows, columns, head: rows @ columns.mT)
-        reference = attend_by_formula(raw, nothing, scale=call.scale, allowed=allowed, **terms)
+        bias = call.bias_of(torch.tensor([row]))
+        if bias is not None:
+            bias = bias[min(sample, len(bias) - 1)][None].cpu().double()
+        raw = scores_of_heads(query, keys.double(), pair_scores)
+        reference = attend_by_formula(
+            raw, nothing, scale=call.scale, allowed=allowed, softcap=call.softcap, bias=bias,
+            sinks=None if call.sinks is None else call.sinks.cpu().double(), **terms,
+        )  # fmt: skip
         weights = reference.weights[0, :, 0]
         places = graph.keys[:, row].long()
         kept = torch.where(places >= 0, weights.gather(-1, places.clamp(min=0).long()), 0)
-        rest = weights.sum(-1) - kept.sum(-1)
+        # The mass of a sink is on no kept edge either.
+        rest = (reference.lse[0, :, 0] > -torch.inf).double() - kept.sum(-1)
         largest = max(
             largest or 0.0,
             largest_difference(kept, graph.weights[:, row].double()),
             largest_difference(rest, graph.rest[:, row].double()),
         )
     return largest
+
+
+def _pair_scores(score: Score | None) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """From queries and keys of one head in float64, and its number, to their scores."""
+    if score is None:
+        return lambda rows, columns, head: rows @ columns.mT
+    if type(score).__module__ != Score.__module__:
+        # Somebody's own: what it holds may be of one type alone.
+        own = score
+        return lambda rows, columns, head: own.of_head(head)(
+            rows[None, None].float(), columns[None, None].float()
+        )[0, 0].double()
+    exact = with_tensors(score, lambda tensor: tensor.detach().cpu().double())
+    return lambda rows, columns, head: exact.of_head(head)(rows[None, None], columns[None, None])[
+        0, 0
+    ]
 
 
 def _terms(relative: Relative | None, query: Tensor, row: int, length: int) -> JsonObject | None:

@@ -97,13 +97,8 @@ def _recorded(
     graph = graph_of_edges(
         edges[looking], edges[looked], weights.detach(), counts[looking], counts[looked], keep
     )
-    heads = graph.keys.shape[1]
-    nothing = {
-        which: weights.new_zeros(1, heads, counts[where], 0)
-        for which, where in (("queries", looking), ("keys", looked), ("values", looked))
-    }
     kind = "encoder" if counts[0] == counts[1] else "cross"
-    return LayerCall(name, kind, **nothing, scale=1.0, positions="bias", weights_only=True), graph
+    return LayerCall.of_graph(name, kind, graph), graph
 
 
 def graph_of_edges(

@@ -1,9 +1,9 @@
-"""The attention of graph layers: who looks at whom among the nodes of a graph."""
+"""The attention of weft's graph layers: who looks at whom among the nodes of a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,12 +11,83 @@ from torch import nn
 
 from weft.errors import InputError
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
-from weft.mechanism.graph_layer import GraphConvolution, GraphObserver
+from weft.mechanism.graph import All, AttentionGraph, Keep, Top
+from weft.mechanism.graph_layer import GraphConvolution
 from weft.mechanism.module_paths import named_modules
+from weft.mechanism.neighbourhood.call import NeighbourCall
+from weft.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
 from weft.tracing.description import describe
 from weft.tracing.model_state import evaluation_mode
+from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.sources.geometric import graph_of_edges
+from weft.tracing.sources.source import Receivers, Source
 
-__all__ = ["trace_nodes"]
+__all__ = ["SOURCE", "trace_nodes"]
+
+#: Told of each call of a graph layer: its path, the call, and whether one tensor gives all nodes.
+Told = Callable[[str, NeighbourCall, bool], None]
+
+
+def _layers(model: nn.Module) -> Mapping[str, GraphConvolution]:
+    """The graph layers of a model, by their paths."""
+    return {
+        path: module
+        for path, module in named_modules(model)
+        if isinstance(module, GraphConvolution)
+    }
+
+
+@contextmanager
+def _observed(model: nn.Module, told: Told) -> Iterator[None]:
+    """Be told of every call of a model's graph layers, while the block runs."""
+    layers = {layer: path for path, layer in _layers(model).items()}
+    before = {layer: layer.observer for layer in layers}
+
+    def observe(layer: GraphConvolution, call: NeighbourCall, of_one: bool) -> None:
+        told(layers[layer], call, of_one)
+
+    try:
+        for layer in layers:
+            layer.observer = observe
+        yield
+    finally:
+        for layer, observer in before.items():
+            layer.observer = observer
+
+
+@torch.no_grad()
+def _graph_of(call: NeighbourCall, places: int | None) -> AttentionGraph:
+    """The graph of a call, (heads, targets, places); of several edges between two nodes the sum.
+
+    places: edges kept of each node; None: all.
+    """
+    edges = call.edges
+    degree = int(edges.row_starts.diff().max()) if edges.targets else 0
+    places = degree if places is None else min(places, degree)
+    pairs = edges.rows.long() * max(edges.sources, 1) + edges.columns.long()
+    if len(torch.unique(pairs)) == len(pairs):
+        return neighbour_graph(call, places)
+    weights = edges.by_place(neighbour_weights(call))
+    graph: AttentionGraph = graph_of_edges(
+        edges.rows, edges.columns, weights, edges.targets, edges.sources, Top(places)
+    )[0]
+    return graph
+
+
+@contextmanager
+def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]:
+    places = None if isinstance(keep, All) else keep.k
+
+    def told(path: str, call: NeighbourCall, of_one: bool) -> None:
+        graph = _graph_of(call, places).as_batch()
+        name, kind = path or type(model).__name__, "encoder" if of_one else "cross"
+        receivers.take(LayerCall.of_graph(name, kind, graph), graph)
+
+    with _observed(model, told):
+        yield
+
+
+SOURCE = Source(_layers, _calls)
 
 
 def trace_nodes(
@@ -40,38 +111,28 @@ def trace_nodes(
 
     Raises: InputError: the model has no such layers; names for another number of nodes.
     """
-    layers = {
-        id(module): path
-        for path, module in named_modules(model)
-        if isinstance(module, GraphConvolution)
-    }
-    if not layers:
+    if not _layers(model):
         raise InputError(
             f"trace_nodes: {type(model).__name__} has no graph layers of weft (weft.GATConv, "
             "weft.GATv2Conv). Only these can be traced."
         )
-    observer = GraphObserver(places)
-    with evaluation_mode(model), torch.no_grad(), ExitStack() as afterwards:
-        for module in model.modules():
-            if isinstance(module, GraphConvolution):
-                afterwards.callback(setattr, module, "observer", module.observer)
-                module.observer = observer
-        model(**inputs)
     tokens = list(names)
-    made = []
-    for index, (layer, graph) in enumerate(observer.calls):
-        heads, queries, keys = graph.shape
-        if not queries == keys == len(tokens):
+    made: list[TraceLayer] = []
+
+    def told(path: str, call: NeighbourCall, of_one: bool) -> None:
+        edges = call.edges
+        if not edges.targets == edges.sources == len(tokens):
             raise InputError(
-                f"trace_nodes: {len(tokens)} names, layer {layers[id(layer)]} has {queries} nodes "
-                f"that look and {keys} looked at. Give a name for each, of one kind of nodes."
+                f"trace_nodes: {len(tokens)} names, layer {path} has {edges.targets} nodes that "
+                f"look and {edges.sources} looked at. Give a name for each, of one kind of nodes."
             )
+        graph = _graph_of(call, places)
         made.append(
             TraceLayer(
-                name=layers[id(layer)],
+                name=path,
                 kind="encoder",
-                index=index,
-                shape=(heads, queries, keys),
+                index=len(made),
+                shape=(call.heads, edges.targets, edges.sources),
                 queries_from="tokens",
                 keys_from="tokens",
                 query_tokens=tokens,
@@ -80,4 +141,7 @@ def trace_nodes(
                 data=LayerInMemory(graph),
             )
         )
+
+    with evaluation_mode(model), torch.no_grad(), _observed(model, told):
+        model(**inputs)
     return TraceData({"tokens": tokens}, tuple(made), describe(model))

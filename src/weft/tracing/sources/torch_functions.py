@@ -25,7 +25,6 @@ from torch.overrides import TorchFunctionMode
 from weft.mechanism.function import attend, attention
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.masks import causal
-from weft.mechanism.scores import Dot, ScaledDot
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.sequences import kind_of_name
 from weft.tracing.sources.flex import FlexCall, UnreadableRuleError, beside_output
@@ -195,28 +194,20 @@ class AttentionCalls(TorchFunctionMode):
 
     def _weft(self, path: str, func: Any, args: Any, kwargs: Any) -> Any:
         call = WeftCall.of(func, args, kwargs)
-        score = call.score
-        if score is not None and type(score) not in (Dot, ScaledDot):
-            self._refuse(
-                path,
-                f"its score is {type(score).__name__}, no product of queries and keys alone; "
-                "weft.attend gives its graph",
-            )
-            return func(*args, **kwargs)
         kind = self._kind(path, call.queries, call.keys, call.ahead is False)
         recorded = call.recorded(path, kind)
         keys = recorded.keys.shape[2]
-        if call.has_formula:
+        if call.has_formula or not call.has_products:
             output, graph = attend(
-                recorded.queries, recorded.keys, recorded.values, **recorded.arguments(),
+                recorded.queries, recorded.keys, recorded.values, score=recorded.score,
+                **recorded.arguments(),
                 keep=Top(keys) if isinstance(self._keep, All) else self._keep,
             )  # fmt: skip
             self._receivers.take(recorded, graph.detach())
         else:
             output = self._receivers.compute(recorded)
-        if func is attend or call.dropout or call.backend is not None:
-            return func(*args, **kwargs)
-        if recorded.values.dtype == torch.float64 and not call.has_formula:
+        own = func is attend or call.dropout or call.backend is not None
+        if own or recorded.values.dtype == torch.float64:
             return func(*args, **kwargs)
         return output if call.queries.ndim == 4 else output[0]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw
-from weft.mechanism.scores import Score
+from weft.mechanism.scores import Dot, ScaledDot, Score
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.score_masks import without_hidden
 
@@ -48,8 +48,12 @@ class WeftCall:
     @property
     def has_formula(self) -> bool:
         """Whether the call can be held against the formula in float64."""
-        plain = self._mask_and_bias[1] is None and self.softcap is None and self.sinks is None
-        return plain and (self.relative is None or isinstance(self.relative, ALiBi | Shaw))
+        return self.relative is None or isinstance(self.relative, ALiBi | Shaw)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether the scores are products of queries and keys, as these were given."""
+        return self.score is None or type(self.score) in (Dot, ScaledDot)
 
     @property
     def ahead(self) -> bool | None:
@@ -97,6 +101,7 @@ class WeftCall:
             relative=self.relative,
             softcap=self.softcap,
             sinks=self.sinks,
+            score=None if self.has_products else self.score,
             positions=self._positions(),
             is_causal=self.ahead is False,
             by_formula=self.has_formula,
