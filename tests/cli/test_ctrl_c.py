@@ -37,6 +37,7 @@ def test_ctrl_c_while_modules_are_loaded(arguments: list[str], loaded: str, tmp_
     assert (process.returncode, out, said) == (130, "", ["weft: stopped."])
 
 
+@pytest.mark.slow
 def test_the_face_is_whole_and_loads_torch_only_when_it_is_used() -> None:
     program = (
         "import sys, weft\n"

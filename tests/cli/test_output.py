@@ -148,6 +148,7 @@ def _shell(command: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_standard_files_that_are_closed(evil_trace: Path) -> None:
     done = _shell(f"$WEFT rollout {evil_trace} >&-")
     assert (done.returncode, done.stderr) == (2, "weft: cannot write the output: it is closed.\n")
@@ -211,6 +212,7 @@ def test_a_reader_that_leaves_is_no_error_of_a_table() -> None:
             console.print("a table")
 
 
+@pytest.mark.slow
 def test_a_home_that_may_not_be_written_is_no_matter_for_a_picture(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file, so that nothing can be made in it")
     unset = ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")

@@ -57,6 +57,7 @@ def test_windows(weft_main: Command, writer: Path, tmp_path: Path) -> None:
                     "--overlap needs --window")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_windows_that_are_killed_go_on(
     loaded: Loaded, weft_main: Command, writer: Path, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def test_an_exported_layer_takes_any_length(relative: RelativeKind, mask: weft.M
     torch.testing.assert_close(program.module()(longer, lengths), module(longer, lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.slow)]
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import Tensor
 
 import weft
@@ -127,7 +128,7 @@ SHAPES = [(1, 1), (3, 700), (65, 33), (200, 1100)]
 
 
 @every_backend
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.bfloat16)])
 @pytest.mark.parametrize("name", RULES)
 def test_the_columns_of_the_weights(backend: str, dtype: torch.dtype, name: str) -> None:
     for queries, keys in SHAPES:

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -108,7 +109,7 @@ def results(kind: str, options: Callable[..., Any], backend: str, *tensors: Tens
 
 
 @pytest.mark.parametrize("cells", (2**24, pytest.param(1, marks=pytest.mark.slow)))
-@pytest.mark.parametrize("kind", ("attention", "top", "all"))
+@pytest.mark.parametrize("kind", ("attention", "top", *slow("all")))
 @pytest.mark.parametrize("name", OPTIONS + TORCH_ONLY)
 def test_second_derivatives_of_torch_in_float64(name: str, kind: str, cells: int) -> None:
     tensors, options = problem(name, torch.float64)
@@ -250,7 +251,7 @@ def test_vmap_and_gradients_of_torch_func(positions: int) -> None:
     torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ("attention", "top"))
+@pytest.mark.parametrize("kind", ("top", *slow("attention")))
 @pytest.mark.parametrize("backend", ("torch", "native"))
 @pytest.mark.parametrize("name", OPTIONS)
 def test_several_gradients_at_once(name: str, backend: str, kind: str) -> None:

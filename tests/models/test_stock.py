@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import Tensor, nn
 
 from weft.errors import InputError
@@ -49,7 +50,7 @@ def ids(rows: int, length: int) -> Tensor:
     return torch.randint(4, 50, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu-tanh", "silu"])
+@pytest.mark.parametrize("activation", ["gelu", "silu", *slow("relu", "gelu-tanh")])
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize(
     ("norm", "positions", "architecture"),

@@ -90,6 +90,7 @@ def test_half_precision_checkpointing_and_accumulation(tmp_path: Path) -> None:
     assert [report["step"] for report in reports] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """It goes on in its folder; begun anew, the folder is another training's."""
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 6}

@@ -1,4 +1,4 @@
-"""A fixed part of the cases of scripts/damaged_*.py; all of them run by hand."""
+"""A fixed part of the cases of scripts/damaged_*.py, all slow; all of them run by hand."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ def _run(loaded: Loaded, name: str, *options: object) -> tuple[int, str]:
 
 
 @both
-@pytest.mark.parametrize("cases", [20, pytest.param(240, marks=pytest.mark.slow)])
-def test_what_is_damaged_is_refused_in_one_line_or_read_as_it_is(
-    loaded: Loaded, name: str, cases: int
-) -> None:
+@pytest.mark.slow
+def test_what_is_damaged_is_refused_in_one_line_or_read_as_it_is(loaded: Loaded, name: str) -> None:
+    cases = 240
     code, output = _run(loaded, name, "--cases", cases, "--seed", 2026)
     assert code == 0, output
     counted = re.match(

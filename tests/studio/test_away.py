@@ -61,6 +61,7 @@ def test_a_page_goes_on_once_its_server_is_there_again(studio: Any, path: Path) 
     studio.problems.clear()
 
 
+@pytest.mark.slow
 def test_a_note_is_not_written_to_another_trace(
     studio: Any, path: Path, make_trace: Any, tmp_path: Path
 ) -> None:

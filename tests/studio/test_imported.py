@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 import weft
 from weft.formats.trace import TraceData
@@ -55,7 +56,7 @@ MADE: dict[str, Callable[[], TraceData]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", ["edges", *slow("arrays", "weights")])
 def test_an_imported_trace_opens_in_every_view(
     studio: Any, serving: Callable[..., Viewer], tmp_path: Path, name: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.slow import slow
 from tests.studio.windows import until
 
 import weft
@@ -91,7 +92,9 @@ def test_by_buttons_that_go_away(page) -> None:
     assert focus(page) == "stage"
 
 
-@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "graph", "paths", "training"])
+@pytest.mark.parametrize(
+    "view", ["threads", "graph", *slow("heads", "matrix", "paths", "training")]
+)
 def test_tab_walks_through_a_view_and_is_seen(page, view: str) -> None:
     page.evaluate(f"location.hash = '#view={view}'")
     page.locator(f".stage.{view}").wait_for()

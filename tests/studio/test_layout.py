@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.slow import slow
 from tests.studio.windows import until, widths
 
 import weft
@@ -79,7 +80,7 @@ def test_scores_stand_under_the_tiles_at_1024_pixels(studio, minilm_page) -> Non
     assert len(scores) > 40
 
 
-@pytest.mark.parametrize("width", [360, 390, 800, 1280])
+@pytest.mark.parametrize("width", [360, 1280, *slow(390, 800)])
 def test_a_share_that_has_no_room_under_a_tile_is_not_cut(studio, width) -> None:
     names = [f"t{place}" for place in range(300)]
     queries, keys = torch.randn(2, 10, 300, 8, generator=torch.Generator().manual_seed(1))
@@ -171,7 +172,9 @@ def test_shades_of_flowing_text_where_the_system_chooses_colours(studio, make_tr
     assert len(set(grounds)) > 5
 
 
-@pytest.mark.parametrize("view", ["heads", "threads", "matrix", "graph", "paths", "training"])
+@pytest.mark.parametrize(
+    "view", ["heads", "paths", *slow("threads", "matrix", "graph", "training")]
+)
 def test_on_paper_nothing_is_cut(studio, pair_trace, history_of, view: str) -> None:
     page = studio.file(
         collect([pair_trace], history=history_of(pair_trace)), f"#view={view}&query=1&lock=1"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 from tests.studio.sheet import sheet_dots
 
 import weft
@@ -20,25 +21,29 @@ from weft.traces import Trace
 LAYERS, HEADS, TOKENS = 40, 32, 6
 
 
-@pytest.fixture(scope="module")
-def crowd() -> Trace:
-    """40 layers of 32 heads; head h of layer n looks at key (n + h) % 6 above all."""
+def crowd_of(count: int, heads: int) -> Trace:
+    """Layers of heads; head h of layer n looks at key (n + h) % 6 above all."""
     names = [f"t{place}" for place in range(TOKENS)]
     layers = []
-    for number in range(LAYERS):
-        queries, keys = torch.zeros(HEADS, TOKENS, TOKENS), torch.eye(TOKENS).expand(HEADS, -1, -1)
-        for head in range(HEADS):
+    for number in range(count):
+        queries, keys = torch.zeros(heads, TOKENS, TOKENS), torch.eye(TOKENS).expand(heads, -1, -1)
+        for head in range(heads):
             queries[head, :, (number + head) % TOKENS] = 9
         _, graph = weft.attend(queries, keys.contiguous(), keys.contiguous(), keep=weft.Top(TOKENS))
         layers.append(
             TraceLayer(
                 name=f"layers.{number}", kind="encoder", index=number,
-                shape=(HEADS, TOKENS, TOKENS), queries_from="tokens", keys_from="tokens",
+                shape=(heads, TOKENS, TOKENS), queries_from="tokens", keys_from="tokens",
                 query_tokens=names, key_tokens=names, scale=TOKENS**-0.5,
                 data=LayerInMemory(graph), mask="all",
             )
         )  # fmt: skip
     return Trace({"tokens": names}, tuple(layers))
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Trace:
+    return crowd_of(LAYERS, HEADS)
 
 
 def masses(weights: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
@@ -106,16 +111,18 @@ def test_a_client_gets_them_and_what_is_not_there_is_refused(
     assert status(many, "small/best/-1") == 422
 
 
-@pytest.mark.parametrize("where", [pytest.param("page", marks=pytest.mark.slow), "server"])
+@pytest.mark.parametrize("where", ["page", "server"])
+@pytest.mark.parametrize(("layers", "heads"), [(10, 8), *slow((LAYERS, HEADS))])
 def test_all_on_one_screen(
     studio: Any,
     serving: Callable[..., Viewer],
-    crowd: Trace,
     monkeypatch: pytest.MonkeyPatch,
     where: str,
+    layers: int,
+    heads: int,
 ) -> None:
     monkeypatch.setattr("weft.studio.overviews._MANY_DOTS", 0)
-    collection = collect([crowd])
+    collection = collect([crowd_of(layers, heads)])
     page = studio.file(collection) if where == "page" else studio.served(serving(collection))
     page.locator(".sheet > canvas:not(.waiting)").wait_for()
     page.locator(".head-panel .bar-row").first.wait_for()
@@ -124,25 +131,26 @@ def test_all_on_one_screen(
     )
     assert max(stage) <= 1
     tiles = page.locator(".sheet .tile")
-    assert tiles.count() == LAYERS * HEADS
+    assert tiles.count() == layers * heads
     # A button with a name for each head, one of which Tab reaches.
     names = tiles.evaluate_all("all => all.map((tile) => tile.ariaLabel.split(':')[0])")
-    assert names == [f"L{layer} H{head}" for layer in range(LAYERS) for head in range(HEADS)]
+    assert names == [f"L{layer} H{head}" for layer in range(layers) for head in range(heads)]
     assert tiles.evaluate_all("all => all.filter((tile) => tile.tabIndex === 0).length") == 1
-    for layer, head in ((0, 0), (20, 5), (39, 31)):
+    low, right = layers - 1, heads - 1
+    for layer, head in ((0, 0), (layers // 2, 5), (low, right)):
         places = sheet_dots(page, layer, head, TOKENS, TOKENS).astype(int).sum(-1)
         assert set(places.argmin(-1)) == {(layer + head) % TOKENS}  # light: dark is much
-    page.locator('[data-cell="33.7"]').hover()
-    page.locator(".head-panel h2", has_text="L33 H7").wait_for()
+    page.locator(f'[data-cell="{low - 2}.7"]').hover()
+    page.locator(".head-panel h2", has_text=f"L{low - 2} H7").wait_for()
     assert page.locator(".head-panel .large canvas").count() == 1
-    page.locator('[data-cell="39.30"]').focus()
+    page.locator(f'[data-cell="{low}.{right - 1}"]').focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowUp")
-    page.locator('[data-cell="38.31"][aria-current="true"]').wait_for()
-    assert page.evaluate("document.activeElement.dataset.cell") == "38.31"
+    page.locator(f'[data-cell="{low - 1}.{right}"][aria-current="true"]').wait_for()
+    assert page.evaluate("document.activeElement.dataset.cell") == f"{low - 1}.{right}"
     page.keyboard.press("Enter")
     page.locator(".short-threads").wait_for()
-    page.locator(".panel h2", has_text="L38 H31").wait_for()
+    page.locator(".panel h2", has_text=f"L{low - 1} H{right}").wait_for()
 
 
 @pytest.mark.slow

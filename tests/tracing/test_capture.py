@@ -247,6 +247,7 @@ def test_importing_weft_loads_no_heavy_reader() -> None:
     assert result.stdout.strip() == "['Trace', 'open', 'trace']", result.stderr
 
 
+@pytest.mark.slow
 def test_saving_a_trace_does_not_load_pandas(tmp_path) -> None:
     import subprocess
     import sys

@@ -195,6 +195,7 @@ def test_an_empty_name_is_no_model() -> None:
         load_pretrained("")
 
 
+@pytest.mark.slow
 def test_a_name_in_the_cache_is_read_without_the_hub(loaded: Loaded, small, tmp_path) -> None:
     snapshot = tmp_path / "hub" / "models--somebody--small" / "snapshots" / ("0" * 40)
     snapshot.parent.mkdir(parents=True)

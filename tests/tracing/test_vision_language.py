@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 import weft
 
@@ -65,7 +66,7 @@ def boxes(trace: weft.Trace, size: tuple[int, int], image: int = 0) -> dict[int,
     return found
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [SIZES[0], *slow((SIZES[1],), (SIZES[2],))])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_map_names_the_patch_that_was_changed(name: str, size: tuple[int, int]) -> None:
     made = family(name)

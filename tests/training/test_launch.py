@@ -66,6 +66,7 @@ def until(done: Callable[[], bool], process: Forked) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_killed_process_makes_all_go_on_from_the_checkpoint(
     loaded: Loaded, tmp_path: Path
 ) -> None:

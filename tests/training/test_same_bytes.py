@@ -86,6 +86,7 @@ def pair(
     return folders
 
 
+@pytest.mark.slow
 def test_equal_commands_write_equal_files(pair: list[Path]) -> None:
     contents = [
         {file.relative_to(of): file.read_bytes() for file in of.rglob("*") if file.is_file()}
@@ -99,6 +100,7 @@ def test_equal_commands_write_equal_files(pair: list[Path]) -> None:
     assert different <= {str(path) for path in clocks}
 
 
+@pytest.mark.slow
 def test_only_the_clock_differs(pair: list[Path]) -> None:
     """In the two files that say how long it took."""
     notes: list[dict[str, Any]] = [
@@ -121,6 +123,7 @@ def test_only_the_clock_differs(pair: list[Path]) -> None:
     assert reports[0] == reports[1]
 
 
+@pytest.mark.slow
 def test_the_library_reads_what_was_written(pair: list[Path]) -> None:
     for path in pair[0].rglob("*.safetensors"):
         with safe_open(path, framework="pt") as file:

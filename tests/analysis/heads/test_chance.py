@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import Tensor
 
 from weft.analysis.dense_layer import layer_of_weights
@@ -57,7 +58,10 @@ PATTERNS = [previous_token, first_token, duplicate_token, induction]
 
 @pytest.mark.parametrize(
     ("measure", "causal"),
-    [(symmetric_partner, False)] + [(one, rule) for one in PATTERNS for rule in (False, True)],
+    [
+        *slow((symmetric_partner, False)),
+        *((one, rule) for one in PATTERNS for rule in (False, True)),
+    ],
 )
 def test_mean_variance_and_tail_against_shuffles(measure, causal: bool) -> None:
     mask = "causal" if causal else "all"

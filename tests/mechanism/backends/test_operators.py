@@ -178,6 +178,7 @@ def test_one_program_serves_all_lengths() -> None:
         torch.testing.assert_close(call(q), scores.softmax(-1) @ q, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_transforms_inside_a_program_are_torchs() -> None:
     """Operators have no batching rule and no forward derivative; they gave wrong ones."""

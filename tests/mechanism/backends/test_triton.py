@@ -69,6 +69,7 @@ def test_rows_whose_candidates_are_cut_keep_what_a_stable_sort_does() -> None:
     assert interpreted("cuts") == {"rows": 384, "wrong": 0}
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_mask_may_share_its_cells() -> None:
     assert interpreted("overlapping") == {"wrong": 0}
@@ -106,6 +107,7 @@ def compiled(*arguments: object) -> list[dict[str, Any]]:
     return kernels
 
 
+@pytest.mark.slow
 @needs_triton
 def test_it_compiles_for_a_device_that_is_not_here() -> None:
     softmax, edges = compiled("--targets", "sm_90", "--depths", 64, "--dtypes", "bfloat16")
