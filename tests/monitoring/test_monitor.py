@@ -349,7 +349,7 @@ def test_warnings_of_collapse_and_explosion(tmp_path: Path, gpt2: Any, batches: 
         ({"matrices": "all"}, r"matrices='all'; expected True, False"),
         ({"layers": "attn"}, r"layers='attn'; expected a list of numbers or paths"),
         ({"heads": [3]}, r"heads=\[3\]; expected \[\(layer, head\)"),
-        ({"probe": "a text"}, r"probe is str; expected a tensor, or a dict"),
+        ({"probe": "a text"}, r"probe is str; expected a tensor, a tuple of them, or a dict"),
         ({"folder": 3}, r"folder is 3; expected the path of a folder"),
     ],
 )
@@ -402,3 +402,27 @@ def test_a_loss_that_is_no_number_is_warned_of_once(
         for _ in range(40):
             monitor.step(math.nan)
     assert len([w for w in warned if "loss is nan" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_graph_is_measured_whole(tmp_path: Path, given: bool) -> None:
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = weft.GATConv(8, 4, heads=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.layer(x, edge_index)
+
+    model, call = Nodes(), (torch.randn(6, 8), torch.tensor([[0, 1, 2, 5], [1, 2, 3, 4]]))
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    probe = call if given else None
+    with weft.monitor(model, tmp_path / "run", every=1, probe=probe) as monitor:
+        model(*call).pow(2).mean().backward()
+        optimiser.step()
+        monitor.step(loss=1.0)
+    layer = History(tmp_path / "run" / "history")[0].layers[0]
+    probe = Probe.open(tmp_path / "run" / "probe.safetensors", torch.device("cpu"))
+    assert torch.equal(probe.inputs["x"], call[0])
+    assert torch.equal(probe.inputs["edge_index"], call[1])
+    assert len(layer.query_tokens) == 6

@@ -228,6 +228,13 @@ class AttentionGraph:
         head = place_of("graph", "of_head", "head", head, len(self.lse))
         return self._map(lambda tensor: tensor[head : head + 1])
 
+    def of_places(self, places: int) -> AttentionGraph:
+        """The same graph where a row has so many places at most, and holds no more edges."""
+        if self.k <= places:
+            return self
+        cut = {n: getattr(self, n)[..., :places] for n in ("keys", "scores", "weights")}
+        return changed(self, **cut)
+
     def as_batch(self) -> AttentionGraph:
         """A batch of this one graph."""
         self._one("as_batch")

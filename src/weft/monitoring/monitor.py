@@ -84,8 +84,9 @@ def monitor(
         budget: what measures may take, as a share of the training's time. Where those so far took
             more, the next is put off to a later multiple of `every`. Snapshots, which are few, are
             always kept. None: every measure is taken.
-        probe: the fixed input that is measured: a tensor, or a tensor for each argument of the
-            model; None: the first sequences of the first batch that the model is given.
+        probe: the fixed input that is measured: a tensor, the first arguments in a tuple, or a
+            tensor for each argument of the model; None: the first sequences of the first batch
+            that the model is given, or all of a graph.
         sequences: how many of these. The history keeps the graph of the first.
         tokenizer: who names the tokens of the probe; see `weft.trace`.
         layers: which layers, as for `weft.trace`; None: all.

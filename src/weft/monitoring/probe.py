@@ -21,6 +21,7 @@ from weft.errors import DataError, InputError
 from weft.formats.tensors import load_tensors, save_tensors
 from weft.tracing.arguments import Arguments, Inputs
 from weft.tracing.inputs import batch_of
+from weft.tracing.sources.graphs import reads_a_graph
 
 __all__ = ["Probe"]
 
@@ -44,7 +45,7 @@ class Probe:
     def taken(
         cls, model: nn.Module, args: tuple[Any, ...], keywords: Inputs, sequences: int
     ) -> Probe:
-        """The first sequences of a batch that a model is called with."""
+        """The first sequences of a batch that a model is called with; all of a graph."""
         arguments = _by_name(model, args, keywords)
         if "labels" in arguments and _needs_target(model, arguments):
             write: Any = model.prepare_decoder_input_ids_from_labels
@@ -60,6 +61,8 @@ class Probe:
                 "be measured. Give probe=: a tensor for each argument of the model."
             )
         batch, axis = batch_of(tensors), 0
+        if reads_a_graph(model):
+            sequences = batch
         if _sequence_first(model, tensors):
             axis, batch = 1, next(iter(tensors.values())).shape[1]
         inputs: Arguments = {
@@ -75,15 +78,19 @@ class Probe:
 
     @classmethod
     def checked(cls, model: nn.Module, probe: Any) -> Probe:
-        """A probe that the caller gives: a tensor, or a tensor for each argument of the model."""
-        if isinstance(probe, Tensor):
-            return cls(_by_name(model, (probe.detach().clone(),), {}))
+        """A probe that the caller gives: a tensor, the first arguments of the model in a tuple, or
+        a tensor for each by its name.
+        """
+        first = (probe,) if isinstance(probe, Tensor) else probe
+        if isinstance(first, tuple | list) and first and isinstance(first[0], Tensor):
+            parts = (v.detach().clone() if isinstance(v, Tensor) else v for v in first)
+            return cls(_by_name(model, tuple(parts), {}))
         if not isinstance(probe, Mapping) or not any(
             isinstance(value, Tensor) for value in probe.values()
         ):
             raise InputError(
-                f"monitor: probe is {type(probe).__name__}; expected a tensor, or a dict with a "
-                "tensor for each argument of the model, as a tokenizer gives it."
+                f"monitor: probe is {type(probe).__name__}; expected a tensor, a tuple of them, "
+                "or a dict with a tensor for each argument of the model, as a tokenizer gives it."
             )
         return cls(
             {

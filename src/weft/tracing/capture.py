@@ -15,7 +15,6 @@ from weft.errors import InputError
 from weft.formats.trace import TraceData
 from weft.mechanism.graph import All, Keep, Top
 from weft.mechanism.received import LastQueries
-from weft.mechanism.watching import layers_of
 from weft.tracing.arguments import Inputs
 from weft.tracing.description import describe
 from weft.tracing.inputs import explained
@@ -34,6 +33,7 @@ from weft.tracing.sources.weft_models import (
     as_inputs,
     longest_of,
     named_sequences,
+    reads_sequences,
     sequences_of,
 )
 from weft.tracing.verification import as_observed, untouched_own, verify_prefix
@@ -121,7 +121,7 @@ def trace_as(
         from weft.tracing.huggingface import trace_huggingface
 
         return trace_huggingface(model, inputs, options, generate)
-    if not layers_of(model):
+    if not reads_sequences(model):
         return trace_module(model, inputs, options, generate)
     if isinstance(inputs, str):
         raise InputError(
@@ -178,7 +178,7 @@ def _trace_layers(
         made(call)
     made.finish(
         untraced(
-            model, notice, recorder.paths, made.refused, returned=True, left_out=recorder.left_out
+            model, notice, recorder.paths, made.refused, "computed", left_out=recorder.left_out
         )
     )
     verification = None if untouched is None else untouched.report()

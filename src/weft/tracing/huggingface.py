@@ -166,7 +166,14 @@ def _one_pass(
         if maker.writer is not None:
             maker.writer.verification = verification
         maker.finish(
-            untraced(model, notice, recorder.paths, maker.refused, dense, recorder.left_out)
+            untraced(
+                model,
+                notice,
+                recorder.paths,
+                maker.refused,
+                "returned" if dense else "called",
+                recorder.left_out,
+            )
         )
     if options.save is not None:
         return TraceData.open(options.save)

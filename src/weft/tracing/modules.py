@@ -32,6 +32,7 @@ from weft.tracing.recording.module_sequences import ModuleSequences, samples_of
 from weft.tracing.recording.recorder import CallRecorder
 from weft.tracing.recording.sequences import check_can_be_saved
 from weft.tracing.sources.geometric import unknown_layers
+from weft.tracing.sources.graphs import reads_a_graph
 from weft.tracing.sources.shared_switch import SharedSwitch
 from weft.tracing.sources.source import Receivers, recorded
 from weft.tracing.sources.torch_functions import AttentionCalls
@@ -69,7 +70,7 @@ def attention_calls(
         notice = stack.enter_context(noticing(model, told=True))
         receivers = Receivers(notice.unnoticed(compute), notice.unnoticed(take))
         stack.enter_context(recorded(model, keep, receivers))
-        observed = {path for path, _ in layers_of(model)}
+        observed = {path or type(model).__name__ for path, _ in layers_of(model)}
         calls = AttentionCalls(notice, receivers, keep, observed)
         for path, layer in unknown_layers(model).items():
             refuse = partial(_refuse, calls, path or type(layer).__name__)
@@ -316,10 +317,13 @@ def untouched_module(model: nn.Module, inputs: Inputs, verify: Verify) -> Untouc
     Without torch's fast paths, which answer padding in another way and which no watched module
     takes.
     """
+    over_edges = reads_a_graph(model)
 
     def cut(whole: Inputs, tokens: int | None) -> tuple[Arguments, int]:
         part: Arguments = {}
         lengths = [0]
+        if over_edges:  # whole numbers are edges, of which half would be another graph
+            return dict(whole), 0
         for name, value in whole.items():
             part[name] = value
             if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point():

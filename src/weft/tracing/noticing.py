@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
@@ -19,8 +19,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.mechanism.function import attend, attention
 from weft.mechanism.module_paths import named_modules
-from weft.mechanism.watching import layers_of
 from weft.tracing.sources.transformers import is_transformers_model
+from weft.tracing.sources.weft_models import reads_sequences
 from weft.tracing.written_softmax import PRODUCTS, QUOTIENTS, WrittenSoftmax
 
 __all__ = ["NOT_ASKED_FOR", "AttentionNotice", "noticing", "takes_attention", "untraced"]
@@ -252,7 +252,7 @@ def untraced(
     notice: AttentionNotice,
     recorded: Collection[str],
     refused: Mapping[str, str],
-    returned: bool = False,
+    recorded_as: Literal["called", "computed", "returned"] = "called",
     left_out: Collection[str] = (),
 ) -> list[dict[str, str]]:
     """The attention modules that ran and are in no trace, with a warning that names them.
@@ -266,16 +266,17 @@ def untraced(
         notice: from `noticing`.
         recorded: paths of the modules whose calls were recorded.
         refused: why a call was recorded and not kept, by the paths of modules.
-        returned: whether what was recorded is what modules computed or returned themselves, not
-            what weft computed for them.
+        recorded_as: what was recorded: calls that weft computed; what modules computed by
+            themselves; or weights that modules returned, which may be those of others inside.
         left_out: paths of those that were not asked for: named, but not in a warning.
 
     Returns: for each its "name" (path), its "class" and the "reason".
     """
+    is_part = {"called": _never, "computed": _is_inside, "returned": _are_related}[recorded_as]
     computed = {
         path: kind
         for path, kind in notice.computed.items()
-        if not (returned and any(_are_related(path, known) for known in recorded))
+        if not any(is_part(path, known) for known in recorded)
     }
     named = {
         path: kind
@@ -294,7 +295,9 @@ def untraced(
         for path, reason in refused.items()
     ]
     if entries:
-        shown = ", ".join(f"{entry['name']} ({entry['class']})" for entry in entries[:3])
+        shown = ", ".join(
+            f"{entry['name'] or 'the model itself'} ({entry['class']})" for entry in entries[:3]
+        )
         more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in entries))
         count = f"{len(entries)} attention modules" if len(entries) > 1 else "an attention module"
@@ -313,7 +316,11 @@ def _usual(model: nn.Module) -> str:
     """What a module would have to compute with, to be traced."""
     if is_transformers_model(model):
         return "the interface of Transformers"
-    return "a layer of weft" if layers_of(model) else "an attention function of torch or weft"
+    return "a layer of weft" if reads_sequences(model) else "an attention function of torch or weft"
+
+
+def _never(path: str, other: str) -> bool:
+    return False
 
 
 def _are_related(path: str, other: str) -> bool:

@@ -40,6 +40,7 @@ from weft.tracing.sources.transformers import (
     transformers,
     without_peft,
 )
+from weft.tracing.sources.weft_models import reads_sequences
 from weft.tracing.verification import verify_transformer
 from weft.tracing.watched import Watched, WatchedWeftModel, warn_of_layers_outside
 from weft.tracing.watched_module import WatchedModule
@@ -447,7 +448,7 @@ def watch(
         )
     with recording_alone(model, "watch"), as_written():
         if not is_transformers_model(model):
-            kind = WatchedWeftModel if own else WatchedModule
+            kind = WatchedWeftModel if reads_sequences(model) else WatchedModule
             seen = kind(model, options)
             with seen.watching():
                 yield seen

@@ -21,6 +21,7 @@ from weft.mechanism.graph import AttentionGraph, Top
 from weft.mechanism.watching import watching as observing
 from weft.tracing.arguments import Arguments
 from weft.tracing.description import describe
+from weft.tracing.noticing import AttentionNotice, noticing, untraced
 from weft.tracing.options import TraceOptions, Verify
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.recording.layers import LayerMaker
@@ -115,12 +116,15 @@ class WatchedWeftModel(Watched):
         self._observer = LayerObserver(model, Top(0), self._receive)
         self._text: _Text | None = None
         self._running = False
+        self._notice: AttentionNotice | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the model while the block runs; afterwards the traces are there."""
         model = self._model
         with ExitStack() as stack:
+            if not hasattr(model, "outputs"):  # somebody's own, which may attend in other ways too
+                self._notice = stack.enter_context(noticing(model))
             stack.enter_context(observing(model, self._observer))
             before = model.register_forward_pre_hook(self._before, with_kwargs=True)
             stack.callback(before.remove)
@@ -214,6 +218,14 @@ class WatchedWeftModel(Watched):
         made = LayerMaker(sequences, samples, asked.queries_keys, asked.received_last)
         for call in text.passes.joined():
             made(call)
+        if self._notice is not None:
+            paths, left_out = text.recorder.paths, text.recorder.left_out
+            made.finish(
+                untraced(
+                    self._model, self._notice, paths, made.refused, "computed", left_out=left_out
+                )
+            )
+            self._notice.clear()
         self.traces += made.traces(describe(self._model), self._verification)
         if self._verification is not None:
             self._verification = ON_ANOTHER_TEXT

@@ -15,7 +15,10 @@ from weft.mechanism.masks import Mask
 from weft.mechanism.positions import Relative
 from weft.mechanism.scores import Bilinear, Score
 
-__all__ = ["LayerCall", "RecordedCall"]
+__all__ = ["OVER_EDGES", "LayerCall", "RecordedCall"]
+
+#: Why a layer over the edges of a graph has no matrix.
+OVER_EDGES = "its weights over the edges of a graph are no products of queries and keys"
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +45,8 @@ class LayerCall:
     weights_only    whether its weights alone are known, whose logarithms are `bias`
     values_known    whether `values` are its values, and not numbers in their place
     grids           where its queries and its keys lie, if they are places of an image
+    missing         why its scores are no products of queries and keys; None: they are, or nothing
+                    is known of it
     """
 
     path: str
@@ -63,13 +68,17 @@ class LayerCall:
     weights_only: bool = False
     values_known: bool = True
     grids: tuple[Grid, Grid] | None = None
+    missing: str | None = None
 
     @classmethod
-    def of_graph(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
-        """A call of which the graph alone is known, of a batch."""
+    def over_edges(cls, path: str, kind: str, graph: AttentionGraph) -> LayerCall:
+        """A call of a layer over the edges of a graph, of which the weights alone are known."""
         batch, heads, queries, keys = graph.shape
         rows, columns = (graph.lse.new_zeros(batch, heads, size, 0) for size in (queries, keys))
-        return cls(path, kind, rows, columns, columns, scale=1.0, weights_only=True)
+        return cls(
+            path, kind, rows, columns, columns, scale=1.0, weights_only=True,
+            missing=OVER_EDGES,
+        )  # fmt: skip
 
     def arguments(self) -> JsonObject:
         """The keywords of `weft.attend`."""
@@ -78,14 +87,12 @@ class LayerCall:
 
     def products(self) -> tuple[Tensor, Tensor] | None:
         """Queries and keys whose products are the scores; None: there are none, or not known."""
-        if self.weights_only:
+        if self.weights_only or self.missing is not None:
             return None
-        if self.score is None:
-            return self.queries, self.keys
         if isinstance(self.score, Bilinear):
             # In half precision what A makes of a query would be rounded once more.
             return self.queries.float() @ self.score.form().float(), self.keys.float()
-        return None
+        return self.queries, self.keys
 
     def mask_of(self, rows: Tensor) -> Tensor | None:
         """Which keys some queries may look at, (batch or 1, heads or 1, rows, keys)."""

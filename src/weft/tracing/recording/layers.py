@@ -116,7 +116,7 @@ class LayerMaker:
                 key_tokens=columns.names,
                 scale=call.scale,
                 positions=call.positions,
-                mask=proven_mask(part) if terms is None else terms.rule,
+                mask=terms.rule if terms is not None and terms.mask_known else proven_mask(part),
                 softcap=call.softcap,
                 deviation=call.deviations[min(sample, len(call.deviations) - 1)],
                 data=LayerInMemory(part, tensors, terms, norms),
@@ -154,7 +154,8 @@ class LayerMaker:
         if call.queries is None or call.keys is None:
             # Of weights alone the mask is known, if it was given too.
             terms = None if ranges is None else mask_terms(ranges, rows, columns)
-            if terms is not None and call.missing is not None:
+            if call.missing is not None:
+                terms = terms or Terms(mask_known=False)
                 terms = replace(terms, missing=call.missing)
             return None, terms, norms
         if call.ranges is None:

@@ -19,7 +19,7 @@ from weft.mechanism.grid import Grid
 from weft.tracing.arguments import Inputs
 from weft.tracing.names import texts_known, token_names
 from weft.tracing.recording.layer_call import RecordedCall
-from weft.tracing.recording.sequences import InputSequence
+from weft.tracing.recording.sequences import InputSequence, name_of_grid
 
 __all__ = ["ModuleSequences", "samples_of"]
 
@@ -80,6 +80,8 @@ class ModuleSequences:
             if once[id(tensor)] == name:
                 self._add(name, tensor)
         self._grids = _grids(model, inputs)
+        #: Those that layers tell, by the names of their sequences.
+        self._told: dict[str, Grid] = {}
         #: Lengths of the positions of a cross layer on both sides.
         self._both = {
             call.graph.shape[2]
@@ -120,6 +122,8 @@ class ModuleSequences:
         grids: tuple[Grid, Grid] | None = None,
     ) -> tuple[str, str]:
         """The sequences that the queries and the keys of a layer come from."""
+        if grids is not None:
+            return name_of_grid(self._told, grids[0]), name_of_grid(self._told, grids[1])
         if kind != "cross":
             return self._named(queries, kind), self._named(keys, kind)
         names = self._named(queries, "decoder"), self._named(keys, "encoder")
@@ -140,7 +144,9 @@ class ModuleSequences:
         """A sequence of some length, of one input of the batch."""
         span = slice(0, length)
         if name.startswith("patches"):
-            grid = next((grid for grid in self._grids if grid.length == length), None)
+            grid = self._told.get(name) or next(
+                (grid for grid in self._grids if grid.length == length), None
+            )
             if grid is not None:
                 return InputSequence(span, grid.names(), {**grid.places()})
         ids = next(iter(self._ids.values()), None) if name == "tokens" else self._ids.get(name)

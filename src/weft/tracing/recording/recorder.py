@@ -20,9 +20,6 @@ from weft.tracing.recording.score_terms import ranges_of
 
 __all__ = ["CallRecorder"]
 
-#: Why a layer whose weights are exact has no matrix.
-_NO_PRODUCT = "its score, {}, is no product of queries and keys"
-
 
 class CallRecorder:
     """Records the attention calls of a model that runs, whatever their source.
@@ -153,9 +150,7 @@ class CallRecorder:
                 is_causal=call.is_causal,
                 by_formula=call.by_formula,
                 grids=call.grids,
-                missing=None
-                if known or call.score is None
-                else _NO_PRODUCT.format(type(call.score).__name__),
+                missing=call.missing,
             )
         )
         self.progress(call.path, number)

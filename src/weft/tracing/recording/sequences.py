@@ -28,6 +28,7 @@ __all__ = [
     "check_can_be_saved",
     "kind_of_name",
     "layer_kind",
+    "name_of_grid",
     "on_device_of",
 ]
 
@@ -107,6 +108,18 @@ class NamesOfSequences(Protocol):
         """A sequence of some length, of one input of the batch."""
 
 
+def name_of_grid(known: dict[str, Grid], grid: Grid) -> str:
+    """The sequence of the places of an image: all layers over as many have one.
+
+    known: grids by the names of their sequences, which the grid is added to.
+    """
+    name = "patches"
+    if known.setdefault(name, grid) != grid:
+        name = f"patches-{grid.rows}x{grid.columns}" + f"+{grid.before}" * (grid.before > 0)
+        known[name] = grid
+    return name
+
+
 class Sequences:
     """The sequences of a call of a model, named when the first layer over them has run."""
 
@@ -165,7 +178,7 @@ class Sequences:
         their layer tells, by their rows and columns.
         """
         if grids is not None:
-            return self._of_grid(grids[0]), self._of_grid(grids[1])
+            return name_of_grid(self._grids, grids[0]), name_of_grid(self._grids, grids[1])
         if self._exact is not None:
             self._check_exact(path, kind, queries, keys)
         if self._pair:
@@ -202,14 +215,6 @@ class Sequences:
                 f"{of_queries} and {of_keys} tokens. trace names positions by input tokens: give "
                 "the inputs as the model reads them."
             )
-
-    def _of_grid(self, grid: Grid) -> str:
-        """The sequence of the places of an image: all layers over as many have one."""
-        name = "patches"
-        if self._grids.setdefault(name, grid) != grid:
-            name = f"patches-{grid.rows}x{grid.columns}" + f"+{grid.before}" * (grid.before > 0)
-            self._grids[name] = grid
-        return name
 
     def _of_length(self, name: str, length: int) -> str:
         own = self._given_length(name) or self._lengths.setdefault(name, length)

@@ -98,7 +98,7 @@ def _recorded(
         edges[looking], edges[looked], weights.detach(), counts[looking], counts[looked], keep
     )
     kind = "encoder" if counts[0] == counts[1] else "cross"
-    return LayerCall.of_graph(name, kind, graph), graph
+    return LayerCall.over_edges(name, kind, graph), graph
 
 
 def graph_of_edges(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from weft.errors import InputError
+from weft.formats.terms import Terms
 from weft.formats.trace import LayerInMemory, TraceData, TraceLayer
 from weft.mechanism.graph import All, AttentionGraph, Keep, Top
 from weft.mechanism.graph_layer import GraphConvolution
@@ -18,11 +19,12 @@ from weft.mechanism.neighbourhood.call import NeighbourCall
 from weft.mechanism.neighbourhood.function import neighbour_graph, neighbour_weights
 from weft.tracing.description import describe
 from weft.tracing.model_state import evaluation_mode
-from weft.tracing.recording.layer_call import LayerCall
+from weft.tracing.recording.layer_call import OVER_EDGES, LayerCall
+from weft.tracing.sources import geometric
 from weft.tracing.sources.geometric import graph_of_edges
 from weft.tracing.sources.source import Receivers, Source
 
-__all__ = ["SOURCE", "trace_nodes"]
+__all__ = ["SOURCE", "reads_a_graph", "trace_nodes"]
 
 #: Told of each call of a graph layer: its path, the call, and whether one tensor gives all nodes.
 Told = Callable[[str, NeighbourCall, bool], None]
@@ -35,6 +37,11 @@ def _layers(model: nn.Module) -> Mapping[str, GraphConvolution]:
         for path, module in named_modules(model)
         if isinstance(module, GraphConvolution)
     }
+
+
+def reads_a_graph(model: nn.Module) -> bool:
+    """Whether layers of a model attend over the edges of a graph, which has no beginning."""
+    return bool(_layers(model) or geometric.SOURCE.layers(model))
 
 
 @contextmanager
@@ -81,7 +88,7 @@ def _calls(model: nn.Module, keep: Keep, receivers: Receivers) -> Iterator[None]
     def told(path: str, call: NeighbourCall, of_one: bool) -> None:
         graph = _graph_of(call, places).as_batch()
         name, kind = path or type(model).__name__, "encoder" if of_one else "cross"
-        receivers.take(LayerCall.of_graph(name, kind, graph), graph)
+        receivers.take(LayerCall.over_edges(name, kind, graph), graph)
 
     with _observed(model, told):
         yield
@@ -138,7 +145,7 @@ def trace_nodes(
                 query_tokens=tokens,
                 key_tokens=tokens,
                 scale=1.0,
-                data=LayerInMemory(graph),
+                data=LayerInMemory(graph, None, Terms(missing=OVER_EDGES, mask_known=False)),
             )
         )
 

@@ -114,7 +114,9 @@ class AttentionCalls(TorchFunctionMode):
         if handler is None and name == "flex_attention":
             handler = self._flex
         path = None if handler is None and name not in _FAST else self._notice.where()
-        if path is None or path in self._observed:
+        if path is not None and path in self._observed:
+            result = func(*args, **kwargs)
+        elif path is None:
             result = func(*args, **kwargs)
             self._notice.note(func, args, kwargs, result)
         elif handler is None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.mechanism.masks import Mask, as_mask
 from weft.mechanism.positions import ALiBi, Relative, Shaw
-from weft.mechanism.scores import Dot, ScaledDot, Score
+from weft.mechanism.scores import Bilinear, Dot, ScaledDot, Score
 from weft.tracing.recording.layer_call import LayerCall
 from weft.tracing.sources.score_masks import without_hidden
 
@@ -102,6 +102,9 @@ class WeftCall:
             softcap=self.softcap,
             sinks=self.sinks,
             score=None if self.has_products else self.score,
+            missing=None
+            if self.has_products or isinstance(self.score, Bilinear)
+            else f"its score, {type(self.score).__name__}, is no product of queries and keys",
             positions=self._positions(),
             is_causal=self.ahead is False,
             by_formula=self.has_formula,

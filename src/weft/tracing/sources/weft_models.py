@@ -27,11 +27,23 @@ __all__ = [
     "longest_of",
     "named_sequences",
     "observed",
+    "reads_sequences",
     "sequences_of",
 ]
 
+#: As many edges as there are keys, whatever their number.
+_EVERY = Top(2**31 - 1)
 #: Types of token ids.
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def reads_sequences(model: nn.Module) -> bool:
+    """Whether a model of weft's layers is read as weft's own are, by its texts or images.
+
+    As it says by its padding, or by outputs from which it predicts. Any other module with such
+    layers is one of torch's, which may take attention in other ways beside.
+    """
+    return bool(layers_of(model)) and (hasattr(model, "padding") or hasattr(model, "outputs"))
 
 
 class LayerObserver:
@@ -45,7 +57,7 @@ class LayerObserver:
     ) -> None:
         self.keep: Keep = keep
         self._receive = receive
-        self._paths = {id(layer): path for path, layer in layers_of(model)}
+        self._paths = {id(layer): path or type(layer).__name__ for path, layer in layers_of(model)}
 
     def __call__(self, layer: AttentionLayer, observation: Observation) -> None:
         """Receive what a layer computed."""
@@ -65,7 +77,7 @@ class LayerObserver:
             by_formula=True,
             grids=seen.grids,
         )
-        self._receive(call, graph.detach())
+        self._receive(call, graph.of_places(graph.length).detach())
 
 
 @contextmanager
@@ -73,7 +85,7 @@ def observed(
     model: nn.Module, keep: Keep, receive: Callable[[LayerCall, AttentionGraph], None]
 ) -> Iterator[LayerObserver]:
     """Send every attention call of a model of weft's layers to `receive`, with its graph."""
-    observer = LayerObserver(model, keep if isinstance(keep, Top) else Top(64), receive)
+    observer = LayerObserver(model, keep if isinstance(keep, Top) else _EVERY, receive)
     with watching(model, observer):
         yield observer
 
