@@ -355,7 +355,9 @@ def test_outputs_that_are_no_numbers_are_said_and_a_difference_on_one_side_is_an
     with torch.no_grad():
         model.model.norm.weight[0] = torch.nan
     with pytest.warns(UserWarning, match=r"logits of the model's output is not a number \(NaN\)"):
-        weft.trace(model, inputs)
+        trace = weft.trace(model, inputs)
+    cells = trace.verification["nan"]
+    assert cells > 0 and f"but NaN in {cells:,} cells" in repr(trace)
     model = family_named("Llama").build()
     own = recorder.CallRecorder.__call__
 

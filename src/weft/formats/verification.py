@@ -5,6 +5,8 @@
     layers      how many calls of attention layers were compared one by one
     difference  the largest of an output
     weights     the largest of a weight; None where the model's own attention returns none
+    nan         cells of outputs that are not numbers (NaN), of which nothing can be said; not
+                there where there are none
 
 or, of what could not be verified, {"unverified": why}.
 """
@@ -26,6 +28,8 @@ def in_words(verification: JsonMapping) -> str:
 
     >>> in_words({"tokens": 64, "whole": False, "layers": 12, "difference": 3e-7})
     'as without weft to 3.0e-07 (64 tokens)'
+    >>> in_words({"tokens": 5, "whole": True, "layers": 1, "difference": 0.0, "nan": 40})
+    'as without weft to 0.0e+00, but NaN in 40 cells'
     >>> in_words({"unverified": "the prompt was in a cache"})
     'unverified: the prompt was in a cache'
     """
@@ -33,7 +37,9 @@ def in_words(verification: JsonMapping) -> str:
         return f"unverified: {verification['unverified']}"
     part = not verification.get("whole")
     read = f" ({verification['tokens']} tokens)" if part else ""
-    return f"as without weft to {verification['difference']:.1e}{read}"
+    nan = verification.get("nan")
+    but = f", but NaN in {nan:,} cells" if isinstance(nan, int) and nan else ""
+    return f"as without weft to {verification['difference']:.1e}{read}{but}"
 
 
 def is_verification(value: Any) -> bool:

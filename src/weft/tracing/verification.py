@@ -257,15 +257,17 @@ class UntouchedRun:
         Returns: "tokens" (positions of the text that were read; 0 where there is none), "whole"
         (whether these are all), "layers" (calls of attention layers compared one by one),
         "difference" (the largest of an output), "weights" (the largest of a weight; None where the
-        model's own attention returns none).
+        model's own attention returns none), and "nan" (cells of outputs that are no numbers), where
+        there are some.
         """
-        return {
+        found: JsonObject = {
             "tokens": self._tokens,
             "whole": self.whole,
             "layers": self._comparison.layers,
             "difference": self._comparison.difference,
             "weights": self._comparison.weights,
         }
+        return found | ({"nan": self._comparison.nan} if self._comparison.nan else {})
 
 
 def run_untouched(

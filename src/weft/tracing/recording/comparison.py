@@ -69,8 +69,11 @@ def largest_difference(own: Tensor, other: Tensor) -> float:
     return float(differences.max())
 
 
-def warn_of_nan(what: str, own: Tensor, other: Tensor) -> None:
-    """Warn where two tensors are not numbers (NaN) in the same cells: they agree on nothing."""
+def warn_of_nan(what: str, own: Tensor, other: Tensor) -> int:
+    """Warn where two tensors are not numbers (NaN) in the same cells: they agree on nothing.
+
+    Returns: how many cells these are.
+    """
     cells = int((own.isnan() & other.isnan()).sum())
     if cells:
         warnings.warn(
@@ -78,6 +81,7 @@ def warn_of_nan(what: str, own: Tensor, other: Tensor) -> None:
             "without: there the model cannot be verified.",
             stacklevel=2,
         )
+    return cells
 
 
 @dataclass(eq=False)
@@ -112,6 +116,8 @@ class Comparison:
         self.weights: float | None = None
         #: How many calls of attention layers were compared.
         self.layers = 0
+        #: Cells of outputs that are not numbers (NaN), of which nothing can be said.
+        self.nan = 0
         #: Layers with a row that may look at no key.
         self._blind: set[str] = set()
         #: The largest tolerance of a layer: its attention may be in half precision (autocast), and
@@ -201,7 +207,7 @@ class Comparison:
                 own, other = (tensor[~hidden.to(tensor.device)] for tensor in (own, other))
         share = max(tolerance(own.dtype), self._coarsest)
         own, other = in_float64(own), in_float64(other)
-        warn_of_nan(what, own, other)
+        self.nan += warn_of_nan(what, own, other)
         largest = largest_difference(own, other)
         finite = torch.where(own.isfinite(), own, 0)
         allowed = share * largest_difference(finite, torch.zeros_like(finite))
