@@ -5,15 +5,20 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from rich.console import Console
 
 import weft
+from weft.training.checkpoint import Position
 from weft.training.config import RunConfig
+from weft.training.data import DataDescription
 from weft.training.loop import train
 from weft.training.progress import ConsoleListener
+from weft.training.tasks.task import Task
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -59,3 +64,15 @@ def test_a_run_that_goes_on_says_so(tiny: Callable[..., RunConfig], tmp_path: Pa
         with ConsoleListener(Console(file=text, width=200)) as listener:
             train(tiny(max_steps=2), tmp_path / "run", listener)
     assert "as learned in 2 steps" in text.getvalue()
+
+
+def test_what_is_odd_in_the_data_is_said() -> None:
+    text = io.StringIO()
+    task = SimpleNamespace(
+        sizes=lambda: {"train": 2},
+        notices=lambda: ["1 of 2 [test] examples is a training example too."],
+        description=DataDescription(),
+    )
+    listener = ConsoleListener(Console(file=text, width=60))
+    listener.started(cast(Task, task), torch.nn.Linear(2, 2), Position(), 1)
+    assert "Data: 2 train.\nData: 1 of 2 [test] examples is a training" in text.getvalue()

@@ -121,6 +121,8 @@ class ConsoleListener(SilentListener):
         for notice in self.notices:
             self.console.print(notice, markup=False, highlight=False, soft_wrap=True)
         self.console.print(f"Data: {sizes}.")
+        for notice in task.notices():
+            self.console.print(f"Data: {notice}", markup=False, highlight=False, soft_wrap=True)
         began = "drawn at random."
         if "pretrained" in task.description.facts:
             began = "as they were pretrained."

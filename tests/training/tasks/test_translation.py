@@ -231,3 +231,17 @@ def test_the_longest_with_piece_dropout_is_cut_into_bytes(folder: Path) -> None:
         for ids in made.batch(plan).inputs.values()
     ]
     assert max(read) == made.longest() == len(" eine Katze sitzt") + 1
+
+
+def test_what_is_left_out_and_what_is_no_news_is_said(folder: Path) -> None:
+    (folder / "long.tsv").write_text("a cat sits\teine Katze sitzt\n" + "x " * 300 + "\ty\n")
+    assert task(folder, valid=["long.tsv"]).notices() == [
+        "1 of 2 validation examples is a training example too: it is not new to the model."
+    ]
+    assert task(folder, train=["long.tsv"], test=["a.tsv"]).notices() == [
+        "1 of 2 training pairs is left out, longer than task.max_length = 256 tokens.",
+        "1 of 3 validation examples is a training example too: it is not new to the model.",
+        "1 of 3 test examples is a training example too: it is not new to the model.",
+    ]
+    (folder / "new.tsv").write_text("three cats\tdrei Katzen\n")
+    assert task(folder, valid=["new.tsv"]).notices() == []

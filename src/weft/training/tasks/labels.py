@@ -25,7 +25,7 @@ from weft.training.labelled import (
 )
 from weft.training.measures.corpus import Results, digest, mean_measure
 from weft.training.measures.labels import label_measures
-from weft.training.tasks.task import Plan, Probe, Task
+from weft.training.tasks.task import Plan, Probe, Task, told_before
 from weft.training.text import Vocabulary
 from weft.training.vectors import GivenVectors, read_vectors
 
@@ -102,6 +102,12 @@ class LabelsTask(Task):
             "vocabulary": len(self.vocabulary),
             "train_tokens": sum(len(ids) for ids, _ in self._train),
         }
+
+    def notices(self) -> list[str]:
+        """See Task.notices."""
+        return told_before(
+            {part: [text for _, text in examples] for part, examples in self.texts.items()}
+        )
 
     def longest(self) -> int:
         """See Task.longest."""

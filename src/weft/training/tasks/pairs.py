@@ -14,7 +14,7 @@ from weft.training.batches import Batch, bucketed, padded
 from weft.training.measures.corpus import CorpusMeasure, Results, digest, mean_measure
 from weft.training.measures.generated import repetition
 from weft.training.piece_dropout import PieceDropout
-from weft.training.tasks.task import Plan, Probe, TextTask
+from weft.training.tasks.task import Plan, Probe, TextTask, told_before
 from weft.training.text import Vocabulary
 from weft.training.translation import translate
 from weft.training.validation import score_targets
@@ -89,6 +89,10 @@ class PairsTask(TextTask):
             "vocabulary": len(self.vocabulary),
             "train_tokens": sum(map(sum, self._train.lengths)),
         }
+
+    def notices(self) -> list[str]:
+        """See Task.notices."""
+        return told_before(self.texts)
 
     def longest(self) -> int:
         """See Task.longest; with piece dropout, what is cut into its bytes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from weft.training.data import DataDescription
 from weft.training.measures.corpus import Results
 from weft.training.text import Vocabulary
 
-__all__ = ["Plan", "Probe", "Task", "TextTask"]
+__all__ = ["Plan", "Probe", "Task", "TextTask", "told_before"]
 
 #: A batch that is not made yet: which examples, or where windows begin.
 Plan = list[int]
@@ -128,6 +128,30 @@ class Task(ABC):
     def sizes(self) -> dict[str, int]:
         """What there is to learn from, for the log."""
         return {}
+
+    def notices(self) -> list[str]:
+        """What somebody should know of the data before it is learned; a sentence each."""
+        return []
+
+
+def told_before(parts: Mapping[str, Sequence[Hashable]]) -> list[str]:
+    """Which held-out examples are among those to learn from; a sentence for each part with such.
+
+    >>> told_before({"train": ["a", "b"], "valid": ["b", "c"], "test": []})
+    ['1 of 2 validation examples is a training example too: it is not new to the model.']
+    """
+    known = set(parts["train"])
+    found = []
+    for part, examples in parts.items():
+        count = 0 if part == "train" else sum(example in known for example in examples)
+        if count:
+            named = {"valid": "validation"}.get(part, part)
+            one = "is a training example" if count == 1 else "are training examples"
+            found.append(
+                f"{count:,} of {len(examples):,} {named} examples {one} too: "
+                f"{'it is' if count == 1 else 'they are'} not new to the model."
+            )
+    return found
 
 
 class TextTask(Task):

@@ -78,7 +78,24 @@ def read_pairs(folder: Path, files: Sequence[str]) -> TextPairs:
 
 
 class TranslationTask(PairsTask):
-    """Lines of one language to lines of another."""
+    """Lines of one language to lines of another.
+
+    left_out: how many training pairs are too long, and how many tokens are not.
+    """
+
+    left_out = 0, 0
+
+    def notices(self) -> list[str]:
+        """See Task.notices."""
+        count, most = self.left_out
+        if not count:
+            return super().notices()
+        are, pairs = "is" if count == 1 else "are", count + len(self.texts["train"])
+        left_out = (
+            f"{count:,} of {pairs:,} training pairs {are} left out, longer than task.max_length = "
+            f"{most:,} tokens."
+        )
+        return [left_out, *super().notices()]
 
     def measures(self, written: Sequence[str], expected: Sequence[str]) -> list[CorpusMeasure]:
         """BLEU, chrF and TER, see translation_measures."""
@@ -104,6 +121,8 @@ def translation_task(
         raise InputError(
             f"every training pair is longer than task.max_length = {config.max_length} tokens."
         )
-    return TranslationTask(
+    task = TranslationTask(
         vocabulary, seed, fitting, valid, test, config.piece_dropout, config.length_penalty
     )
+    task.left_out = len(train) - len(fitting), config.max_length
+    return task
